@@ -1,0 +1,105 @@
+"""Opening a buffer of 1,000,000 episodes, within one boot and after a reboot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.data import fill, states
+from benchmarks.place import Place
+from benchmarks.table import Table
+from ringmap import ReplayBuffer
+from ringmap.storage.files import Disk
+
+STEPS = 4
+
+
+class RebootingDisk(Disk):
+    """A disk whose machine reboots when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reboot()
+
+    def reboot(self) -> None:
+        """Change the boot id."""
+        self._boot = os.urandom(16)
+
+    def boot_id(self) -> bytes | None:
+        """Return the id of this boot."""
+        return self._boot
+
+
+class Buffer(ReplayBuffer):
+    """A replay buffer on it."""
+
+    disk = RebootingDisk()
+
+
+def run(place: Place) -> list[Table]:
+    """Open it as reader and as writer, in turn."""
+    stored, behind = place.size(1_000_000, 2_000), place.size(10_000, 100)
+    table = Table(
+        f"opening {stored:,} episodes of {STEPS} steps of 64 bytes in 4 columns, to the first length known"
+    )
+    episodes = states(STEPS)
+    with place.folder() as folder:
+        path = folder / "buffer"
+        buffer = Buffer(max_steps=stored * STEPS, path=path, sync_every_s=0)
+        fill(buffer, episodes, stored)
+        buffer.close()
+        times: dict[str, list[float]] = {}
+        for _ in range(place.size(11, 2)):
+            for name, mode, reboot, cold in (
+                ("reader", "r", False, False),
+                ("writer", "r+", False, False),
+                ("reader after a reboot", "r", True, False),
+                ("writer after a reboot", "r+", True, False),
+                ("writer after a reboot, nothing in the page cache", "r+", True, True),
+            ):
+                if reboot:
+                    Buffer.disk.reboot()
+                if cold:
+                    _forget(path)
+                times.setdefault(name, []).append(_open(path, mode, stored))
+                if mode == "r" and reboot:  # a reader writes nothing: the boot is still another one
+                    Buffer.open(path, "r+").close()
+        name = f"writer killed {behind:,} episodes after the last sync, after a reboot"
+        times[name] = [_killed(path, episodes, stored, behind) for _ in range(place.size(5, 1))]
+    table.add_all(times)
+    for row in list(times)[:-1]:
+        table.bar(f"{row}, median s", table.times[row]["median"], at_most=0.5)
+    table.notes.append(
+        "an opening after a reboot verifies the rows of what no sync vouches for: the last row has such"
+    )
+    return [table]
+
+
+def _open(path: Path, mode: str, stored: int) -> float:
+    start = perf_counter()
+    buffer = Buffer.open(path, mode)
+    assert buffer.num_episodes == stored
+    taken = perf_counter() - start
+    buffer.close()
+    return taken
+
+
+def _killed(path: Path, episodes: Iterator[dict], stored: int, behind: int) -> float:
+    buffer = Buffer.open(path, "r+", sync_every_s=0)
+    fill(buffer, episodes, behind)
+    buffer._owned.abandon()  # what a kill does: files and lock are gone, nothing is flushed
+    Buffer.disk.reboot()
+    return _open(path, "r+", stored)
+
+
+def _forget(path: Path) -> None:
+    """Let the page cache forget what is on the disk already."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for file in path.rglob("*"):
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)

@@ -1,0 +1,63 @@
+"""Where a benchmark runs: at which size, and in which folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringmap.storage.system import _file_system
+
+__all__ = ["Place"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Size and folders.
+
+    `tiny`: seconds in all, to keep the code alive; its figures mean nothing. `out`: for plots;
+    `scratch`: for buffers, on the disk that is to be measured.
+    """
+
+    tiny: bool
+    out: Path
+    scratch: Path
+
+    def size(self, full: int, tiny: int) -> int:
+        """Return one or the other."""
+        return tiny if self.tiny else full
+
+    @contextlib.contextmanager
+    def folder(self, ram: bool = False) -> Iterator[Path]:
+        """Give a folder of one's own, and remove it; `ram`: on a file system in RAM, where there is one."""
+        shm = Path("/dev/shm")
+        parent = shm if ram and shm.is_dir() and os.access(shm, os.W_OK) else self.scratch
+        with tempfile.TemporaryDirectory(prefix="ringmap-bench-", dir=parent) as folder:
+            yield Path(folder)
+
+    def machine(self) -> dict[str, Any]:
+        """Return what the numbers depend on."""
+        return {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "file_system": _file_system(str(self.scratch)),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

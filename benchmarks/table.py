@@ -1,0 +1,93 @@
+"""A table of times, and of ratios against their bars: printed for people, kept as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.timing import quantiles
+
+__all__ = ["Table"]
+
+
+@dataclass
+class Table:
+    """What one benchmark found.
+
+    `title` says what was timed, on what data; `notes` what the numbers do not show; `judged` whether
+    the sizes are those that the bars are for.
+    """
+
+    title: str
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    ratios: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    judged: bool = True
+
+    def add(self, name: str, times: Any) -> None:
+        """Add a row: median, p90 and p99 of these seconds."""
+        self.times[name] = {**quantiles(times), "calls": len(times)}
+
+    def add_all(self, times: dict[str, Any]) -> None:
+        """Add a row for each name."""
+        for name, values in times.items():
+            self.add(name, values)
+
+    def fact(self, name: str, value: Any) -> None:
+        """Add a line that is no time."""
+        self.facts[name] = value
+
+    def ratio(
+        self, name: str, other: str, at_most: float | None = None, by: str = "median"
+    ) -> None:
+        """Compare two rows: how many times as long the first takes as the second."""
+        self.bar(
+            f"{name} / {other}, {by}", self.times[name][by] / self.times[other][by], at_most=at_most
+        )
+
+    def bar(
+        self, what: str, value: float, at_most: float | None = None, at_least: float | None = None
+    ) -> None:
+        """Hold a number against its bar; without one it is only shown."""
+        met = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
+        self.ratios.append(
+            {"what": what, "value": value, "at_most": at_most, "at_least": at_least, "met": met}
+        )
+
+    def __str__(self) -> str:
+        lines = [self.title]
+        if self.times:
+            width = max(map(len, self.times))
+            lines.append(f"  {'':{width}}  {'median':>10}{'p90':>10}{'p99':>10}{'calls':>9}")
+            for name, row in self.times.items():
+                cells = "".join(f"{_time(row[q]):>10}" for q in ("median", "p90", "p99"))
+                lines.append(f"  {name:{width}}  {cells}{row['calls']:>9,}")
+        lines += [f"  {name}: {_fact(value)}" for name, value in self.facts.items()]
+        for ratio in self.ratios:
+            lines.append(f"  {ratio['what']}: {_number(ratio['value'])}{self._verdict(ratio)}")
+        return "\n".join([*lines, *(f"  ({note})" for note in self.notes)])
+
+    def _verdict(self, ratio: dict[str, Any]) -> str:
+        for key, words in (("at_most", "at most"), ("at_least", "at least")):
+            if ratio[key] is not None:
+                met = ("met" if ratio["met"] else "MISSED") if self.judged else "too small to judge"
+                return f"  [{words} {_number(ratio[key])}: {met}]"
+        return ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _fact(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | np.integer) else str(value)
+
+
+def _time(value: float) -> str:
+    for unit, scale in (("us", 1e-6), ("ms", 1e-3)):
+        if value < 1000 * scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value:.2f} s"

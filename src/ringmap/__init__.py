@@ -1,0 +1,39 @@
+"""ringmap: replay buffers on a memory-mapped ring."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringmap import data, errors
+    from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.storage.check import check
+    from ringmap.storage.repair import repair
+
+__version__ = "0.1.0"
+
+__all__ = ["ReplayBuffer", "check", "data", "errors", "repair"]
+
+_LAZY = {
+    "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
+    "check": ("ringmap.storage.check", "check"),
+    "data": ("ringmap.data", None),
+    "errors": ("ringmap.errors", None),
+    "repair": ("ringmap.storage.repair", "repair"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ringmap' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    found = import_module(module)
+    if attribute is not None:
+        found = getattr(found, attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""Buffers: what users write to and sample from."""

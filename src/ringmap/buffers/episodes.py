@@ -1,0 +1,117 @@
+"""Stored episodes, read whole: steps by row, episodes by ordinal, and their data.
+
+Invariants: what is returned was live through the whole read; an episode read whole is verified
+by its checksum.
+Not here: clips (clips/gather.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import ClipIndexError, LappedError
+from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.storage.source import Source
+
+__all__ = ["StoredEpisodes"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_TRIES = 10
+
+
+class StoredEpisodes:
+    """Reads whole episodes of a source that a writer may be filling."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._names: tuple[Any, list[str]] | None = None
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """Yield every episode, oldest first; one that is evicted meanwhile is left out."""
+        source = self._source
+        for ordinal in range(source.live.first, source.live.last):
+            found = source.read_episode(ordinal)
+            if found is None:
+                continue
+            steps, data, _ = found
+            columns = source.schema.names if source.schema is not None else []
+            episode: dict[str, Any] = {
+                name: list(values) for name, values in zip(columns, steps, strict=True)
+            }
+            if data:
+                episode[EPISODE_DATA_KEY] = data
+            yield episode
+
+    def one(self, index: int, where: str) -> list[Array]:
+        """Return all steps of episode `index`, one array per column, verified."""
+        source = self._source
+        found = source.read_episode(source.ordinal(index, where))
+        if found is None:
+            raise _evicted(where, index)
+        return found[0]
+
+    def steps(self, index: int, start: int, end: int, where: str) -> list[Array]:
+        """Return steps `[start, end)` of episode `index`, one array per column."""
+        source = self._source
+        ordinal = source.ordinal(index, where)
+        length = source.live.length(ordinal)
+        if not 0 <= start <= end <= length:
+            raise ClipIndexError(
+                f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
+            )
+        steps = source.read_steps(ordinal, start, end)
+        if steps is None:
+            raise _evicted(where, index)
+        return steps
+
+    def rows(self, numbers: Array | None, names: Sequence[str]) -> dict[str, Array]:
+        """Return steps by row (None: all), columns `names`. O(episodes + rows)."""
+        source = self._source
+        rows, schema = source.rows, source.schema
+        if rows is None:  # a reader opens them when the first episode is there
+            specs = schema.columns if schema is not None else ()
+            return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
+        for _ in range(_TRIES):
+            with source.memory:
+                starts = source.live.starts.copy()
+                lengths = source.live.lengths.astype(np.int64)
+            offsets = np.cumsum(lengths) - lengths
+            if numbers is None:
+                positions = np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
+            else:
+                episodes = np.searchsorted(offsets, numbers, side="right") - 1
+                positions = starts[episodes] + numbers - offsets[episodes]
+            found = {name: rows.by_name[name].take(positions % rows.ring.rows) for name in names}
+            if not len(positions) or positions.min() >= source.newest_tail():
+                return found
+            source.refresh()
+        raise LappedError(
+            f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise max_steps"
+        )
+
+    def data_names(self) -> list[str]:
+        """Return the names of the episode data of all episodes. Reads every blob, once per state."""
+        live = self._source.live
+        state = (live.era, live.first, live.last)
+        if self._names is None or self._names[0] != state:
+            names: dict[str, None] = {}
+            for ordinal in range(live.first, live.last):
+                names.update(dict.fromkeys(self._source.read_data(ordinal) or {}))
+            self._names = state, list(names)
+        return list(self._names[1])
+
+    def data(self, numbers: Array) -> dict[str, list[Any]]:
+        """Return name -> one value per episode number, None where it has none."""
+        first = self._source.live.first
+        found = [self._source.read_data(first + number) or {} for number in numbers.tolist()]
+        return {name: [data.get(name) for data in found] for name in self.data_names()}
+
+
+def _evicted(where: str, episode: int) -> ClipIndexError:
+    return ClipIndexError(
+        f"{where}: episode {episode} was evicted by the writer while it was read; call refresh() and ask again"
+    )

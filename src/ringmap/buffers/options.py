@@ -1,0 +1,136 @@
+"""The options of a buffer: which there are, what they may be, what must agree with the disk.
+
+Not here: what they do (replay.py, storage/).
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringmap.errors import InputError
+from ringmap.storage.manifest import Manifest
+from ringmap.storage.ring import spare_rows
+from ringmap.storage.rows import BACKENDS
+from ringmap.storage.schema import Schema
+from ringmap.storage.store import Settings
+
+__all__ = [
+    "Options",
+    "check_storage",
+    "log_progress",
+    "must_agree",
+    "positive",
+    "settings_of",
+    "spare_of",
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a buffer remembers in its directory for `ReplayBuffer.open`."""
+
+    history_len: int = 1
+    frameskip: int = 1
+    durability: str = "process"
+    casting: str = "safe"
+    interrupted: str = "drop"
+    sync_every_s: float = 30.0
+
+    def check(self, where: str) -> None:
+        """Raise InputError for a value that makes no sense."""
+        for name in ("history_len", "frameskip"):
+            positive(where, name, getattr(self, name))
+            object.__setattr__(self, name, int(getattr(self, name)))  # JSON knows no NumPy integers
+        for name, known in (
+            ("durability", ("process", "power")), ("casting", ("safe", "unsafe")), ("interrupted", ("drop", "keep")),
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"{where}: {name} must be one of {known}, got {getattr(self, name)!r}"
+                )
+        most = threading.TIMEOUT_MAX
+        if not isinstance(self.sync_every_s, int | float) or not 0 <= self.sync_every_s <= most:
+            raise InputError(
+                f"{where}: sync_every_s must be seconds, 0 for never, got {self.sync_every_s!r}"
+            )
+
+
+def positive(where: str, name: str, value: Any) -> None:
+    """Raise InputError unless `value` is a positive integer."""
+    try:
+        good = operator.index(value) > 0
+    except TypeError:
+        good = False
+    if not good:
+        raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
+
+
+def spare_of(max_steps: int, asked: int | None, where: str) -> int:
+    """Return the number of spare rows: as asked, or what suits `max_steps`."""
+    if asked is None:
+        return spare_rows(max_steps)
+    try:
+        rows = operator.index(asked)
+    except TypeError:
+        rows = 0
+    if rows < 1:  # without any, each episode would need a retire record and a sync of its own
+        raise InputError(f"{where}: spare_rows must be positive (an integer), got {asked!r}")
+    return rows
+
+
+def check_storage(storage: str | Mapping[str, str], where: str) -> None:
+    """Raise InputError for a backend that there is not."""
+    for name in [storage] if isinstance(storage, str) else storage.values():
+        if name not in BACKENDS:
+            raise InputError(f"{where}: unknown storage {name!r}; known: {sorted(BACKENDS)}")
+
+
+def settings_of(options: Options, storage: str | Mapping[str, str]) -> Settings:
+    """Return what the store needs to know of the options."""
+    return Settings(
+        options.durability == "power",
+        float(options.sync_every_s),
+        storage,
+        asdict(options),
+        log_progress,
+    )
+
+
+def must_agree(
+    fixed: Manifest, max_steps: int, schema: Schema | None, storage: str | Mapping[str, str],
+    spare: int | None, where: str,
+) -> None:  # fmt: skip
+    """Raise unless the arguments agree with what is fixed on disk."""
+    ways = "make a new buffer and fill it with extend_from, or open this one as it is with ReplayBuffer.open"
+    for name, asked, found in (
+        ("max_steps", max_steps, fixed.max_steps),
+        ("spare_rows", spare, fixed.spare),
+    ):
+        if asked is not None and asked != found:
+            raise InputError(
+                f"{where}: {name}={asked}, but the buffer on disk has {name}={found}; there is no resize: {ways}"
+            )
+    if fixed.schema is None:
+        return
+    if schema is not None and schema != fixed.schema:
+        raise InputError(
+            f"{where}: schema {[str(c) for c in schema.columns]}, but the buffer on disk has "
+            f"{[str(c) for c in fixed.schema.columns]}; {ways}"
+        )
+    for name, backend in zip(fixed.schema.names, fixed.backends, strict=True):
+        asked_backend = storage if isinstance(storage, str) else storage.get(name, "memmap")
+        if asked_backend != backend:
+            raise InputError(
+                f"{where}: storage {asked_backend!r} for column {name!r}, but on disk it is {backend!r}; {ways}"
+            )
+
+
+def log_progress(done: int, of: int) -> None:
+    """Log how far a verification is."""
+    if done == of or done % 1000 == 0:
+        logging.getLogger("ringmap").info("verified %d of %d episodes", done, of)

@@ -1,0 +1,804 @@
+"""The replay buffer: a dataset and a writer over one ring, in RAM or in a directory.
+
+    write_episode -> schema -> Store.commit                     (writer)
+    sample, []    -> sampler -> ClipReader -> Source.rows       (dataset)
+
+Invariants: every way in validates all it is given before anything changes; every way out
+hands out copies; a process that is not the one that opened the buffer only reads.
+Not here: files and commits (storage/), clip numbers (clips/), formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ringmap.buffers.episodes import StoredEpisodes
+from ringmap.buffers.options import (
+    Options,
+    check_storage,
+    log_progress,
+    must_agree,
+    positive,
+    settings_of,
+    spare_of,
+)
+from ringmap.clips.gather import ClipReader, Pinned
+from ringmap.clips.index import ClipPairs
+from ringmap.clips.samplers.uniform import Sampler
+from ringmap.datasets.base import Dataset
+from ringmap.datasets.layout import stored_layout
+from ringmap.errors import (
+    ClipIndexError,
+    ClosedError,
+    InputError,
+    NoClipsError,
+    ReadOnlyError,
+)
+from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.storage.birth import examine, read_manifest
+from ringmap.storage.blobs import encode_data
+from ringmap.storage.episodes import TERMINATED, TRUNCATED
+from ringmap.storage.files import Disk
+from ringmap.storage.lock import describe, holder_of
+from ringmap.storage.memory import MemoryDisk
+from ringmap.storage.reader import Reader
+from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.source import Source
+from ringmap.storage.store import Store
+
+if TYPE_CHECKING:
+    from ringmap.storage.check import Finding
+    from ringmap.storage.streaming import OpenEpisode
+
+__all__ = ["ReplayBuffer"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+_BAR_AFTER_S = 2.0
+
+
+class ReplayBuffer(Dataset):
+    """A ring of whole episodes that is sampled as clips.
+
+    Without `path` the columns are in RAM; with it they are files in that directory, survive the
+    process, and other processes read them while they are written. A path that holds a buffer
+    already is opened with all its committed episodes.
+
+    Args:
+        max_steps: capacity in steps; the oldest whole episodes are evicted to make room.
+        history_len: observations per clip.
+        frameskip: stride between the observations of a clip; `action` stays dense.
+        sampler: `fn(step, buffer, batch_size, history_len) -> ids`; None draws uniformly.
+        transform: dict -> dict, applied to each clip of the dataset path, not to `sample`.
+        key_filter: dict -> dict, applied to the per-step columns of each episode written.
+        path: directory of the buffer; None for RAM.
+        storage: backend of the columns, by name or column -> name (the rest "memmap").
+        schema: fixes the columns up front: column -> (shape, dtype), a Gymnasium space or an example
+            episode. Otherwise the first episode does.
+        durability: "process": nothing that returned is lost when the process is killed, and at most
+            the last `sync_every_s` when the power goes. "power": nothing then either.
+        casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them.
+        interrupted: what to do with an episode that `begin_episode` was streaming at a kill: "drop" it,
+            or "keep" the steps seen.
+        seed: of the buffer's own random generator. Counts when the buffer is made, not later.
+        spare_rows: rows beyond `max_steps`; an episode that fits in them commits in one step.
+            Default: a sixteenth of max_steps, at least 1024, at most max_steps. Fixed on disk.
+        sync_every_s: seconds between background syncs at durability="process".
+
+    Raises:
+        InputError: an argument is wrong, or contradicts what is fixed on disk.
+        UnknownFormatError: the path is a file or holds something else.
+        CorruptError, NewerVersionError: the buffer there is damaged, or from a newer version.
+        LockedError: another handle is writing it.
+        EnvironmentFault: the disk is full, not writable, or fails.
+
+    Cost: a write is O(1) in the stored episodes, a lookup O(log episodes). Memory: 20 bytes per
+    episode; rows are in the page cache (with `path`) or in RAM as they fill.
+
+    Processes and threads: one thread may write while others sample. A forked or unpickled copy
+    of a buffer with a path is a live reader.
+
+    Source: stable-worldmodel, Replay Buffer guide.
+
+    Example:
+        >>> buf = ReplayBuffer(max_steps=50, history_len=2, seed=0)
+        >>> for length in (30, 15, 20):
+        ...     buf.write_episode({"obs": np.zeros((length, 3), np.float32), "action": np.zeros((length, 1))})
+        >>> buf.lengths.tolist(), len(buf)
+        ([15, 20], 33)
+        >>> {name: values.shape for name, values in buf.sample(8).items()}
+        {'obs': (8, 2, 3), 'action': (8, 2, 1)}
+    """
+
+    disk: ClassVar[Disk] = Disk()
+    """Through which a buffer with a path touches the file system; a test puts another one here."""
+
+    def __init__(
+        self,
+        max_steps: int,
+        history_len: int = 1,
+        frameskip: int = 1,
+        sampler: Sampler | None = None,
+        transform: Transform | None = None,
+        key_filter: Transform | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        storage: str | Mapping[str, str] = "memmap",
+        schema: Any = None,
+        durability: str = "process",
+        casting: str = "safe",
+        interrupted: str = "drop",
+        seed: int | None = None,
+        spare_rows: int | None = None,
+        sync_every_s: float = 30.0,
+    ) -> None:
+        where = "ReplayBuffer"
+        positive(where, "max_steps", max_steps)
+        options = Options(history_len, frameskip, durability, casting, interrupted, sync_every_s)
+        options.check(where)
+        check_storage(storage, where)
+        parsed = None if schema is None else Schema.parse(schema)
+        folder, disk = ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), self.disk)
+        settings = settings_of(options, storage)
+        steps, opened = int(max_steps), list[Source]()
+        with _closed_on_error(opened):
+            if examine(disk, folder) == "buffer":
+                fixed = read_manifest(disk, folder)
+                must_agree(fixed, steps, parsed, storage, spare_rows, where)
+                opened.append(Store.open(disk, folder, settings, parsed))
+            else:
+                spare = spare_of(steps, spare_rows, where)
+                opened.append(Store.create(disk, folder, steps, spare, settings, parsed))
+            self._start(opened[0], options, sampler, transform, key_filter, seed)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], mode: str = "r", **overrides: Any) -> ReplayBuffer:
+        """Open the buffer at `path` with the settings that it remembers.
+
+        Args:
+            path: its directory.
+            mode: "r" for a live reader, of which there may be any number; "r+" for the writer.
+            overrides: history_len, frameskip, sampler, transform, key_filter, durability, casting,
+                interrupted, sync_every_s, seed (of a reader's generator).
+
+        Raises:
+            InputError: an unknown mode or override.
+            UnknownFormatError, CorruptError, NewerVersionError, LockedError, EnvironmentFault: as
+                for the constructor.
+
+        Cost: O(episodes) for their records, 0.1 us each; rows are not read.
+        """
+        where = "ReplayBuffer.open"
+        if mode not in ("r", "r+"):
+            raise InputError(f"{where}: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
+        calls = {
+            name: overrides.pop(name, None)
+            for name in ("sampler", "transform", "key_filter", "seed")
+        }
+        known = [field.name for field in fields(Options)]
+        for name in overrides:
+            if name not in known:
+                raise InputError(f"{where}: unknown option {name!r}; known: {[*known, *calls]}")
+        folder = os.path.abspath(path)
+        remembered = read_manifest(cls.disk, folder).settings
+        options = Options(**{**{n: v for n, v in remembered.items() if n in known}, **overrides})
+        options.check(where)
+        buffer = cls.__new__(cls)
+        opened = list[Source]()
+        with _closed_on_error(opened):
+            if mode == "r":
+                opened.append(Reader(cls.disk, folder, log_progress))
+            else:
+                opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap")))
+            buffer._start(opened[0], options, **calls)
+        return buffer
+
+    def _start(
+        self, source: Source, options: Options, sampler: Sampler | None, transform: Transform | None,
+        key_filter: Transform | None, seed: int | None,
+    ) -> None:  # fmt: skip
+        self.options = options
+        self.frameskip = options.frameskip
+        self.num_steps = options.history_len
+        self.transform = transform
+        self.key_filter = key_filter
+        self.sampler = sampler
+        self._rng = np.random.default_rng(seed)
+        self._counter = 0
+        self._draws = self._draws_stored = 0
+        self._attach(source)
+        if isinstance(source, Store):
+            saved = source.carried.get("sampling")
+            if saved is not None:
+                self._counter = int(saved["step"])
+                self._rng.bit_generator.state = saved["rng"]
+            else:
+                self._draws = 1  # a fresh generator is stored with the first commit
+            from ringmap.storage.streaming import settle_open
+
+            settle_open(source, keep=options.interrupted == "keep")
+
+    def _attach(self, source: Source) -> None:
+        self._owned = source
+        self._pid = os.getpid()
+        self._clip_reader = ClipReader(source, self._rng)
+        self._reads_episodes = StoredEpisodes(source)
+        self._pins: dict[int, Pinned] = {}
+        self._closed = False
+
+    # -- roles -------------------------------------------------------------------------------
+
+    @property
+    def _source(self) -> Source:
+        """The open buffer, as this process may see it, agreeing with the files."""
+        if self._closed:
+            raise ClosedError(
+                f"ReplayBuffer: the buffer {self._owned.folder} is closed; open it again"
+            )
+        if self._pid != os.getpid() and not self._owned.disk.volatile:
+            self._reopen()
+        self._owned.settle()
+        return self._owned
+
+    @property
+    def _stored(self) -> StoredEpisodes:
+        self._source  # noqa: B018 - a fork or an interrupt may have made another source
+        return self._reads_episodes
+
+    def _reopen(self) -> None:
+        """Become a live reader of our own: what the parent process had open is not ours."""
+        self._rng = np.random.default_rng()
+        self._attach(Reader(self._owned.disk, self._owned.folder))
+
+    def _writer(self, where: str) -> Store:
+        source = self._owned
+        if self._pid != os.getpid() or not isinstance(source, Store):
+            if source.disk.volatile:
+                raise ReadOnlyError(
+                    f"{where}: this is a forked copy of a buffer in RAM, and only reads; write in the parent"
+                )
+            holder = describe(holder_of(source.paths.lock))
+            raise ReadOnlyError(
+                f"{where}: this handle of {source.folder} only reads; it was last opened for writing by {holder}; "
+                "write there, or open it with mode='r+' once that is closed"
+            )
+        return source
+
+    @property
+    def mode(self) -> str:
+        """ "r+" for the writer, "r" for a reader."""
+        mine = self._pid == os.getpid()
+        return "r+" if mine and isinstance(self._owned, Store) else "r"
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, or None for a buffer in RAM."""
+        return None if self._owned.disk.volatile else Path(self._owned.folder)
+
+    @property
+    def max_steps(self) -> int:
+        """Capacity in steps."""
+        return self._owned.manifest.max_steps
+
+    @property
+    def history_len(self) -> int:
+        """Observations per clip; `num_steps` is another name for it."""
+        return self.num_steps
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
+        """Store one whole episode, and evict the oldest ones that no longer fit, in one commit.
+
+        Args:
+            ep_data: column -> one value per step: a list of per-step arrays, an array `(T, ...)` or a
+                CPU tensor. The key `_episode_data` may hold a mapping of values constant within
+                the episode: str, bytes, numbers, arrays. Empty, or of length 0: nothing happens.
+
+        Raises:
+            InputError: a scalar column, unequal lengths, a schema mismatch, a value that does not fit,
+                an episode longer than max_steps. Nothing was changed.
+            ReadOnlyError, ClosedError: this handle may not write.
+            EnvironmentFault: the disk is full or fails. Nothing was changed, but that the oldest
+                episodes may be gone if this one is longer than the spare rows.
+
+        Cost: O(1) in the stored episodes; checksum and write of the rows.
+        """
+        where = "ReplayBuffer.write_episode"
+        if not ep_data:
+            return
+        store = self._writer(where)
+        episode, data = split_episode_data(stored_layout(ep_data))
+        if self.key_filter is not None:
+            episode = self.key_filter(episode)
+        if not episode:
+            return
+        arrays = as_columns(episode, where)
+        length = len(next(iter(arrays.values())))
+        if not length:
+            return
+        if length > self.max_steps:
+            raise InputError(
+                f"{where}: episode of {length} steps exceeds max_steps={self.max_steps}; raise max_steps or "
+                "split the episode"
+            )
+        store.settle()
+        schema = store.schema
+        if schema is None:
+            schema = Schema.of(arrays)
+        fitted = schema.fit(arrays, self.options.casting, where)
+        encoded = encode_data(data, where) if data else b""
+        flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
+        with self._sampling() as small:
+            store.commit(schema, list(fitted.values()), encoded, flags, small=small)
+
+    def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
+        """Store episodes as they arrive, each with a commit of its own."""
+        for episode in episodes:
+            self.write_episode(episode)
+
+    def begin_episode(self) -> OpenEpisode:
+        """Begin an episode whose steps are on disk as they are appended; see `OpenEpisode`."""
+        from ringmap.storage.streaming import OpenEpisode
+
+        store = self._writer("ReplayBuffer.begin_episode")
+        return OpenEpisode(store, self.options.casting, self.key_filter, self._sampling)
+
+    def extend_from(self, dataset: Any) -> None:
+        """Store every episode of a dataset or another buffer, episode data included.
+
+        Args:
+            dataset: anything with `lengths` and `load_episode(i)`.
+        """
+        if isinstance(dataset, ReplayBuffer):
+            self.write_episodes(_bar(dataset.episodes(), dataset.num_episodes, "extend_from"))
+            return
+        for i in _bar(range(len(dataset.lengths)), len(dataset.lengths), "extend_from"):
+            episode = dict(stored_layout(dataset.load_episode(i)))
+            data = {n: v[0] for n, v in dataset.get_episode_data(i).items() if v[0] is not None}
+            self.write_episode({**episode, EPISODE_DATA_KEY: data} if data else episode)
+
+    def clear(self) -> None:
+        """Drop every episode in one commit; columns, schema and the sampling counter stay."""
+        store, stored = self._writer("ReplayBuffer.clear"), self._draws_stored
+        seq = store.seq
+        with self._sampling() as small:
+            store.clear(small=small)
+        if store.seq == seq:  # there was nothing to clear, and no commit to ride on
+            self._draws_stored = stored
+
+    def flush(self) -> None:
+        """Force everything stored, and the sampling state, to the disk itself. A reader: nothing.
+
+        Raises:
+            SyncFailedError: the disk refused; close the buffer and open it again.
+        """
+        if self.mode == "r+":
+            with self._sampling() as small:
+                self._writer("ReplayBuffer.flush").flush(small=small)
+
+    def close(self) -> None:
+        """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine."""
+        source, self._closed = self._owned, True
+        if isinstance(source, Store) and self._pid == os.getpid():
+            with self._sampling() as small:
+                source.close(small)
+        elif source.is_open:
+            source.close()
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush; the buffer stays open (unless the block closed it)."""
+        if not self._closed:
+            self.flush()
+
+    @contextlib.contextmanager
+    def _sampling(self) -> Iterator[dict[str, Any] | None]:
+        """Hand out the sampling state if it changed since it was stored; it counts as stored if no error comes."""
+        draws = self._draws
+        if draws == self._draws_stored:
+            yield None
+            return
+        yield {"sampling": {"step": self._counter, "rng": self._rng.bit_generator.state}}
+        self._draws_stored = draws
+
+    # -- what is stored ----------------------------------------------------------------------
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order; [] before the first episode."""
+        schema = self._source.schema
+        return [] if schema is None else schema.names
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes stored."""
+        return len(self._source.live)
+
+    @property
+    def num_steps_stored(self) -> int:
+        """Steps stored."""
+        return self._source.live.num_steps
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, oldest first, int32. O(episodes): a copy."""
+        source = self._source
+        with source.memory:
+            lengths: Array = source.live.lengths.copy()
+        return lengths
+
+    @property
+    def offsets(self) -> Array:
+        """First row of each episode, counted from the oldest stored step, int64. O(episodes)."""
+        lengths = self.lengths.astype(np.int64)
+        return np.cumsum(lengths) - lengths
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips drawn anew so far because they were evicted before they could be read."""
+        return self._clip_reader.num_redraws
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the episode data of the stored episodes, first seen first.
+
+        Cost: reads the blob of every episode, once per state.
+        """
+        return self._stored.data_names()
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return values constant within an episode: name -> one value per asked episode, None where it has none.
+
+        Args:
+            idx: an episode, several (duplicates are welcome), or None for all.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        numbers = self._episode_numbers(idx)
+        return self._stored.data(numbers)
+
+    def episodes(self) -> Iterator[dict[str, Any]]:
+        """Yield every episode, oldest first, as column -> list of per-step arrays (copies).
+
+        The key `_episode_data` is included when there is any. Rows are verified by their checksum. An
+        episode that is evicted meanwhile is left out.
+
+        Raises:
+            CorruptError: rows are not what was stored.
+        """
+        return self._stored.each()
+
+    def load_episode(self, episode_idx: int) -> dict[str, Array]:
+        """Return one episode, every column dense `(T, ...)`, verified by its checksum.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+            CorruptError: its rows are not what was stored.
+        """
+        steps = self._stored.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
+        return dict(zip(self.column_names, steps, strict=True))
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
+        steps = self._stored.steps(operator.index(ep), start, end, "ReplayBuffer")
+        return dict(zip(self.column_names, steps, strict=True))
+
+    def get_col_data(self, col: str) -> Array:
+        """Return a column of all stored steps, oldest first.
+
+        Raises:
+            UnknownColumnError: there is no such column.
+
+        Cost: reads and holds the whole column.
+        """
+        self._check_column(col, "get_col_data")
+        return self._stored.rows(None, [col])[col]
+
+    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+        """Return steps by row: row 0 is the oldest stored step. O(episodes + rows)."""
+        found = self._stored.rows(self._row_numbers(row_idx), self.column_names)
+        return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
+
+    def get_dim(self, col: str) -> int:
+        """Return how many values a step of a column holds."""
+        self._check_column(col, "get_dim")
+        schema = self._source.schema
+        assert schema is not None
+        shape = next(spec.shape for spec in schema.columns if spec.name == col)
+        return int(np.prod(shape, dtype=np.int64))
+
+    # -- clips -------------------------------------------------------------------------------
+
+    @property
+    def clip_indices(self) -> Sequence[tuple[int, int]]:
+        """The `(episode, first step)` of every clip, oldest first: a lazy sequence, no memory per clip."""
+        self._source  # noqa: B018 - a fork or an interrupt may have made another index
+        return ClipPairs(self._clip_reader.index, self.span)
+
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of clips of `history_len` observations: ids run over `[0, n)`. O(1)."""
+        history = self.num_steps if history_len is None else history_len
+        positive("ReplayBuffer.num_valid_ends", "history_len", history)
+        return self._pin(history * self.frameskip).count
+
+    def _pin(self, span: int) -> Pinned:
+        """Return which clips there are: of a writer now, of a reader when it was last refreshed.
+
+        A reader moves on inside when it redraws; its length and ids must not.
+        """
+        source = self._source
+        if isinstance(source, Store):
+            return self._clip_reader.pin(span)
+        if span not in self._pins:
+            self._pins[span] = self._clip_reader.pin(span)
+        return self._pins[span]
+
+    def __len__(self) -> int:
+        return self.num_valid_ends()
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        """Return one clip, transformed: observations `(history, ...)`, `action` `(history, -1)`.
+
+        Raises:
+            ClipIndexError: the id is out of range, or the buffer is empty. Negative ids count from
+                the end.
+        """
+        number = operator.index(idx)
+        size = len(self)
+        if not -size <= number < size:
+            raise ClipIndexError(
+                f"ReplayBuffer: clip {number} is out of range for {size} clips"
+                if size
+                else f"ReplayBuffer: empty: no clip of {self.span} steps is stored"
+            )
+        return self.__getitems__([number % size])[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips, transformed: what PyTorch's DataLoader calls.
+
+        One that was evicted since its id was drawn is drawn anew and counted, so that a pass goes
+        on whatever is written meanwhile.
+        """
+        ids = np.asarray(list(indices), np.int64)
+        pinned = self._pin(self.span)
+        ids = np.where(ids < 0, ids + pinned.count, ids)
+        if not pinned.count or (len(ids) and ids.max() >= pinned.count):
+            # A worker's own look may be older than that of the process that drew the ids.
+            self.refresh()
+            pinned = self._pin(self.span)
+        batch = self._clip_reader.batch(ids + pinned.base, pinned, self.num_steps, self.frameskip)
+        clips = [{name: values[i] for name, values in batch.items()} for i in range(len(ids))]
+        return clips if self.transform is None else [self.transform(clip) for clip in clips]
+
+    def sample(
+        self, batch_size: int, history_len: int | None = None, step: int | None = None
+    ) -> dict[str, Array]:
+        """Draw a batch of clips through the sampler.
+
+        Args:
+            batch_size: B, clips.
+            history_len: H, observations per clip; None for the buffer's own.
+            step: handed to the sampler; None uses the internal counter, and advances it.
+
+        Returns:
+            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied.
+
+        Raises:
+            InputError: a size is not positive, or the sampler's result has not shape `(B,)`.
+            ClipIndexError: the sampler returned an id that is out of range.
+            NoClipsError: no clip is stored.
+            LappedError: the writer overtook this reader ten times in a row.
+
+        Cost: O(B log episodes), one copy of the rows.
+        """
+        history = self.num_steps if history_len is None else history_len
+        positive("ReplayBuffer.sample", "batch_size", batch_size)
+        positive("ReplayBuffer.sample", "history_len", history)
+        source = self._source
+        self.refresh()
+        self._draws += 1
+        if step is None:
+            step = self._counter
+            self._counter += 1
+        reader, span = self._clip_reader, history * self.frameskip
+        pinned = reader.pin(span)
+        if not pinned.count:
+            raise NoClipsError(
+                f"ReplayBuffer.sample: no clips of {span} steps are stored ({len(source.live)} episodes); "
+                "collect more first"
+            )
+        if self.sampler is None:
+            numbers = self._rng.integers(pinned.base, pinned.end, batch_size)
+        else:
+            numbers = self._ask(self.sampler, step, batch_size, history) + pinned.base
+            # The sampler may have seen, and asked for, what came meanwhile.
+            newest = reader.pin(span)
+            wrong = (numbers < pinned.base) | (numbers >= newest.end)
+            if wrong.any() and newest.era == pinned.era:
+                raise ClipIndexError(
+                    f"ReplayBuffer.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
+                    f"out of range for {newest.end - pinned.base} clips"
+                )
+        return reader.batch(numbers, pinned, history, self.frameskip)
+
+    def _ask(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
+        ids = np.asarray(sampler(step, self, batch_size, history))
+        if ids.shape != (batch_size,):
+            raise InputError(
+                f"ReplayBuffer.sample: the sampler returned shape {ids.shape}, expected ({batch_size},)"
+            )
+        if ids.dtype.kind not in "iu":
+            raise InputError(
+                f"ReplayBuffer.sample: the sampler returned dtype {ids.dtype}, expected integers"
+            )
+        return ids.astype(np.int64)
+
+    def refresh(self) -> bool:
+        """Show a reader the newest state; tell whether anything changed. A writer is always up to date."""
+        self._pins.clear()
+        return self._source.refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampling state (counter, generator, and the sampler's own), to go beside a checkpoint."""
+        state: dict[str, Any] = {"step": self._counter, "rng": self._rng.bit_generator.state}
+        if hasattr(self.sampler, "state_dict"):
+            state["sampler"] = self.sampler.state_dict()  # type: ignore[union-attr]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on sampling where `state_dict` was taken."""
+        self._rng.bit_generator.state = state["rng"]
+        self._counter = int(state["step"])
+        self._draws += 1
+        if "sampler" in state:
+            self.sampler.load_state_dict(state["sampler"])  # type: ignore[union-attr]
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def dump(
+        self,
+        path: str | os.PathLike[str],
+        format: str,
+        mode: str = "overwrite",
+        **writer_options: Any,
+    ) -> None:
+        """Write the stored episodes as a regular dataset, episode by episode, in constant memory.
+
+        Args:
+            path: where to; what is there stays until the new one is whole.
+            format: name of a registered format.
+            mode: "overwrite", "append" or "error".
+            writer_options: for the format's writer.
+
+        Raises:
+            InputError: an unknown format or mode.
+            FileExistsError: mode="error" and something is there.
+        """
+        import warnings
+
+        from ringmap.formats.registry import get_format
+
+        chosen = get_format(format)
+        dropped: list[str] = []
+        if not chosen.supports_episode_data:
+            dropped = self.episode_column_names
+            if dropped:
+                warnings.warn(
+                    f"ReplayBuffer.dump: format {format!r} holds no episode data; left out: {dropped}",
+                    stacklevel=2,
+                )
+        with chosen.open_writer(path, mode=mode, **writer_options) as writer:
+            for episode in _bar(self.episodes(), self.num_episodes, f"dump to {format}"):
+                if dropped:
+                    episode.pop(EPISODE_DATA_KEY, None)
+                writer.write_episode(episode)
+
+    def check(self) -> list[Finding]:
+        """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
+        from ringmap.storage.check import check_source
+
+        source = self._source
+        return check_source(source, self._clip_reader.index.check())
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle path and settings; a buffer in RAM pickles what is stored."""
+        state: dict[str, Any] = {
+            "options": asdict(replace(self.options, history_len=self.num_steps, frameskip=self.frameskip)),
+            "sampler": self.sampler, "transform": self.transform, "key_filter": self.key_filter,
+        }  # fmt: skip
+        if self.path is not None:
+            return {**state, "path": self._owned.folder}
+        source = self._source
+        ring = source.rows.ring if source.rows is not None else None
+        return {
+            **state,
+            "max_steps": self.max_steps,
+            "spare": source.manifest.spare if ring is None else ring.spare,
+            "schema": source.schema,
+            "episodes": [
+                (found[0], found[1], found[2].flags)
+                for o in range(source.live.first, source.live.last)
+                if (found := source.read_episode(o)) is not None
+            ],
+            "sampling": self.state_dict() if self.sampler is None else None,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options = Options(**state["options"])
+        calls = state["sampler"], state["transform"], state["key_filter"]
+        if "path" in state:
+            self._start(Reader(self.disk, state["path"]), options, *calls, None)
+            return
+        store = Store.create(
+            MemoryDisk(),
+            "RAM",
+            state["max_steps"],
+            state["spare"],
+            settings_of(options, "memmap"),
+            state["schema"],
+        )
+        for steps, data, flags in state["episodes"]:
+            store.commit(state["schema"], steps, encode_data(data, "ReplayBuffer"), flags)
+        self._start(store, options, *calls, None)
+        if state["sampling"] is not None:
+            self.load_state_dict(state["sampling"])
+
+    def __repr__(self) -> str:
+        try:
+            source = self._source
+        except ClosedError:
+            return f"ReplayBuffer(closed, path={str(self.path)!r})"
+        place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
+        return (
+            f"ReplayBuffer(episodes={len(source.live)}, steps={source.live.num_steps}/{self.max_steps}, "
+            f"history_len={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names}{place})"
+        )
+
+
+@contextlib.contextmanager
+def _closed_on_error(opened: list[Source]) -> Iterator[None]:
+    """Let go of files and lock if what follows fails: nobody else could."""
+    try:
+        yield
+    except BaseException:
+        for source in opened:
+            if isinstance(source, Store):
+                source.abandon()
+            else:
+                source.close()
+        raise
+
+
+def _last(arrays: Mapping[str, Array], name: str) -> int:
+    """Return 1 if a column of flags ends on a true one."""
+    values = arrays.get(name)
+    return int(
+        values is not None
+        and values.ndim == 1
+        and values.dtype.kind in "biuf"
+        and bool(values[-1] == 1)
+    )
+
+
+def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
+    """Show a progress bar once the work has taken a while."""
+    from tqdm import tqdm
+
+    bar: Iterable[Any] = tqdm(items, total=total, desc=what, delay=_BAR_AFTER_S, unit="ep")
+    return bar

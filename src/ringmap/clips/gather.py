@@ -1,0 +1,152 @@
+"""Batches of clips: numbers to positions to rows, each copied once.
+
+    numbers -> ClipIndex -> positions (B,) -> slots (B, H) -> one take per column
+                                  ^                                 |
+                                  +---- redraw those evicted <---- look again
+
+Invariants: a clip is handed out only if a look after the copy shows that its rows were live
+through it; a clip that was evicted meanwhile is drawn anew, uniformly, and counted.
+Not here: which clips are asked for (samplers), what becomes of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.index import ClipIndex
+from ringmap.errors import LappedError, NoClipsError
+from ringmap.storage.source import Source
+
+__all__ = ["ClipReader", "Pinned"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_TRIES = 10
+
+
+class Pinned:
+    """Clip numbers `[base, end)` of one span, as of one moment of one era."""
+
+    __slots__ = ("base", "end", "era")
+
+    def __init__(self, base: int, end: int, era: int) -> None:
+        self.base, self.end, self.era = base, end, era
+
+    @property
+    def count(self) -> int:
+        """How many clips."""
+        return self.end - self.base
+
+
+class ClipReader:
+    """Reads clips of a source that a writer, in whichever thread or process, may be filling.
+
+    Args:
+        source: the open buffer.
+        rng: draws anew what was evicted before it could be read.
+    """
+
+    def __init__(self, source: Source, rng: np.random.Generator) -> None:
+        self.source = source
+        self.rng = rng
+        self.index = ClipIndex(source.live)
+        self.num_redraws = 0
+
+    def pin(self, span: int) -> Pinned:
+        """Return which clips there are now. O(1) when nothing changed."""
+        with self.source.memory:
+            index = self.index.of(span)
+            return Pinned(index.base, index.end, self.source.live.era)
+
+    def batch(
+        self, numbers: Array, pinned: Pinned, history_len: int, frameskip: int
+    ) -> dict[str, Array]:
+        """Return the clips with these numbers, column -> `(B, history, ...)`.
+
+        Args:
+            numbers: int64 `(B,)`, clip numbers of the pinned moment; one that is gone by now, or was
+                never there, is drawn anew.
+            pinned: that moment.
+            history_len: H, observations per clip.
+            frameskip: K, stride between them; `action` comes dense, `(B, H, K * action)`.
+
+        Raises:
+            NoClipsError: nothing is left to draw from.
+            LappedError: the writer overtook this reader ten times in a row.
+        """
+        source, span = self.source, history_len * frameskip
+        positions = self._positions(numbers, pinned, span)
+        batch = self._gather(positions, history_len, frameskip)
+        unsure = np.arange(len(positions))  # those not yet shown to have lived through their copy
+        for _ in range(_TRIES):
+            lost = positions[unsure] < source.newest_tail()
+            if not lost.any():
+                return batch
+            source.refresh()
+            unsure = unsure[lost]
+            positions[unsure] = self._draw(len(unsure), span)
+            again = self._gather(positions[unsure], history_len, frameskip)
+            for name, values in again.items():
+                batch[name][unsure] = values
+        raise LappedError(
+            f"{source.folder}: the writer overtook this reader {_TRIES} times while one batch was read; raise "
+            "max_steps, or ask for smaller batches"
+        )
+
+    def _positions(self, numbers: Array, pinned: Pinned, span: int) -> Array:
+        source = self.source
+        with source.memory:
+            index = self.index.of(span)
+            if source.live.era != pinned.era:  # a recovery handed out other numbers
+                gone = np.ones(len(numbers), np.bool_)
+            else:
+                gone = (numbers < index.base) | (numbers >= index.end)
+            if not gone.any():
+                return index.positions(numbers)
+            kept = numbers[~gone]
+            positions = np.empty(len(numbers), np.int64)
+            if len(kept):
+                positions[~gone] = index.positions(kept)
+        source.refresh()  # they are drawn from the newest state
+        positions[gone] = self._draw(int(gone.sum()), span)
+        return positions
+
+    def _draw(self, count: int, span: int) -> Array:
+        """Return the positions of `count` clips drawn uniformly from the newest state."""
+        with self.source.memory:
+            index = self.index.of(span)
+            if index.end == index.base:
+                raise NoClipsError(
+                    f"{self.source.folder}: no clips of {span} steps are left: all were evicted or cleared; "
+                    "collect more first"
+                )
+            self.num_redraws += count
+            return index.positions(self.rng.integers(index.base, index.end, count))
+
+    def _gather(self, positions: Array, history_len: int, frameskip: int) -> dict[str, Array]:
+        rows = self.source.rows
+        assert rows is not None
+        sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
+        batch: dict[str, Array] = {}
+        for name, column in rows.by_name.items():
+            if name != "action":
+                batch[name] = column.take(sparse)
+                continue
+            span = history_len * frameskip
+            dense = sparse if frameskip == 1 else _slots(positions, span, 1, rows.ring.rows)
+            width = math.prod(column.spec.shape) * frameskip
+            batch[name] = column.take(dense).reshape(len(positions), history_len, width)
+        return batch
+
+
+def _slots(positions: Array, count: int, stride: int, rows: int) -> Array:
+    """Return the slots `(B, count)` of `count` positions from each of `positions` on."""
+    slots = (positions % rows)[:, None]
+    if count > 1:
+        slots = slots + np.arange(0, count * stride, stride)
+        # A span is never longer than the ring, so one lap back is enough; a second modulo costs 4 times as much.
+        np.subtract(slots, rows, out=slots, where=slots >= rows)
+    return slots

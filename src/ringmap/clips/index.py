@@ -1,0 +1,221 @@
+"""Which clip is where: flat clip ids to episodes and first steps, in integers only.
+
+An episode of L steps holds max(0, L - span + 1) clips. `ends[o]` counts the clips
+of all episodes up to ordinal o, evicted ones included, so that an eviction moves
+`base` and touches nothing else, and a clip keeps its number for life:
+
+    number = base + id        base = clips evicted so far (of this span)
+
+A lookup starts at a signpost and walks to the episode whose end is the first beyond.
+
+Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1);
+0 <= base <= ends[last - 1]; no lookup walks more than a few steps.
+Not here: positions on a ring, rows, files.
+Cost: an append or an evict is O(1) amortised, for each span in use; a lookup of n
+ids is O(n log episodes) at worst and O(n) as a rule, vectorised. 16 bytes per episode
+and span in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from ringmap.clips.signposts import Signposts
+from ringmap.storage.live import Deque, LiveEpisodes
+
+__all__ = ["ClipIndex", "ClipPairs", "SpanIndex"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_MAX_SPANS = 16
+"""Spans followed at once: the least recently used one is forgotten, and rebuilt when asked for again."""
+
+
+_BETWEEN = -1
+"""The era of an index that is being changed: an interrupt leaves it so, and the next look starts over."""
+
+_PART = 65_536
+"""Episodes taken in at a time: a million at once would leave behind holes of many megabytes in memory."""
+
+_MAX_STEPS = 4
+"""Steps to walk from a signpost before a binary search is the shorter way."""
+
+
+class SpanIndex:
+    """Clip numbers of one span over live episodes that grow and are evicted."""
+
+    __slots__ = ("_ends", "_era", "_posts", "_upto", "base", "first", "last", "live", "span")
+
+    def __init__(self, live: LiveEpisodes, span: int) -> None:
+        self.live = live
+        self.span = span
+        self._restart()
+
+    def _restart(self) -> None:
+        live = self.live
+        self._era = _BETWEEN
+        self._upto = self.first = self.last = live.first
+        self.base = 0
+        self._ends = Deque(np.empty(0, np.int64), live.first)
+        clips = live.num_steps - len(live) * (self.span - 1)
+        self._posts = Signposts(0, max(0, clips), len(live))
+
+    def follow(self) -> None:
+        """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise."""
+        live = self.live
+        first, last = live.first, live.last
+        if live.era != self._era:
+            self._restart()
+        elif first == self.first and last == self._upto:
+            return
+        self._era = _BETWEEN
+        if last != self._upto:
+            seen = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
+            fresh = max(self._upto, first)
+            if last - fresh == 1 and fresh == self._upto:
+                seen += max(0, live.length(fresh) - self.span + 1)
+                self._ends.append(seen, self.first)
+                self._posts.append(fresh, seen, self.base)
+            else:
+                if (
+                    fresh > self._upto
+                ):  # episodes came and went unseen: their clips never had numbers
+                    self._ends = Deque(np.empty(0, np.int64), fresh)
+                    self.first, self.base = fresh, seen
+                self._ends.reserve(last - fresh, self.first)
+                for at in range(fresh, last, _PART):
+                    lengths = live.lengths_since(at)[:_PART].astype(np.int64)
+                    ends = np.cumsum(np.maximum(0, lengths - self.span + 1)) + seen
+                    seen = int(ends[-1])
+                    self._ends.extend(ends, self.first)
+                    self._posts.extend(at, ends, self.base)
+            self._upto = last
+        if first != self.first:
+            if first > self.first:
+                self.base = self._ends.at(first - 1)
+            self.first = first
+        self.last = last
+        if not self._posts.fit(self.base, last - first):
+            self._place_posts()
+        self._era = live.era
+
+    def _place_posts(self) -> None:
+        """Set the signposts anew: episodes became many times longer, or shorter."""
+        self._posts = Signposts(self.base, self.end - self.base, self.last - self.first)
+        for at in range(self.first, self.last, _PART):
+            self._posts.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
+
+    @property
+    def end(self) -> int:
+        """One past the number of the newest clip."""
+        return self._ends.at(self.last - 1) if self.last > self.first else self.base
+
+    def locate(self, numbers: Array) -> tuple[Array, Array]:
+        """Return the episode ordinal and the first step in it of each clip number in `[base, end)`."""
+        ends = self._ends.span(self.first, self.last)
+        index = np.maximum(self._posts.before(numbers, self.base) - self.first, 0)
+        for _ in range(_MAX_STEPS):
+            behind = ends.take(index) <= numbers
+            if not behind.any():
+                break
+            index += behind
+        else:  # in a stretch of episodes much shorter than most, or too short for a clip
+            late = np.flatnonzero(ends.take(index) <= numbers)
+            index[late] = ends.searchsorted(numbers[late], side="right")
+        before = np.where(index > 0, ends[index - 1], self.base)
+        return index + self.first, numbers - before
+
+    def positions(self, numbers: Array) -> Array:
+        """Return the position on the ring of the first step of each clip number in `[base, end)`."""
+        live = self.live
+        if self.span == 1 and live.is_dense:
+            # Every step is a clip, and no step between them is not: nothing to search for.
+            shifted: Array = numbers + (live.start(self.first) - self.base)
+            return shifted
+        ordinals, starts = self.locate(numbers)
+        found: Array = live.starts_of(ordinals) + starts
+        return found
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the invariants, in words; empty when sound. O(episodes)."""
+        counts = np.maximum(0, self.live.lengths.astype(np.int64) - self.span + 1)
+        expected = np.cumsum(counts) + self.base
+        got = self._ends.span(self.first, self.last)
+        if not np.array_equal(expected, got):
+            return [
+                f"clip index of span {self.span}: clip counts do not follow the episode lengths"
+            ]
+        numbers = np.arange(self.base, self.end)
+        posts = self._posts.before(numbers, self.base)
+        if (posts > expected.searchsorted(numbers, side="right") + self.first).any():
+            return [f"clip index of span {self.span}: a signpost points beyond its clip"]
+        return []
+
+
+class ClipIndex:
+    """The span indexes in use over one set of live episodes."""
+
+    __slots__ = ("_spans", "live")
+
+    def __init__(self, live: LiveEpisodes) -> None:
+        self.live = live
+        self._spans: dict[int, SpanIndex] = {}
+
+    def of(self, span: int) -> SpanIndex:
+        """Return the up-to-date index of `span`; the first call for a span costs O(episodes)."""
+        index = self._spans.get(span)
+        if index is None:
+            if len(self._spans) >= _MAX_SPANS:
+                self._spans.pop(next(iter(self._spans)))
+            index = self._spans[span] = SpanIndex(self.live, span)
+        # All spans follow at each call, so that none falls behind by more than it costs to catch up at once.
+        for other in self._spans.values():
+            other.follow()
+        return index
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the invariants of every span in use."""
+        return [fault for span in self._spans for fault in self.of(span).check()]
+
+
+class ClipPairs(Sequence[tuple[int, int]]):
+    """A lazy sequence of `(episode, first step)` pairs, oldest episode first; no memory per clip.
+
+    Example:
+        >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)
+        >>> list(pairs)
+        [(0, 0), (0, 1), (2, 0)]
+        >>> pairs[-1], len(pairs)
+        ((2, 0), 3)
+    """
+
+    def __init__(self, index: ClipIndex, span: int) -> None:
+        self._index = index
+        self._span = span
+
+    def __len__(self) -> int:
+        of = self._index.of(self._span)
+        return of.end - of.base
+
+    @overload
+    def __getitem__(self, item: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, item: slice) -> Sequence[tuple[int, int]]: ...
+    def __getitem__(self, item: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
+        of = self._index.of(self._span)
+        if isinstance(item, slice):
+            ids = np.arange(of.end - of.base)[item]
+            ordinals, starts = of.locate(ids + of.base)
+            return list(zip((ordinals - of.first).tolist(), starts.tolist(), strict=True))
+        size = of.end - of.base
+        if not -size <= item < size:
+            raise IndexError(f"clip {item} is out of range for {size} clips")
+        ordinals, starts = of.locate(np.array([of.base + item % size]))
+        return int(ordinals[0]) - of.first, int(starts[0])
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for i in range(len(self)):
+            yield self[i]

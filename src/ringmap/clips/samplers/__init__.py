@@ -1,0 +1,1 @@
+"""Samplers: which clips a batch is made of."""

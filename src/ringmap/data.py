@@ -1,0 +1,75 @@
+"""The face of ringmap's data: buffers, datasets and formats by name, loaded when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.datasets.base import Dataset
+    from ringmap.datasets.catalog import get_cache_dir, load_dataset
+    from ringmap.formats.base import (
+        EPISODE_DATA_KEY,
+        WRITE_MODES,
+        Format,
+        Writer,
+        split_episode_data,
+        validate_write_mode,
+    )
+    from ringmap.formats.registry import (
+        FORMATS,
+        detect_format,
+        get_format,
+        list_formats,
+        register_format,
+    )
+
+__all__ = [
+    "EPISODE_DATA_KEY",
+    "FORMATS",
+    "WRITE_MODES",
+    "Dataset",
+    "Format",
+    "ReplayBuffer",
+    "Writer",
+    "detect_format",
+    "get_cache_dir",
+    "get_format",
+    "list_formats",
+    "load_dataset",
+    "register_format",
+    "split_episode_data",
+    "validate_write_mode",
+]
+
+_HOMES = {
+    "ReplayBuffer": "ringmap.buffers.replay",
+    "Dataset": "ringmap.datasets.base",
+    "get_cache_dir": "ringmap.datasets.catalog",
+    "load_dataset": "ringmap.datasets.catalog",
+    "EPISODE_DATA_KEY": "ringmap.formats.base",
+    "Format": "ringmap.formats.base",
+    "WRITE_MODES": "ringmap.formats.base",
+    "Writer": "ringmap.formats.base",
+    "split_episode_data": "ringmap.formats.base",
+    "validate_write_mode": "ringmap.formats.base",
+    "FORMATS": "ringmap.formats.registry",
+    "detect_format": "ringmap.formats.registry",
+    "get_format": "ringmap.formats.registry",
+    "list_formats": "ringmap.formats.registry",
+    "register_format": "ringmap.formats.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next lookup is a plain one
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Datasets: episodes read as clips."""

@@ -1,0 +1,386 @@
+"""The contract of a dataset: episodes of columns, cut into clips.
+
+    lengths [5, 3]   span 2          clip ids 0 1 2 3 | 4 5
+                                     episode  0 0 0 0 | 1 1
+                                     start    0 1 2 3 | 0 1
+
+A clip is `span = num_steps * frameskip` steps of one episode. Observations keep every
+`frameskip`-th step; the column `action` keeps all of them, folded to (num_steps, -1).
+A subclass supplies `column_names` and `_load_slice`; all else follows from these two, and
+may be overridden by what is faster.
+Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes them).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.index import ClipIndex, ClipPairs
+from ringmap.datasets.layout import EpisodeDict, stored_layout
+from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.storage.live import LiveEpisodes
+
+__all__ = ["Dataset", "EpisodeDict", "Transform", "fold_actions", "stored_layout"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Dataset:
+    """Episodes of columns, read as clips, whole, or in chunks.
+
+    Args:
+        lengths: steps of each episode.
+        offsets: row of each episode's first step.
+        frameskip: stride between the observations of a clip.
+        num_steps: observations in a clip.
+        transform: maps an episode's dict to the one to hand out; `_load_slice` applies it.
+
+    Raises:
+        InputError: `frameskip` or `num_steps` is not positive, or the arrays do not match.
+
+    Processes and threads: safe to share and to pickle as far as the subclass's `_load_slice` is.
+
+    Source: stable-worldmodel, Replay Buffer guide ("Frameskip semantics").
+
+    Example:
+        >>> class Ramp(Dataset):
+        ...     column_names = ["x", "action"]
+        ...
+        ...     def _load_slice(self, ep, start, end):
+        ...         rows = np.arange(start, end) + self.offsets[ep]
+        ...         return {"x": rows, "action": rows}
+        >>> ramp = Ramp([5, 3], [0, 5], frameskip=2, num_steps=2)
+        >>> len(ramp), list(ramp.clip_indices)
+        (2, [(0, 0), (0, 1)])
+        >>> ramp[-1]["x"].tolist(), ramp[-1]["action"].tolist()
+        ([1, 3], [[1, 2], [3, 4]])
+    """
+
+    frameskip: int = 1
+    num_steps: int = 1
+    transform: Transform | None = None
+    _clips: ClipIndex | None = None
+
+    def __init__(
+        self,
+        lengths: Any,
+        offsets: Any,
+        frameskip: int = 1,
+        num_steps: int = 1,
+        transform: Transform | None = None,
+    ) -> None:
+        for name, value in (("frameskip", frameskip), ("num_steps", num_steps)):
+            if value <= 0:
+                raise InputError(f"{type(self).__name__}: {name} must be positive, got {value}")
+        self._lengths = np.array(lengths, np.int32).reshape(-1)
+        self._offsets = np.array(offsets, np.int64).reshape(-1)
+        if len(self._lengths) != len(self._offsets):
+            raise InputError(
+                f"{type(self).__name__}: {len(self._lengths)} lengths but "
+                f"{len(self._offsets)} offsets; expected one of each per episode"
+            )
+        self._lengths.flags.writeable = self._offsets.flags.writeable = False
+        self.frameskip = frameskip
+        self.num_steps = num_steps
+        self.transform = transform
+
+    # -- what a subclass supplies ------------------------------------------------------------
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order; a list of the caller's own."""
+        raise NotImplementedError(f"{type(self).__name__} must supply column_names")
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        """Return steps `[start, end)` of episode `ep`: every column dense, `transform` applied.
+
+        Shapes: column -> (end - start, ...). A column other than `action` may come with every
+        `frameskip`-th step only (as subclasses written for stable-worldmodel do): clips take it so.
+
+        Raises:
+            ClipIndexError: the episode or steps lie outside what is stored.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must supply _load_slice")
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        return self._lengths
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        return self._offsets
+
+    def load_episode(self, episode_idx: int) -> dict[str, Any]:
+        """Return one whole episode: every column dense, nothing folded, `transform` applied.
+
+        `write_episode` of a buffer or a writer takes it back as it is: images that were turned to
+        channels first are stored in their own order again.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        ep = self._episode_number(episode_idx)
+        return self._load_slice(ep, 0, int(self.lengths[ep]))
+
+    def load_chunk(
+        self, episodes_idx: Sequence[int] | Array, start: Any, end: Any
+    ) -> list[dict[str, Any]]:
+        """Return steps `[start[i], end[i])` of episode `episodes_idx[i]`, for each i.
+
+        Shapes: observations (end - start, ...), dense; `action` ((end - start) // frameskip, -1).
+
+        Raises:
+            ClipIndexError: an episode or step lies outside what is stored.
+            InputError: the lists differ in length, or a chunk is no multiple of `frameskip` long.
+        """
+        episodes, starts, ends = (
+            np.asarray(v, np.int64).reshape(-1) for v in (episodes_idx, start, end)
+        )
+        if not len(episodes) == len(starts) == len(ends):
+            raise InputError(
+                f"{type(self).__name__}.load_chunk: {len(episodes)} episodes, {len(starts)} starts "
+                f"and {len(ends)} ends; expected as many of each"
+            )
+        chunks = []
+        for number, first, stop in zip(
+            episodes.tolist(), starts.tolist(), ends.tolist(), strict=True
+        ):
+            steps = self._load_slice(self._episode_number(number), first, stop)
+            if "action" in steps:
+                if (stop - first) % self.frameskip:
+                    raise InputError(
+                        f"{type(self).__name__}.load_chunk: {stop - first} steps of episode "
+                        f"{number} do not fold into groups of frameskip={self.frameskip}; "
+                        "ask for a multiple of it"
+                    )
+                folds = (stop - first) // self.frameskip
+                steps["action"] = fold_actions(steps["action"], folds)
+            chunks.append(steps)
+        return chunks
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the values that are constant within an episode, first seen first."""
+        return []
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode.
+
+        Args:
+            idx: an episode, several (duplicates are welcome), or None for all.
+
+        Returns:
+            name -> one value per asked episode; None where an episode lacks it.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        self._episode_numbers(idx)
+        return {}
+
+    # -- clips -------------------------------------------------------------------------------
+
+    @property
+    def span(self) -> int:
+        """Steps from a clip's first to the end of its last: `num_steps * frameskip`."""
+        return self.num_steps * self.frameskip
+
+    @property
+    def clip_indices(self) -> Sequence[tuple[int, int]]:
+        """The `(episode, first step)` of every clip, oldest episode first; no memory per clip."""
+        return ClipPairs(self._clip_index(), self.span)
+
+    def __len__(self) -> int:
+        return len(self.clip_indices)
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        """Return one clip.
+
+        Shapes: observations (num_steps, ...), `action` (num_steps, -1).
+
+        Raises:
+            ClipIndexError: the id is out of range, or there are no clips. Negative ids count
+                from the end.
+        """
+        return self.__getitems__([operator.index(idx)])[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once: what PyTorch's DataLoader calls.
+
+        Raises:
+            ClipIndexError: as for one clip.
+        """
+        episodes, starts = self._locate(np.asarray(list(indices), np.int64))
+        return self._load_clips(episodes, starts)
+
+    # -- whole columns -----------------------------------------------------------------------
+
+    def get_col_data(self, col: str) -> Array:
+        """Return a column of all steps as an array, images in stored order.
+
+        Raises:
+            UnknownColumnError: there is no such column.
+
+        Cost: reads and holds the whole column. This general form loads every episode.
+        """
+        self._check_column(col, "get_col_data")
+        parts = [self._stored_rows(ep, 0, int(n), [col])[col] for ep, n in enumerate(self.lengths)]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def get_dim(self, col: str) -> int:
+        """Return how many values a step of a column holds.
+
+        Raises:
+            UnknownColumnError: there is no such column.
+        """
+        self._check_column(col, "get_dim")
+        filled = np.flatnonzero(self.lengths)
+        if not len(filled):
+            raise InputError(f"{type(self).__name__}.get_dim: no steps are stored yet")
+        row = self._stored_rows(int(filled[0]), 0, 1, [col])[col]
+        return int(np.prod(row.shape[1:]))
+
+    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+        """Return steps by row, all columns, images in stored order.
+
+        Args:
+            row_idx: a row, or several in any order; step t of episode i is row `offsets[i] + t`.
+                Negative rows count from the end.
+
+        Returns:
+            column -> array (...) for one row, (n, ...) for several.
+
+        Raises:
+            ClipIndexError: a row lies outside what is stored.
+        """
+        rows = self._row_numbers(row_idx)
+        order = np.argsort(self.offsets, kind="stable")
+        episodes = order[np.searchsorted(self.offsets[order], rows, side="right") - 1]
+        steps = rows - self.offsets[episodes]
+        names = self.column_names
+        parts = [
+            self._stored_rows(ep, at, at + 1, names)
+            for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
+        ]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in names if parts}
+        return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
+
+    def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
+        """Join columns along axis `dim` into a new column in memory.
+
+        Raises:
+            NotImplementedError: this kind of dataset can't.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't merge columns")
+
+    # -- helpers for subclasses --------------------------------------------------------------
+
+    def _locate(self, ids: Array) -> tuple[Array, Array]:
+        """Return the episodes and first steps of clip ids, negative ones counted from the end."""
+        index = self._clip_index().of(self.span)
+        size = index.end - index.base
+        low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+        if low < -size or high >= size:
+            name = type(self).__name__
+            if not size:
+                raise ClipIndexError(
+                    f"{name}: empty: no episode is {self.span} steps long "
+                    f"({len(self.lengths)} episodes, num_steps={self.num_steps}, frameskip={self.frameskip})"
+                )
+            raise ClipIndexError(
+                f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
+            )
+        ordinals, starts = index.locate(np.where(ids < 0, ids + size, ids) + index.base)
+        return ordinals - index.first, starts
+
+    def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
+        """Return the clips of these episodes and first steps, each folded."""
+        span = self.span
+        return [
+            self._fold(self._load_slice(ep, first, first + span))
+            for ep, first in zip(episodes.tolist(), starts.tolist(), strict=True)
+        ]
+
+    def _fold(self, steps: Mapping[str, Any]) -> dict[str, Any]:
+        clip = {}
+        for name, value in steps.items():
+            if name == "action":
+                value = fold_actions(value, self.num_steps)
+            elif self.frameskip > 1 and len(value) == self.span:
+                value = value[:: self.frameskip]
+            clip[name] = value
+        return clip
+
+    def _clip_index(self) -> ClipIndex:
+        if self._clips is None:
+            self._clips = ClipIndex(LiveEpisodes.from_lengths(self.lengths))
+        return self._clips
+
+    def _episode_number(self, idx: int) -> int:
+        return int(self._episode_numbers(operator.index(idx))[0])
+
+    def _episode_numbers(self, idx: int | Sequence[int] | Array | None) -> Array:
+        """Return episode numbers as an array, checked, negative ones counted from the end."""
+        count = len(self.lengths)
+        if idx is None:
+            return np.arange(count)
+        numbers = np.asarray(idx, np.int64).reshape(-1)
+        wrong = numbers[(numbers < -count) | (numbers >= count)]
+        if len(wrong):
+            raise ClipIndexError(
+                f"{type(self).__name__}: episode {wrong[0]} is out of range for {count} episodes"
+            )
+        return np.where(numbers < 0, numbers + count, numbers)
+
+    def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
+        """Return row numbers as an array, checked, negative ones counted from the end."""
+        ends = self.offsets + self.lengths
+        count = int(ends.max()) if len(ends) else 0
+        rows = np.asarray(idx, np.int64).reshape(-1)
+        wrong = rows[(rows < -count) | (rows >= count)]
+        if len(wrong):
+            raise ClipIndexError(
+                f"{type(self).__name__}: row {wrong[0]} is out of range for {count} rows"
+            )
+        return np.where(rows < 0, rows + count, rows)
+
+    def _check_column(self, col: str, method: str) -> None:
+        if col not in self.column_names:
+            raise UnknownColumnError(
+                f"{type(self).__name__}.{method}: no column {col!r}; there are {self.column_names}"
+            )
+
+    def _stored_rows(self, ep: int, start: int, end: int, names: Sequence[str]) -> dict[str, Array]:
+        steps = stored_layout(self._load_slice(ep, start, end))
+        return {name: np.asarray(steps[name]) for name in names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_clips"}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(episodes={len(self.lengths)}, steps={int(self.lengths.sum())}, "
+            f"num_steps={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names})"
+        )
+
+
+def fold_actions(actions: Any, num_steps: int) -> Any:
+    """Return actions (K * num_steps, ...) as (num_steps, K * ...), arrays and tensors alike.
+
+    Example:
+        >>> fold_actions(np.arange(4), 2).tolist()
+        [[0, 1], [2, 3]]
+    """
+    width = int(np.prod(actions.shape, dtype=np.int64)) // num_steps if num_steps else 0
+    return actions.reshape(num_steps, width)

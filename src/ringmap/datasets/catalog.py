@@ -1,0 +1,117 @@
+"""Where datasets are found by name.
+
+    "runs/replay.h5"  an existing path: that one
+    "pusht"           $STABLEWM_HOME/datasets/pusht, pusht.h5, ... (default: ~/.stable_worldmodel)
+    "user/repo"       $STABLEWM_HOME/datasets/user/repo, or user--repo, where stable-worldmodel
+                      keeps what it downloaded
+
+Not here: reading (formats/), downloading.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.formats.registry import detect_format, get_format, list_formats
+
+__all__ = ["get_cache_dir", "load_dataset"]
+
+HOME_VARIABLE = "STABLEWM_HOME"
+
+
+def get_cache_dir(
+    override_root: str | os.PathLike[str] | None = None, sub_folder: str | None = None
+) -> Path:
+    """Return the folder under which datasets and checkpoints are kept; it is made if need be.
+
+    Args:
+        override_root: the folder to use; by default `$STABLEWM_HOME`, else `~/.stable_worldmodel`.
+        sub_folder: a folder below it, such as "datasets".
+
+    Source: stable-worldmodel, Data guide.
+    """
+    folder = _root(override_root) / (sub_folder or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def load_dataset(
+    name: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    format: str | None = None,
+    **reader_options: Any,
+) -> Any:
+    """Open a dataset.
+
+    Args:
+        name: a path, or a name below `datasets` in the cache folder.
+        cache_dir: the cache folder; `get_cache_dir` says which by default.
+        format: the format's name; found out by default.
+        reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`
+            and what the format adds.
+
+    Returns:
+        A `Dataset`: clips by index, episodes by `load_episode`.
+
+    Raises:
+        NotFoundError: (FileNotFoundError) nothing is there.
+        UnknownFormatError: (ValueError) "No format detected".
+        InputError: (ValueError) "Ambiguous": several data files; an unknown format; a bad option.
+
+    Example:
+        >>> import tempfile
+        >>> from ringmap.data import get_format
+        >>> path = tempfile.mkdtemp() + "/demo.h5"
+        >>> with get_format("hdf5").open_writer(path) as writer:
+        ...     writer.write_episode({"state": [[0.0], [1.0], [2.0]], "action": [0, 1, 2]})
+        >>> dataset = load_dataset(path, num_steps=2)
+        >>> len(dataset), dataset[1]["state"].tolist()
+        (2, [[1.0], [2.0]])
+    """
+    path = _resolve(os.fspath(name), cache_dir)
+    if format is not None:
+        return get_format(format).open_reader(path, **reader_options)
+    found = detect_format(path)
+    if found is None:
+        raise UnknownFormatError(
+            f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
+            "register the one that reads it (register_format)"
+        )
+    return found.open_reader(path, **reader_options)
+
+
+def _root(given: str | os.PathLike[str] | None) -> Path:
+    return Path(given or os.environ.get(HOME_VARIABLE) or "~/.stable_worldmodel").expanduser()
+
+
+def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
+    given = Path(name).expanduser()
+    if given.exists():
+        return given
+    folder = _root(cache_dir) / "datasets"
+    tried = [given]
+    if not given.is_absolute():
+        tried += [folder / name, folder / name.replace("/", "--")]
+        for candidate in tried[1:]:
+            if candidate.exists():
+                return candidate
+        found = _with_suffix(folder / name)
+        if len(found) > 1:
+            raise InputError(
+                f"Ambiguous dataset {name!r}: {', '.join(str(p) for p in found)}; pass the path of one"
+            )
+        if found:
+            return found[0]
+    places = ", ".join(str(path) for path in dict.fromkeys(tried))
+    raise NotFoundError(f"No dataset {name!r}: looked at {places}")
+
+
+def _with_suffix(path: Path) -> list[Path]:
+    """Return what lies beside `path` under its name with one suffix more, as far as a format knows it."""
+    if not path.parent.is_dir():
+        return []
+    beside = sorted(p for p in path.parent.iterdir() if p.stem == path.name and p.suffix)
+    return [p for p in beside if detect_format(p) is not None]

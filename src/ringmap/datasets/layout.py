@@ -1,0 +1,94 @@
+"""The order of an image's axes: (T, H, W, C) in storage, (T, C, H, W) in the hands of PyTorch.
+
+    stored (T, H, W, C)  --readers-->  EpisodeDict (T, C, H, W)  --stored_layout-->  (T, H, W, C)
+
+An episode that was turned says so itself, so that whoever stores it turns it back: a
+dataset can be read and written again, and mixed with fresh rollouts, without a thought.
+Not here: which columns a dataset turns (stored.py), decoding of images (formats/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from ringmap.storage.schema import ColumnSpec
+
+__all__ = ["EpisodeDict", "is_image", "stored_layout", "to_channels_first", "to_channels_last"]
+
+M = TypeVar("M", bound=Mapping[str, Any])
+
+
+class EpisodeDict(dict[str, Any]):
+    """An episode that remembers which of its columns were turned to channels first.
+
+    It is a plain `dict` in every other way. A new dict made from its items forgets.
+
+    Args:
+        values: column -> values, as for `dict`.
+        channels_first: names of the columns whose axes are (T, C, H, W) but (T, H, W, C) in storage.
+
+    Example:
+        >>> import numpy as np
+        >>> episode = EpisodeDict({"pixels": np.zeros((5, 3, 64, 48), np.uint8)}, {"pixels"})
+        >>> stored_layout(episode)["pixels"].shape
+        (5, 64, 48, 3)
+    """
+
+    channels_first: frozenset[str]
+
+    def __init__(
+        self,
+        values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        channels_first: Iterable[str] = (),
+    ) -> None:
+        super().__init__(values)
+        self.channels_first = frozenset(channels_first)
+
+    def copy(self) -> EpisodeDict:
+        """Return a shallow copy that remembers as well."""
+        return EpisodeDict(self, self.channels_first)
+
+    def __copy__(self) -> EpisodeDict:
+        return self.copy()
+
+
+def stored_layout(ep_data: M) -> M | dict[str, Any]:
+    """Return an episode with its images in the order in which they are stored.
+
+    Args:
+        ep_data: an episode; only an `EpisodeDict` that turned something is changed.
+
+    Returns:
+        `ep_data` itself when there is nothing to do (one attribute lookup), else a new dict whose
+        turned columns are views of type and dtype as before.
+    """
+    turned = getattr(ep_data, "channels_first", None)
+    if not turned:
+        return ep_data
+    return {
+        name: to_channels_last(value) if name in turned else value
+        for name, value in ep_data.items()
+    }
+
+
+def is_image(spec: ColumnSpec) -> bool:
+    """Tell whether a column holds images: uint8, three axes, the last of size 1 or 3."""
+    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in (1, 3)
+
+
+def to_channels_first(value: Any) -> Any:
+    """Return (..., H, W, C) as (..., C, H, W): a view, array or tensor as it came."""
+    if hasattr(value, "movedim"):
+        return value.movedim(-1, -3)
+    return value.swapaxes(-1, -2).swapaxes(-2, -3)
+
+
+def to_channels_last(value: Any) -> Any:
+    """Return (..., C, H, W) as (..., H, W, C): a view, array or tensor as it came; a list per step."""
+    if isinstance(value, list | tuple):
+        return [to_channels_last(step) for step in value]
+    if hasattr(value, "movedim"):
+        return value.movedim(-3, -1)
+    return value.swapaxes(-3, -2).swapaxes(-2, -1)

@@ -1,0 +1,334 @@
+"""A dataset over the columns of a file, handed out as PyTorch tensors.
+
+    clip ids -> episodes, first steps -> rows -> source.windows -> tensors -> transform -> fold
+                                               (one read per column and batch)
+
+Every reader of ours is this class over a `ColumnSource` of its format: a format says how
+rows are found, this class says what people get. Columns that torch has no dtype for
+(strings, dates, bytes) stay NumPy arrays; in a clip, text is a list, which the DataLoader
+can batch.
+Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.datasets.base import Dataset, Transform
+from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
+from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["ColumnSource", "StoredDataset"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LAYOUTS = ("CHW", "HWC")
+
+
+class ColumnSource(Protocol):
+    """Columns of rows at a path: the seam between a format and `StoredDataset`.
+
+    Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
+    from any thread; the object pickles without data or handles and opens again by itself in
+    whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
+    something else.
+    """
+
+    path: str
+
+    @property
+    def schema(self) -> Schema:
+        """Columns in order: names, per-step shapes, dtypes."""
+        ...
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        ...
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        ...
+
+    @property
+    def episode_columns(self) -> list[str]:
+        """Names of the values that are constant within an episode, first seen first."""
+        ...
+
+    def windows(self, column: str, starts: Array, length: int, stride: int = 1) -> Array:
+        """Read rows `s, s + stride, ... < s + length` for each s of `starts`.
+
+        Shapes: (len(starts), ceil(length / stride), ...), images in stored order.
+        """
+        ...
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} when it has none."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back; the next read opens it again."""
+        ...
+
+
+class StoredDataset(Dataset):
+    """Episodes that lie in a file, as PyTorch tensors.
+
+    Args:
+        source: where the columns come from.
+        num_steps: observations in a clip.
+        frameskip: stride between the observations of a clip.
+        transform: maps a dict of columns to the one to hand out; it sees actions unfolded.
+        layout: "CHW" hands images out as (T, C, H, W), "HWC" as they are stored.
+        keys_to_load: the columns to hand out; None for all.
+        keys_to_cache: columns to hold in memory.
+        keys_to_merge: new column -> the columns to join into it (as `merge_col` takes them).
+
+    Raises:
+        InputError: an option is wrong.
+        UnknownColumnError: an option names a column that is not stored.
+
+    Processes and threads: reads are as thread-safe as the source; pickling takes the settings and
+    cached columns along, never the data.
+    """
+
+    def __init__(
+        self,
+        source: ColumnSource,
+        *,
+        num_steps: int = 1,
+        frameskip: int = 1,
+        transform: Transform | None = None,
+        layout: str = "CHW",
+        keys_to_load: Sequence[str] | None = None,
+        keys_to_cache: Sequence[str] = (),
+        keys_to_merge: Mapping[str, Sequence[str] | str] | None = None,
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise InputError(f"{source.path}: layout must be one of {LAYOUTS}, got {layout!r}")
+        super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
+        self.source = source
+        self.layout = layout
+        stored = {spec.name: spec for spec in source.schema.columns}
+        names = list(stored) if keys_to_load is None else list(keys_to_load)
+        for name in (*names, *keys_to_cache):
+            if name not in stored:
+                raise UnknownColumnError(
+                    f"{source.path}: no column {name!r}; there are {list(stored)}"
+                )
+        self._specs: dict[str, ColumnSpec] = {name: stored[name] for name in names}
+        self._cache: dict[str, Array] = {}
+        self._turned = frozenset(n for n in names if layout == "CHW" and is_image(stored[n]))
+        for name in keys_to_cache:
+            self._cache[name] = self.get_col_data(name)
+        for target, given in (keys_to_merge or {}).items():
+            self.merge_col(given, target)
+
+    @property
+    def path(self) -> str:
+        """Where the data lies."""
+        return self.source.path
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return list(self._specs)
+
+    @property
+    def schema(self) -> Schema:
+        """Columns in order: names, per-step shapes (as stored), dtypes."""
+        return Schema(tuple(self._specs.values()))
+
+    def close(self) -> None:
+        """Give the file back, so that it may be appended to; the next read opens it again."""
+        self.source.close()
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        length = int(self.lengths[self._episode_number(ep)])
+        if not 0 <= start <= end <= length:
+            raise ClipIndexError(
+                f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {length} steps"
+            )
+        first = self.offsets[[ep]] + start
+        steps = EpisodeDict(
+            {name: self._read(name, first, end - start, 1)[0] for name in self._specs}, self._turned
+        )
+        if self.transform is None:
+            return steps
+        made = self.transform(steps)
+        # A transform may return a new dict: what is still an image with its channels in front stays marked.
+        still = {n for n in self._turned if n in made and _channels_lead(made[n], self._specs[n])}
+        return EpisodeDict(made, still)
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the values that are constant within an episode, first seen first."""
+        return list(self.source.episode_columns)
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode.
+
+        Args:
+            idx: an episode, several (duplicates are welcome), or None for all.
+
+        Returns:
+            name -> one value per asked episode; None where an episode lacks it.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        records = [self.source.episode_data(ep) for ep in self._episode_numbers(idx).tolist()]
+        return {name: [r.get(name) for r in records] for name in self.source.episode_columns}
+
+    # -- clips -------------------------------------------------------------------------------
+
+    def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
+        if not len(episodes):
+            return []
+        first = self.offsets[episodes] + starts
+        columns = {
+            name: self._read(name, first, self.span, 1 if name == "action" else self.frameskip)
+            for name in self._specs
+        }
+        clips = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ] or [{} for _ in episodes]
+        if self.transform is not None:
+            clips = [self.transform(clip) for clip in clips]
+        return [self._fold(clip) for clip in clips]
+
+    def _fold(self, steps: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.tolist()
+            if isinstance(value, np.ndarray) and value.dtype.kind in "SU"
+            else value
+            for name, value in super()._fold(steps).items()
+        }
+
+    # -- whole columns -----------------------------------------------------------------------
+
+    def get_col_data(self, col: str) -> Array:
+        """Return a column of all steps as a NumPy array of its stored dtype, images in stored order.
+
+        Raises:
+            UnknownColumnError: there is no such column.
+
+        Cost: reads and holds the whole column.
+        """
+        self._check_column(col, "get_col_data")
+        if col in self._cache:
+            return self._cache[col].copy()
+        rows: Array = self._windows(col, np.zeros(1, np.int64), self._num_rows, 1)[0]
+        return rows
+
+    def get_dim(self, col: str) -> int:
+        """Return how many values a step of a column holds. O(1).
+
+        Raises:
+            UnknownColumnError: there is no such column.
+        """
+        self._check_column(col, "get_dim")
+        return int(np.prod(self._specs[col].shape))
+
+    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+        """Return steps by row, all columns, as NumPy values, images in stored order.
+
+        Args:
+            row_idx: a row, or several in any order; step t of episode i is row `offsets[i] + t`.
+                Negative rows count from the end.
+
+        Raises:
+            ClipIndexError: a row lies outside what is stored.
+        """
+        rows = self._row_numbers(row_idx)
+        found = {name: self._windows(name, rows, 1, 1)[:, 0] for name in self._specs}
+        return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
+
+    def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
+        """Join columns along axis `dim` into the column `target`, held in memory.
+
+        Args:
+            source: column names in order, or a regular expression that their beginnings match.
+            target: name of the new column; one of that name is replaced in this view of the file.
+            dim: axis of the joined array, whose axis 0 is time; never 0. A column of scalars counts
+                as (T, 1).
+
+        Raises:
+            UnknownColumnError: a column is not there.
+            InputError: nothing matches, or the shapes do not join.
+
+        Cost: reads and holds all these columns.
+        """
+        where = f"{self.path}: merge_col"
+        names = (
+            [n for n in self._specs if re.match(source, n)]
+            if isinstance(source, str)
+            else list(source)
+        )
+        if not names:
+            raise InputError(
+                f"{where}: no column matches {source!r}; there are {self.column_names}"
+            )
+        parts = [self.get_col_data(name) for name in names]
+        parts = [part[:, None] if part.ndim == 1 else part for part in parts]
+        try:
+            merged = np.concatenate(parts, axis=dim)
+        except ValueError as error:
+            raise InputError(f"{where}: {names} do not join along axis {dim}: {error}") from None
+        if merged.shape[0] != parts[0].shape[0]:
+            raise InputError(f"{where}: axis {dim} is time; join along another")
+        self._cache[target] = merged
+        self._specs[target] = ColumnSpec(target, merged.shape[1:], merged.dtype)
+        turned = self.layout == "CHW" and is_image(self._specs[target])
+        self._turned = self._turned | {target} if turned else self._turned - {target}
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    @property
+    def _num_rows(self) -> int:
+        return int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
+
+    def _windows(self, name: str, starts: Array, length: int, stride: int) -> Array:
+        cached = self._cache.get(name)
+        if cached is None:
+            return self.source.windows(name, starts, length, stride)
+        rows: Array = cached[starts[:, None] + np.arange(0, length, stride)]
+        return rows
+
+    def _read(self, name: str, starts: Array, length: int, stride: int) -> Any:
+        values = self._windows(name, starts, length, stride)
+        if not _has_tensor(values.dtype):
+            return values
+        import torch
+
+        tensor = torch.from_numpy(values)
+        return to_channels_first(tensor) if name in self._turned else tensor
+
+
+@functools.cache
+def _has_tensor(dtype: np.dtype[Any]) -> bool:
+    """Tell whether torch has this dtype. Asked of torch itself: the answer grew with its versions."""
+    import torch
+
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _channels_lead(value: Any, spec: ColumnSpec) -> bool:
+    shape, dtype = tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
+    return len(shape) == 4 and shape[1] == spec.shape[-1] and dtype.endswith("uint8")

@@ -1,0 +1,139 @@
+"""The tree of exceptions, grouped by what the caller does next.
+
+Every class is also the builtin that people already catch for the same
+mistake, so `except ValueError` goes on working:
+
+    RingmapError
+      InputError           ValueError      fix the call
+        UnknownColumnError KeyError        ... of a column's name
+      ClipIndexError       IndexError      fix the index
+      NoClipsError         RuntimeError    collect more first
+        LappedError                        ... or raise max_steps
+      RoleError            RuntimeError    use another handle
+        ClosedError, ReadOnlyError, LockedError, StaleCopyError, ReplacedError
+      NotFoundError        FileNotFoundError   fix the path
+      ExistsError          FileExistsError     choose another path, or a mode that may replace
+      EnvironmentFault     OSError         mend the machine, then go on
+        SyncFailedError                    ... and open the buffer again
+      DamageError          ValueError      the bytes are wrong: check, repair
+        CorruptError, NewerVersionError, UnknownFormatError
+      MissingExtraError    ImportError     install an extra
+        MissingFormatError ValueError      ... that reads and writes a format
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClipIndexError",
+    "ClosedError",
+    "CorruptError",
+    "DamageError",
+    "EnvironmentFault",
+    "ExistsError",
+    "InputError",
+    "LappedError",
+    "LockedError",
+    "MissingExtraError",
+    "MissingFormatError",
+    "NewerVersionError",
+    "NoClipsError",
+    "NotFoundError",
+    "ReadOnlyError",
+    "ReplacedError",
+    "RingmapError",
+    "RoleError",
+    "StaleCopyError",
+    "SyncFailedError",
+    "UnknownColumnError",
+    "UnknownFormatError",
+]
+
+
+class RingmapError(Exception):
+    """Root of everything that ringmap raises on purpose."""
+
+
+class InputError(RingmapError, ValueError):
+    """An argument is wrong. Nothing was changed; fix the call."""
+
+
+class UnknownColumnError(InputError, KeyError):
+    """A column of that name is not stored."""
+
+    __str__ = Exception.__str__  # KeyError's own shows the repr of the message
+
+
+class ClipIndexError(RingmapError, IndexError):
+    """A clip, episode or step number lies outside what is stored."""
+
+
+class NoClipsError(RingmapError, RuntimeError):
+    """Nothing to sample yet: collect more first."""
+
+
+class LappedError(NoClipsError):
+    """The writer overtook a reader time after time: raise `max_steps`."""
+
+
+class RoleError(RingmapError, RuntimeError):
+    """This handle may not do what was asked; another one may."""
+
+
+class ClosedError(RoleError):
+    """The buffer was closed."""
+
+
+class ReadOnlyError(RoleError):
+    """A reader, or a forked or unpickled copy, was asked to write."""
+
+
+class LockedError(RoleError):
+    """Another handle holds the writer's lock."""
+
+
+class StaleCopyError(RoleError):
+    """Persistent workers would go on serving an old copy of a RAM buffer."""
+
+
+class ReplacedError(RoleError):
+    """The directory at the buffer's path is no longer the one that was opened."""
+
+
+class NotFoundError(RingmapError, FileNotFoundError):
+    """Nothing is stored at this path."""
+
+
+class ExistsError(RingmapError, FileExistsError):
+    """Something is stored at this path already, and the mode says to leave it alone."""
+
+
+class EnvironmentFault(RingmapError, OSError):
+    """The machine said no: a full disk, an I/O error, a file system that lacks a service."""
+
+
+class SyncFailedError(EnvironmentFault):
+    """A sync failed, so this writer stopped: close it and open the buffer again."""
+
+
+class DamageError(RingmapError, ValueError):
+    """The bytes on disk are not what was written."""
+
+
+class CorruptError(DamageError):
+    """A file is cut, flipped, missing, swapped or foreign."""
+
+
+class NewerVersionError(DamageError):
+    """The format is from a newer ringmap."""
+
+
+class UnknownFormatError(DamageError):
+    """The path holds something else."""
+
+
+class MissingExtraError(RingmapError, ImportError):
+    """An optional package is needed: install the named extra."""
+
+
+class MissingFormatError(MissingExtraError, InputError):
+    """The format is known, but the package that reads and writes it is not installed."""

@@ -1,0 +1,1 @@
+"""Formats: what a dataset looks like on disk."""

@@ -1,0 +1,107 @@
+"""The HDF5 format: one file, one dataset per column over all steps.
+
+    FILE.h5
+      pixels      (N, H, W, C)       every column, all steps of all episodes
+      action      (N, A)
+      ep_len      (E,) int32         steps of each episode
+      ep_offset   (E,) int64         row of each episode's first step
+
+The layout of stable-worldmodel, in both directions. h5py is imported when a file is opened.
+Not here: columns (layout.py), reading (source.py), writing (writer.py and below).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ringmap.errors import InputError, NotFoundError
+from ringmap.formats.base import Format
+from ringmap.formats.registry import register_format
+
+if TYPE_CHECKING:
+    from ringmap.datasets.stored import StoredDataset
+    from ringmap.formats.hdf5.writer import HDF5Writer
+
+__all__ = ["HDF5"]
+
+SUFFIXES = (".h5", ".hdf5")
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+@register_format
+class HDF5(Format):
+    """Datasets in one HDF5 file each. Lossless for every dtype that a buffer stores."""
+
+    name = "hdf5"
+    supports_episode_data = True
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by the suffix (.h5, .hdf5), the first bytes, or a directory that holds such a file."""
+        path = os.fspath(path)
+        if os.path.isdir(path):
+            return bool(_files_in(path))
+        return path.endswith(SUFFIXES) or _is_signed(path)
+
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
+        """Return the dataset in a file, or in the one HDF5 file of a directory.
+
+        Args:
+            path: the file or directory.
+            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
+                keys_to_merge` of `StoredDataset`.
+
+        Raises:
+            NotFoundError: there is no file.
+            InputError: "Ambiguous": the directory holds several.
+            UnknownFormatError, CorruptError, LockedError: it can't be read.
+        """
+        from ringmap.datasets.stored import StoredDataset
+        from ringmap.formats.hdf5.source import HDF5Source
+
+        path = os.fspath(path)
+        if os.path.isdir(path):
+            found = _files_in(path)
+            if not found:
+                raise NotFoundError(f"{path}: the directory holds no .h5 or .hdf5 file")
+            if len(found) > 1:
+                raise InputError(
+                    f"Ambiguous dataset: {path} holds {len(found)} HDF5 files ({', '.join(found[:5])}"
+                    f"{', ...' if len(found) > 5 else ''}); pass the path of one"
+                )
+            path = os.path.join(path, found[0])
+        return StoredDataset(HDF5Source(path), **options)
+
+    @classmethod
+    def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> HDF5Writer:
+        """Return a writer to a file; see `HDF5Writer` for its options and errors."""
+        from ringmap.formats.hdf5.writer import HDF5Writer
+
+        return HDF5Writer(path, **options)
+
+
+def _files_in(folder: str) -> list[str]:
+    return sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if entry.name.endswith(SUFFIXES) and entry.is_file()
+    )
+
+
+def _is_signed(path: str) -> bool:
+    """Look for HDF5's signature, which stands at byte 0, 512, 1024, ..."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            at = 0
+            while at + len(_SIGNATURE) <= size:
+                file.seek(at)
+                if file.read(len(_SIGNATURE)) == _SIGNATURE:
+                    return True
+                at = max(512, 2 * at)
+    except OSError:
+        return False
+    return False

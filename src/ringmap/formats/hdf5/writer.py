@@ -1,0 +1,241 @@
+"""The writing side of an HDF5 file: episodes appended one by one, each of them safe at once.
+
+    write_episode -> check all -> rows, table, episode data -> HDF5 flush -> commit
+                                                               (session.py, pages.py)
+
+Invariants: a call that raises changes nothing, and the next one works; a `with` block that
+overwrites and ends with an exception leaves the old file.
+Not here: what an episode must look like (formats/schema.py), bytes of a column (layout.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ringmap.errors import EnvironmentFault, InputError, ReadOnlyError, RingmapError, RoleError
+from ringmap.formats.base import validate_write_mode
+from ringmap.formats.hdf5.layout import (
+    EPISODE_LENGTHS,
+    EPISODE_OFFSETS,
+    Column,
+    create_column,
+    find_columns,
+)
+from ringmap.formats.hdf5.session import Session
+from ringmap.formats.hdf5.source import (
+    NAMES_ATTRIBUTE,
+    damage_named,
+    episode_attribute,
+    read_table,
+)
+from ringmap.formats.schema import CheckedEpisode, check_episode
+from ringmap.storage.blobs import encode_data
+from ringmap.storage.schema import Schema
+
+__all__ = ["HDF5Writer"]
+
+_PART_NBYTES = 60_000
+"""HDF5 holds an attribute of up to 64 kB in any version of its files."""
+
+
+class HDF5Writer:
+    """Writes episodes to an HDF5 file. Use it in a `with` block.
+
+    Args:
+        path: the file; folders above it are made.
+        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+            "error" refuses it.
+        compression: as h5py takes it ("gzip", "lzf", a filter's number); None for none.
+        compression_opts: as h5py takes it.
+        shuffle: reorder bytes before compressing; None for when there is compression.
+        chunk_nbytes: about how large a chunk of a column is.
+        progress: show a progress bar in `write_episodes`.
+
+    Raises:
+        InputError: an option is wrong.
+        ExistsError: on entering, with mode "error", where something is.
+        LockedError: on entering, while another reader or writer has the file open.
+        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+
+    Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed
+    at any moment, it leaves every episode readable whose call had returned; a power cut may cost
+    what was written since the block began.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "demo.h5")
+        >>> with HDF5Writer(path) as writer:
+        ...     writer.write_episode({"reward": [0.0, 1.0], "_episode_data": {"seed": 7}})
+        >>> from ringmap.data import load_dataset
+        >>> load_dataset(path).get_episode_data()
+        {'seed': [7]}
+    """
+
+    _columns: dict[str, Column]
+    _lengths: Column
+    _offsets: Column
+    _rows: int
+    _schema: Schema | None
+    _names: dict[str, None]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: str = "append",
+        compression: str | int | None = None,
+        compression_opts: Any = None,
+        shuffle: bool | None = None,
+        chunk_nbytes: int = 1 << 20,
+        progress: bool = False,
+    ) -> None:
+        self.path = os.path.realpath(path)  # a link to a dataset stays one
+        self.mode = validate_write_mode(mode)
+        self.progress = progress
+        if chunk_nbytes <= 0:
+            raise InputError(f"HDF5Writer: chunk_nbytes must be positive, got {chunk_nbytes}")
+        self._chunk_nbytes = chunk_nbytes
+        self._filters: dict[str, Any] = {}
+        if compression is not None:
+            self._filters = {"compression": compression, "shuffle": shuffle is not False}
+            if compression_opts is not None:
+                self._filters["compression_opts"] = compression_opts
+        self._session: Session | None = None
+
+    # -- the block ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._session is not None:
+            raise RoleError(
+                f"HDF5Writer: {self.path} is already open in a `with` block of this writer"
+            )
+        self._session = Session(self.path, self.mode, self._take_stock)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        session, self._session = self._session, None
+        if session is None or session.pid != os.getpid():
+            return  # a forked child ends the block: the file is its parent's
+        try:
+            if kind is None or not session.replaces:
+                session.finish()
+        finally:
+            session.close()
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
+        """Append one whole episode; it is safe from a kill when the call returns.
+
+        Args:
+            ep_data: column -> per-step list, array or CPU tensor of shape (T, ...); under
+                `_episode_data`, a mapping of values constant within the episode. An empty one
+                changes nothing.
+
+        Raises:
+            RoleError: outside of a `with` block.
+            InputError: it does not fit the schema of the first episode; nothing was written.
+            OSError: the disk is full or failed; nothing was written, and the next call may work.
+
+        Cost: O(bytes of the episode), plus at most one chunk per column that is written twice.
+        """
+        where = "HDF5Writer.write_episode"
+        session = self._session
+        if session is None:
+            raise RoleError(f"{where}: {self.path}: used outside of a `with` block")
+        if session.pid != os.getpid():
+            raise ReadOnlyError(
+                f"{where}: {self.path} belongs to process {session.pid}, not to its fork"
+            )
+        if session.file is None:
+            session.reopen()
+        episode = check_episode(ep_data, self._schema, where)
+        if episode is None:
+            return
+        packed = encode_data(episode.data, where) if episode.data else b""
+        before = len(self._lengths)
+        try:
+            self._write(session.file, episode, packed)
+            session.commit()
+        except BaseException as error:
+            session.abandon()
+            if isinstance(error, RingmapError) or not isinstance(error, OSError):
+                raise
+            if self._recovered(session) > before:
+                return  # the fault came after the commit point
+            raise EnvironmentFault(
+                error.errno, f"{where}: {error}; nothing was written", self.path
+            ) from error
+
+    def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
+        """Append episodes as they come, each safe when the next one is asked for.
+
+        Raises:
+            As `write_episode`; the episodes before stay.
+        """
+        if self.progress:
+            from tqdm import tqdm
+
+            episodes = tqdm(episodes, desc=os.path.basename(self.path), unit="episode")
+        for episode in episodes:
+            self.write_episode(episode)
+
+    def _write(self, file: Any, episode: CheckedEpisode, packed: bytes) -> None:
+        if self._schema is None:
+            for spec in episode.schema.columns:
+                self._columns[spec.name] = create_column(
+                    file, spec, self._chunk_nbytes, self._filters
+                )
+            self._schema = episode.schema
+        for name, rows in episode.columns.items():
+            self._columns[name].write(self._rows, rows)
+        number, attrs = len(self._lengths), self._lengths.dataset.attrs
+        self._lengths.write(number, np.array([episode.length], np.int32))
+        self._offsets.write(number, np.array([self._rows], np.int64))
+        for part in range(-(-len(packed) // _PART_NBYTES)):
+            piece = packed[part * _PART_NBYTES : (part + 1) * _PART_NBYTES]
+            attrs.create(episode_attribute(number, part), np.frombuffer(piece, np.uint8))
+        fresh = [str(name) for name in episode.data if name not in self._names]
+        if fresh:
+            self._names = {**self._names, **dict.fromkeys(fresh)}
+            attrs[NAMES_ATTRIBUTE] = json.dumps(list(self._names))
+        self._rows += episode.length
+
+    def _take_stock(self, file: Any) -> None:
+        """Note what a freshly opened file holds."""
+        with damage_named(f"HDF5Writer: {self.path}"):
+            lengths, offsets = read_table(file)
+            self._columns = find_columns(file)
+            self._lengths = Column(EPISODE_LENGTHS, file[EPISODE_LENGTHS])
+            self._offsets = Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS])
+            self._rows = int((lengths + offsets).max()) if len(lengths) else 0
+            given = self._lengths.dataset.attrs.get(NAMES_ATTRIBUTE)
+            self._names = dict.fromkeys(json.loads(given) if given else ())
+        specs = tuple(column.spec for column in self._columns.values())
+        self._schema = Schema(specs) if specs else None
+        for column in (*self._columns.values(), self._lengths, self._offsets):
+            if column.dataset.maxshape[0] is not None:
+                raise InputError(
+                    f"HDF5Writer: {self.path}: column {column.spec.name!r} was made with a fixed "
+                    "size; it can't be appended to, only copied"
+                )
+
+    def _recovered(self, session: Session) -> int:
+        """Return how many episodes the file holds after a fault; 0 while it can't be opened."""
+        try:
+            session.reopen()
+        except (OSError, RingmapError):
+            session.abandon()
+            return 0
+        return len(self._lengths)

@@ -1,0 +1,196 @@
+"""The registry of formats, each loaded when it is first used.
+
+    "hdf5" -> module ringmap.formats.hdf5     (ours; known by name before it is imported)
+    "mine" -> entry point of `ringmap.formats` (a third party's, found by its installation)
+              or @register_format              (a third party's, found by its import)
+
+Invariants: a name stands for one format; a format whose package is missing is not listed,
+but asking for it names what to install.
+Not here: what a format must do (base.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from os import PathLike
+from typing import TypeVar
+
+from ringmap.errors import InputError, MissingFormatError
+from ringmap.formats.base import Format
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "FORMATS",
+    "FormatTable",
+    "detect_format",
+    "get_format",
+    "list_formats",
+    "register_format",
+]
+
+F = TypeVar("F", bound=type[Format])
+
+ENTRY_POINT_GROUP = "ringmap.formats"
+"""Where a package announces a format: `mine = "my_package.my_module:MyFormat"`."""
+
+log = logging.getLogger("ringmap")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A format of ours, before its module is imported.
+
+    Args:
+        module: registers the format when it is imported.
+        package: what the format can't do without.
+        install: what to give to pip when the package is missing.
+    """
+
+    module: str
+    package: str
+    install: str
+
+    @property
+    def available(self) -> bool:
+        """Whether the package is installed. Imports nothing."""
+        return importlib.util.find_spec(self.package) is not None
+
+
+BUILT_IN = {
+    "hdf5": BuiltIn("ringmap.formats.hdf5", "h5py", "h5py"),
+}
+
+
+class FormatTable(MutableMapping[str, type[Format]]):
+    """Formats by name: a dict that imports a format when it is looked up.
+
+    Args:
+        built_in: formats known from the start.
+    """
+
+    def __init__(self, built_in: dict[str, BuiltIn]) -> None:
+        self._built_in = dict(built_in)
+        self._points: dict[str, EntryPoint] | None = None
+        self._loaded: dict[str, type[Format]] = {}
+
+    def __getitem__(self, name: str) -> type[Format]:
+        found = self._loaded.get(name)
+        if found is not None:
+            return found
+        lazy = self._built_in.get(name)
+        if lazy is not None and lazy.available:
+            importlib.import_module(lazy.module)
+        elif lazy is None and name in self._entry_points():
+            loaded = self._entry_points()[name].load()
+            # The import may have registered it by itself.
+            self._loaded.setdefault(name, loaded)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, value: type[Format]) -> None:
+        self._loaded[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        for table in (self._loaded, self._built_in, self._entry_points()):
+            table.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == known for known in self)
+
+    def __iter__(self) -> Iterator[str]:
+        names = [name for name, lazy in self._built_in.items() if lazy.available]
+        yield from dict.fromkeys([*names, *self._entry_points(), *self._loaded])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"FormatTable({list(self)})"
+
+    def add(self, cls: type[Format]) -> None:
+        """Register a format under its name.
+
+        Raises:
+            InputError: it has no name, or the name stands for another format.
+        """
+        name = getattr(cls, "name", None)
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{cls.__name__}: a format must set a non-empty `name`")
+        lazy, point = self._built_in.get(name), self._entry_points().get(name)
+        own = {lazy.module if lazy else "", point.module if point else ""}
+        if name in self._loaded or (name in self and cls.__module__ not in own):
+            raise InputError(f"format {name!r} is already registered; choose another name")
+        self._loaded[name] = cls
+
+    def missing(self) -> dict[str, BuiltIn]:
+        """Return the formats of ours whose package is not installed."""
+        return {name: lazy for name, lazy in self._built_in.items() if not lazy.available}
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        if self._points is None:
+            found = entry_points(group=ENTRY_POINT_GROUP)
+            self._points = {p.name: p for p in found if p.name not in self._built_in}
+        return self._points
+
+
+FORMATS = FormatTable(BUILT_IN)
+"""Every format by name, loaded when looked up."""
+
+
+def register_format(cls: F) -> F:
+    """Register a subclass of `Format` under its `name`; use it as a decorator.
+
+    Raises:
+        InputError: its name is empty, or already registered.
+    """
+    FORMATS.add(cls)
+    return cls
+
+
+def list_formats() -> list[str]:
+    """Return the names of the formats that can be used. Imports none of them."""
+    return list(FORMATS)
+
+
+def get_format(name: str) -> type[Format]:
+    """Return a format by name.
+
+    Raises:
+        MissingFormatError: its package is not installed; the message says what to install.
+        InputError: there is none of that name.
+    """
+    try:
+        return FORMATS[name]
+    except KeyError:
+        pass
+    missing = FORMATS.missing()
+    if name in missing:
+        raise MissingFormatError(
+            f"unknown format {name!r}: its package {missing[name].package!r} is not installed; "
+            f'pip install "{missing[name].install}". Installed formats: {list_formats()}'
+        )
+    hint = "".join(f'; {n!r} comes with pip install "{m.install}"' for n, m in missing.items())
+    raise InputError(f"unknown format {name!r}; known: {list_formats()}{hint}")
+
+
+def detect_format(path: str | PathLike[str]) -> type[Format] | None:
+    """Return the first format that takes `path` for its own, or None.
+
+    A third party's format that fails to load is logged and passed over.
+    """
+    for name in FORMATS:
+        try:
+            found = FORMATS[name]
+            if found.detect(path):
+                return found
+        except Exception:
+            if name in BUILT_IN:
+                raise
+            log.warning("format %r can't be used", name, exc_info=True)
+    return None

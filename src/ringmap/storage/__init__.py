@@ -1,0 +1,1 @@
+"""Rows on disk: one writer, any number of readers, no server."""

@@ -1,0 +1,167 @@
+"""Birth: how a directory becomes a buffer, in two steps that a kill may interrupt.
+
+    1. constructor      lock, data/, open/, episodes.npy, state.bin ... manifest.json last
+    2. first episode    columns.tmp/ -> columns/ ... manifest.json (now with columns) last
+
+Until the manifest names a part, the part does not count and is made again. Until a record is
+stored, the columns of an episode that was refused by the disk may be made again too.
+
+Invariants: files are synced before the name that makes them count; nothing that is not ours
+is removed.
+Not here: what the files hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import Literal
+
+from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError, UnknownFormatError
+from ringmap.storage.episodes import EpisodeTable
+from ringmap.storage.files import Disk
+from ringmap.storage.manifest import Manifest, read_limit
+from ringmap.storage.rows import BACKENDS
+from ringmap.storage.state import StateFile
+
+__all__ = ["Paths", "examine", "make_columns", "make_folder", "make_home", "read_manifest"]
+
+_PARTS = {"lock", "manifest.json", "manifest.json.tmp", "episodes.npy", "state.bin", "columns",
+          "columns.tmp", "data", "open"}  # fmt: skip
+_NOT_OURS_BUT_FINE = {"lost+found", ".DS_Store"}
+
+
+class Paths:
+    """The paths inside a buffer's directory."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.manifest = os.path.join(folder, "manifest.json")
+        self.table = os.path.join(folder, "episodes.npy")
+        self.state = os.path.join(folder, "state.bin")
+        self.columns = os.path.join(folder, "columns")
+        self.new_columns = os.path.join(folder, "columns.tmp")
+        self.data = os.path.join(folder, "data")
+        self.open = os.path.join(folder, "open")
+        self.lock = os.path.join(folder, "lock")
+
+
+def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:
+    """Tell what is at `folder`: nothing (or an empty folder), an unfinished birth, or a buffer.
+
+    Raises:
+        UnknownFormatError: a file, or a folder that holds something else.
+        CorruptError: a buffer without its manifest.
+    """
+    if not disk.exists(folder):
+        return "nothing"
+    if not os.path.isdir(folder) and not disk.volatile:
+        raise UnknownFormatError(
+            f"{folder}: is a file, expected a directory of a buffer; choose another path"
+        )
+    names = set(disk.names(folder)) - _NOT_OURS_BUT_FINE
+    if "manifest.json" in names:
+        return "buffer"
+    if not names - {"lock"}:
+        return "nothing"
+    foreign = names - _PARTS
+    if foreign:
+        raise UnknownFormatError(
+            f"{folder}: holds something else ({', '.join(sorted(foreign)[:3])}), and no manifest.json; "
+            "choose an empty or new directory"
+        )
+    if "columns" in names or _has_commits(disk, folder):
+        raise CorruptError(
+            f"{folder}: manifest.json is missing from a buffer that has data; put it back, or run "
+            "ringmap.repair, which can make it again"
+        )
+    return "unfinished"
+
+
+def _has_commits(disk: Disk, folder: str) -> bool:
+    try:
+        data = disk.read_file(Paths(folder).state, StateFile.nbytes)
+    except OSError:
+        return False
+    return StateFile.witnesses_commits(data)
+
+
+def make_folder(disk: Disk, folder: str) -> None:
+    """Make the directory and its missing parents, names synced.
+
+    Raises:
+        EnvironmentFault: not writable.
+    """
+    missing = []
+    at = folder
+    while at and not disk.exists(at) and not disk.volatile:
+        missing.append(at)
+        at = os.path.dirname(at)
+    try:
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                disk.make_folder(path)
+            disk.sync_folder(os.path.dirname(path))
+    except OSError as error:
+        raise EnvironmentFault(
+            error.errno,
+            f"{folder}: can't make the directory ({error}); choose a path that you may write to",
+        ) from error
+    if disk.volatile:
+        disk.make_folder(folder)
+
+
+def make_home(disk: Disk, paths: Paths, manifest: Manifest) -> None:
+    """Take the first step: all parts but the columns, manifest last. The lock is held."""
+    for name in (paths.manifest + ".tmp", paths.table, paths.state):
+        if disk.exists(name):
+            disk.remove(name)
+    for name in (paths.new_columns, paths.data, paths.open):
+        disk.remove_folder(name)
+    disk.make_folder(paths.data)
+    disk.make_folder(paths.open)
+    EpisodeTable.create(disk, paths.table, manifest.table_slots)
+    StateFile.create(disk, paths.state, manifest.uuid)
+    disk.sync_folder(paths.folder)
+    disk.replace_file(paths.manifest, manifest.encode())
+
+
+def make_columns(disk: Disk, paths: Paths, manifest: Manifest) -> Manifest:
+    """Take the second step: the columns, then the manifest that names them. No record is stored yet."""
+    assert manifest.schema is not None
+    disk.remove_folder(paths.new_columns)
+    disk.make_folder(paths.new_columns)
+    sizes = []
+    for i, spec in enumerate(manifest.schema.columns):
+        backend = BACKENDS[manifest.backends[i]]
+        name = manifest.files[i].partition("/")[2]
+        backend.create(
+            disk, os.path.join(paths.new_columns, name), spec, manifest.rows, manifest.label(i)
+        )
+        sizes.append(backend.nbytes(spec, manifest.rows, manifest.label(i)))
+    disk.sync_folder(paths.new_columns)
+    disk.remove_folder(paths.columns)
+    disk.rename(paths.new_columns, paths.columns)
+    disk.sync_folder(paths.folder)
+    manifest = replace(manifest, sizes=tuple(sizes))
+    disk.replace_file(paths.manifest, manifest.encode())
+    return manifest
+
+
+def read_manifest(disk: Disk, folder: str) -> Manifest:
+    """Return the manifest of the buffer at `folder`.
+
+    Raises:
+        UnknownFormatError: no buffer is there (yet).
+        CorruptError, NewerVersionError: see `Manifest.decode`.
+    """
+    path = Paths(folder).manifest
+    try:
+        data = disk.read_file(path, read_limit())
+    except (FileNotFoundError, NotADirectoryError):
+        examine(disk, folder)  # says more where it can
+        raise NotFoundError(
+            f"{folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)"
+        ) from None
+    return Manifest.decode(data, path)

@@ -1,0 +1,1 @@
+"""Column backends behind one protocol."""

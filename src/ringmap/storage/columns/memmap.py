@@ -1,0 +1,219 @@
+"""A column as a standard .npy file, read through a map and written with `pwrite`.
+
+    |header, padded to 4096|row 0|row 1|...|row rows-1|label, padded to 4096|
+
+The label after the rows says which buffer and which column the file belongs to, so that
+files that were swapped are found out; `np.load` stops before it. A RAM column is the
+same file on a disk in RAM: its map is the array itself.
+
+Invariants: the header and the size never change; nothing is stored through the map (a store
+to a hole of a full disk kills the process, a `pwrite` gives an error).
+Not here: which rows are live.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.files import Disk, File
+from ringmap.storage.schema import ColumnSpec
+
+__all__ = ["MemmapColumn", "read_label"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PAGE = 4096
+_EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
+"""Blocks are reserved ahead by what is reserved already, within these bounds: few calls, little waste."""
+
+_LABEL = b"ringmap-column "
+_LABEL_LIMIT = 1 << 20
+_DESCRIBED = re.compile(
+    rb"'descr': '([<|][biufcSUMm][0-9]{1,9}[^']{0,12})'.{1,40}'shape': \(([0-9, ]{1,400})\)"
+)
+
+
+class MemmapColumn:
+    """Rows of one column in one file. See `Column` for the obligations.
+
+    Args:
+        disk: where the file is.
+        path: its path.
+        spec: what a row is.
+        rows: how many.
+        label: what the file says of itself; `open` refuses a file that says otherwise.
+        reserved: rows from slot 0 that have their blocks already.
+    """
+
+    backend = "memmap"
+
+    def __init__(self, file: File, spec: ColumnSpec, rows: int, reserved: int) -> None:
+        self.spec = spec
+        self.rows = rows
+        self._file = file
+        self._row = spec.row_nbytes
+        self._reserved = reserved
+        self._map: Array | None = None
+
+    @staticmethod
+    def nbytes(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
+        """Return the exact size of the file."""
+        return _PAGE + rows * spec.row_nbytes + len(_label_bytes(label))
+
+    @staticmethod
+    def frame(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[tuple[int, bytes]]:
+        """Return what stands around the rows, as `(offset, bytes)`: header and label."""
+        return [(0, _header(spec, rows)), (_PAGE + rows * spec.row_nbytes, _label_bytes(label))]
+
+    @classmethod
+    def create(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        """Make the file, at its full (sparse) size, and sync it."""
+        file = disk.create(path, cls.nbytes(spec, rows, label))
+        try:
+            for offset, data in cls.frame(spec, rows, label):
+                file.write(data, offset)
+            file.sync()
+        finally:
+            file.close()
+
+    @classmethod
+    def open(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
+        write: bool, reserved: int,
+    ) -> MemmapColumn:  # fmt: skip
+        """Open the file after comparing its size, header and label with what they must be.
+
+        Raises:
+            CorruptError: the file is missing, cut, grown, or belongs elsewhere.
+        """
+        for fault in cls.faults(disk, path, spec, rows, label):
+            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
+        return cls(disk.open(path, write), spec, rows, reserved)
+
+    @classmethod
+    def faults(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> list[str]:
+        """Return what is wrong with the file as a whole, in words; rows are not read."""
+        if not disk.exists(path):
+            return ["column file is missing"]
+        expected, size = cls.nbytes(spec, rows, label), disk.size(path)
+        if size != expected:
+            return [f"column file has {size} bytes, expected {expected}"]
+        file = disk.open(path)
+        try:
+            found = []
+            if file.read(_PAGE, 0) != _header(spec, rows):
+                found.append(f"header is not that of {rows} rows of {spec}")
+            tail = _label_bytes(label)
+            if file.read(len(tail), size - len(tail)) != tail:
+                found.append(
+                    "label after the rows is not that of this column: swapped or foreign file"
+                )
+            return found
+        finally:
+            file.close()
+
+    def reserve(self, slot: int, count: int) -> None:
+        """Allocate blocks for rows touched for the first time, in extents of at most 64 MiB."""
+        stop = slot + count
+        if stop <= self._reserved or not self._row:
+            return
+        ahead = min(max(self._reserved * self._row, _EXTENT_MIN), _EXTENT_MAX) // self._row
+        goal = min(self.rows, max(stop, self._reserved + ahead))
+        while self._reserved < goal:
+            step = min(goal - self._reserved, max(1, _EXTENT_MAX // self._row))
+            self._file.reserve(_PAGE + self._reserved * self._row, step * self._row)
+            self._reserved += step
+
+    def write(self, slot: int, values: Array) -> None:
+        """Write rows from `slot` on."""
+        if self._row:
+            self._file.write(values.reshape(-1).view(np.uint8).data, _PAGE + slot * self._row)
+
+    def view(self) -> Array:
+        """Return the rows as one read-only array `(rows, *shape)` over the map."""
+        view = self._map
+        if view is None:
+            raw = self._file.map()[_PAGE : _PAGE + self.rows * self._row]
+            if len(raw) < self.rows * self._row:
+                raise CorruptError(
+                    f"{self._file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
+                )
+            shape = (self.rows, *self.spec.shape)
+            view = (
+                raw.view(self.spec.dtype).reshape(shape)
+                if self._row
+                else np.empty(shape, self.spec.dtype)
+            )
+            self._map = view
+        return view
+
+    def take(self, slots: Array, out: Array | None = None) -> Array:
+        """Return a copy of the rows at `slots`. One copy, GIL released."""
+        # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
+        taken: Array = self.view().take(slots, axis=0, out=out, mode="clip")
+        return taken
+
+    def read(self, slot: int, count: int) -> Array:
+        """Return a copy of `count` rows from `slot`."""
+        return self.view()[slot : slot + count].copy()
+
+    def sync(self) -> None:
+        """Return once every row written is on the disk itself."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Give the descriptor and the map back."""
+        self._map = None
+        self._file.close()
+
+
+def _header(spec: ColumnSpec, rows: int) -> bytes:
+    """Return NumPy's own version 1.0 header for the array, padded to one page."""
+    buffer = io.BytesIO()
+    described = {"descr": spec.dtype.str, "fortran_order": False, "shape": (rows, *spec.shape)}
+    text = repr(described).encode("latin1")
+    buffer.write(np.lib.format.magic(1, 0))
+    room = _PAGE - buffer.tell() - 2
+    buffer.write(room.to_bytes(2, "little"))
+    buffer.write(text.ljust(room - 1) + b"\n")
+    return buffer.getvalue()
+
+
+def read_label(file: File) -> dict[str, Any] | None:
+    """Return what a file says of itself, or None. It may be cut, grown, or no column at all."""
+    head, size = file.read(_PAGE, 0), file.size()
+    places = [size - at for at in range(_PAGE, min(size, _LABEL_LIMIT) + 1, _PAGE)]
+    if described := _DESCRIBED.search(head):  # in a file that grew, the label is where the rows end
+        shape = [int(n) for n in described[2].split(b",") if n.strip()]
+        try:
+            itemsize = np.dtype(described[1].decode("ascii")).itemsize
+        except (TypeError, ValueError):
+            itemsize = 0
+        places.insert(0, _PAGE + math.prod(shape) * itemsize)
+    for at in places:
+        if 0 <= at < size and file.read(len(_LABEL), at) == _LABEL:
+            line = file.read(min(_LABEL_LIMIT, size - at), at).partition(b"\n")[0]
+            check, _, text = line[len(_LABEL) :].partition(b" ")
+            if check == xxhash.xxh3_64_hexdigest(text).encode():
+                label = json.loads(text)
+                return label if isinstance(label, dict) else None
+    return None
+
+
+def _label_bytes(label: dict[str, Any]) -> bytes:
+    """Return the label as checksummed JSON, padded with spaces to whole pages."""
+    text = json.dumps(label, sort_keys=True, ensure_ascii=True).encode()
+    line = _LABEL + xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n"
+    return line.ljust(-(-len(line) // _PAGE) * _PAGE)

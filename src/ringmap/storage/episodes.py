@@ -1,0 +1,267 @@
+"""The episode table: one fixed-size record per commit.
+
+    seq   1   2   3   4 ...         record of commit s in slot s % len(table)
+         [ep][ep][retire][ep]
+
+A record says what its commit made true: which rows came in, which position is the
+oldest live one after it (`tail`), and which record is the oldest live one (`first`).
+So the newest record alone tells the live state, and [first, seq] are the records of it.
+
+Invariants of the live range: numbers run without a gap; each
+record starts at the head of the one before it; tails never decrease;
+every record's checksum, salted with the buffer's uuid, holds.
+Not here: rows, the order of writes and syncs (store.py), what a crash left (recovery.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.files import Disk, File
+from ringmap.storage.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
+
+__all__ = ["CLEAR", "DROPPED", "EPISODE", "INTERRUPTED", "RECORD", "RETIRE", "TERMINATED",
+           "TRUNCATED", "EpisodeTable", "Record"]  # fmt: skip
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EPISODE, RETIRE, CLEAR = 1, 2, 3
+"""Kinds of record."""
+
+TERMINATED, TRUNCATED, INTERRUPTED, DROPPED = 1, 2, 4, 0xF8
+"""Flags of an episode's record. A dropped episode was damaged: it is never served, its positions stay.
+
+DROPPED is set in a record that is durable already, and is the one thing that ever changes in it. So
+it lies in one byte, which no crash can tear, and outside the checksum, which the rest goes on to
+match; it has five bits, so that a flipped one is seen.
+"""
+
+RECORD = np.dtype(
+    [
+        ("seq", "<u8"), ("start", "<i8"), ("length", "<i8"), ("tail", "<i8"), ("first", "<u8"),
+        ("rows_sum", "<u8"), ("blob_segment", "<u8"), ("blob_offset", "<u8"), ("blob_size", "<u8"),
+        ("blob_sum", "<u8"), ("kind", "u1"), ("flags", "u1"), ("reserved", "V38"), ("check", "<u8"),
+    ]
+)  # fmt: skip
+"""128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
+
+SPARE_SLOTS = 64
+"""Slots of the table beyond one per row: room for retire and clear records."""
+
+_PACK = struct.Struct("<QqqqQQQQQQBB38xQ")
+_CHECKED = ROW_NBYTES
+_FLAGS_BYTE = 81
+_FLAGS_WORD = _FLAGS_BYTE // 8
+_ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
+_FEW = 512
+"""Records for which calls of xxhash, one by one, are faster than the same in NumPy."""
+
+_HEADER = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one commit made true. See the module for the fields."""
+
+    seq: int
+    start: int
+    length: int
+    tail: int
+    first: int
+    rows_sum: int = 0
+    blob_segment: int = 0
+    blob_offset: int = 0
+    blob_size: int = 0
+    blob_sum: int = 0
+    kind: int = EPISODE
+    flags: int = 0
+
+    @property
+    def head(self) -> int:
+        """One past the newest position after this commit."""
+        return self.start + self.length
+
+    @property
+    def live(self) -> bool:
+        """Whether this is a stored episode, as far as the record itself can tell."""
+        return self.kind == EPISODE and not self.flags & DROPPED
+
+    @classmethod
+    def of(cls, row: Any) -> Record:
+        """Read a record from one element of a RECORD array."""
+        return cls(*(int(row[name]) for name in cls.__dataclass_fields__))
+
+
+class EpisodeTable:
+    """The table in its file, `np.load`-able as a structured array.
+
+    Args:
+        file: the open file.
+        slots: how many records it has room for.
+        uuid: 16 bytes that salt the checksums, so that a foreign table has no valid record.
+    """
+
+    def __init__(self, file: File, slots: int, uuid: bytes) -> None:
+        self.slots = slots
+        self._file = file
+        self._seed = xxhash.xxh3_64_intdigest(uuid)
+        self._bytes = file.map()[_HEADER : _HEADER + slots * RECORD.itemsize]
+        self._view = self._bytes.view(RECORD)
+        self._starts, self._kinds = self._view["start"], self._view["kind"]
+        self._flags = self._view["flags"]
+
+    @staticmethod
+    def nbytes(slots: int) -> int:
+        """Return the exact size of the file."""
+        return _HEADER + slots * RECORD.itemsize
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, slots: int) -> None:
+        """Make an empty table, at its full (sparse) size, and sync it."""
+        file = disk.create(path, cls.nbytes(slots))
+        try:
+            file.write(_header(slots), 0)
+            file.sync()
+        finally:
+            file.close()
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool) -> EpisodeTable:
+        """Open the table after comparing its size and header with what they must be."""
+        for fault in cls.faults(disk, path, slots):
+            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
+        return cls(disk.open(path, write), slots, uuid)
+
+    @classmethod
+    def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
+        """Return what is wrong with the file as a whole, in words; records are not read."""
+        if not disk.exists(path):
+            return ["episode table is missing"]
+        size = disk.size(path)
+        if size != cls.nbytes(slots):
+            return [f"episode table has {size} bytes, expected {cls.nbytes(slots)}"]
+        file = disk.open(path)
+        try:
+            if file.read(_HEADER, 0) != _header(slots):
+                return [f"header is not that of {slots} records"]
+            return []
+        finally:
+            file.close()
+
+    # -- one record --------------------------------------------------------------------------
+
+    def write(self, record: Record) -> None:
+        """Write a record into its slot. O(1)."""
+        packed = _PACK.pack(
+            record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
+            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum,
+            record.kind, record.flags, 0,
+        )  # fmt: skip
+        data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
+        self._file.write(data, _HEADER + (record.seq % self.slots) * RECORD.itemsize)
+
+    def zero(self, slot: int) -> None:
+        """Wipe a slot."""
+        self._file.write(bytes(RECORD.itemsize), _HEADER + slot * RECORD.itemsize)
+
+    def read(self, seq: int) -> Record | None:
+        """Return record `seq`, or None when its slot holds anything else. O(1)."""
+        at = (seq % self.slots) * RECORD.itemsize
+        data = self._bytes[at : at + RECORD.itemsize].tobytes()  # a copy: it may change under us
+        fields = _PACK.unpack(data)
+        if fields[0] != seq or fields[-1] != self._check_of(data):
+            return None
+        return Record(*fields[:-1])
+
+    def start_of(self, seq: int) -> int:
+        """Return where record `seq` starts, unchecked: for walking a range that was checked."""
+        return int(self._starts[seq % self.slots])
+
+    def first_live(self, seq: int, stop: int, tail: int) -> int:
+        """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
+        while seq < stop:
+            slot = seq % self.slots
+            if (
+                self._starts[slot] >= tail
+                and self._kinds[slot] == EPISODE
+                and not self._flags[slot] & DROPPED
+            ):
+                return seq
+            seq += 1
+        return stop
+
+    def is_empty(self, slot: int) -> bool:
+        """Tell whether a slot was never written, or was wiped."""
+        at = slot * RECORD.itemsize
+        return not self._bytes[at : at + RECORD.itemsize].any()
+
+    def sync(self) -> None:
+        """Return once every record written is on the disk itself."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Give the descriptor and the map back."""
+        self._bytes = np.empty(0, np.uint8)
+        self._view = np.empty(0, RECORD)
+        self._starts = self._kinds = self._flags = self._bytes
+        self._file.close()
+
+    # -- many records ------------------------------------------------------------------------
+
+    def read_range(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised."""
+        records = np.empty(max(0, last + 1 - first), RECORD)
+        at = 0
+        while at < len(records):  # as one run, or two where it wraps
+            slot = (first + at) % self.slots
+            run = self._view[slot : slot + len(records) - at]
+            records[at : at + len(run)] = run
+            at += len(run)
+        valid = self._valid(records)
+        for at in range(0, len(records), BLOCK):
+            seqs = records["seq"][at : at + BLOCK]
+            valid[at : at + BLOCK] &= seqs == np.arange(
+                first + at, first + at + len(seqs), dtype=np.uint64
+            )
+        return records, valid
+
+    def scan(self) -> tuple[Array, Array]:
+        """Return the whole table and whether each slot holds a valid record of its own slot."""
+        records = self._view
+        valid = self._valid(records)
+        valid &= records["seq"] % np.uint64(self.slots) == np.arange(self.slots, dtype=np.uint64)
+        return records, valid & (records["seq"] > 0)
+
+    def _valid(self, records: Array) -> Array:
+        words = records.view("<u8").reshape(len(records), RECORD.itemsize // 8)
+        valid = np.zeros(len(records), np.bool_)
+        if len(records) < _FEW:
+            for i, row in enumerate(words.copy()):
+                valid[i] = self._check_of(row.tobytes()) == row[-1]
+            return valid
+        for at in range(0, len(records), BLOCK):
+            block = words[at : at + BLOCK].copy()  # it may change under us
+            block[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
+            if block[:, 0].any():  # most of a young table was never written
+                valid[at : at + BLOCK] = xxh3_64_of_rows(block, self._seed) == block[:, -1]
+        return valid
+
+    def _check_of(self, data: bytes) -> int:
+        if data[_FLAGS_BYTE] & DROPPED:
+            kept = data[_FLAGS_BYTE] & ~DROPPED & 0xFF
+            data = data[:_FLAGS_BYTE] + bytes((kept,)) + data[_FLAGS_BYTE + 1 :]
+        return xxhash.xxh3_64_intdigest(data[:_CHECKED], self._seed)
+
+
+def _header(slots: int) -> bytes:
+    described = {"descr": RECORD.descr, "fortran_order": False, "shape": (slots,)}
+    text = repr(described).encode("latin1")
+    start = np.lib.format.magic(1, 0)
+    room = _HEADER - len(start) - 2
+    return start + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"

@@ -1,0 +1,142 @@
+"""Evidence: the files of a directory as their bytes show them, for whoever trusts no name.
+
+Invariants: reads only, and never through a map: a bad sector or a file that someone cuts would
+kill the process, and here it is an empty answer.
+Not here: which file is which (identity.py, parts.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringmap.storage.columns.memmap import read_label
+from ringmap.storage.episodes import EpisodeTable
+from ringmap.storage.files import Disk, File
+from ringmap.storage.memory import MemoryFile
+from ringmap.storage.state import State, StateFile
+
+__all__ = ["MANIFEST", "STATE", "TABLE", "Files", "Part", "copy_of", "words_of"]
+
+MANIFEST, TABLE, STATE = "manifest.json", "episodes.npy", "state.bin"
+
+_BLOCK = 1 << 20
+
+
+@dataclass(slots=True)
+class Part:
+    """A file that a buffer must have.
+
+    `file`: its name; `at`: the name under which its bytes lie, None when they are nowhere;
+    `faults`: what is wrong, in words.
+    """
+
+    file: str
+    at: str | None
+    faults: list[str] = field(default_factory=list)
+
+
+class Files:
+    """The files of a directory, by relative name with forward slashes."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.disk = disk
+        self.folder = folder
+
+    def path(self, name: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.folder, *name.split("/")) if name else self.folder
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the sorted names of what lies in a folder, with the folder's own before them."""
+        prefix = f"{folder}/" if folder else ""
+        return [prefix + name for name in self.disk.names(self.path(folder))]
+
+    def is_file(self, name: str) -> bool:
+        """Tell whether a regular file is there: reading a pipe would never end."""
+        path = self.path(name)
+        if self.disk.volatile:
+            return self.disk.exists(path) and not self.disk.is_folder(path)
+        return os.path.isfile(path) and not os.path.islink(path)
+
+    def all(self) -> list[str]:
+        """Return the regular files of the directory and its folders."""
+        streams = [f"{name}/steps.bin" for name in self.names("open")]
+        names = [*self.names(), *self.names("columns"), *self.names("data"), *streams]
+        return [name for name in names if self.is_file(name)]
+
+    def size(self, name: str) -> int:
+        """Return a file's size, 0 when there is none."""
+        return self.disk.size(self.path(name)) if self.is_file(name) else 0
+
+    def read(self, name: str, size: int, offset: int = 0) -> bytes:
+        """Return up to `size` bytes at `offset`; none of a file that is gone or can't be read."""
+
+        def read(file: File) -> bytes:
+            return file.read(max(0, min(size, file.size() - offset)), offset)
+
+        found: bytes = self._look(name, read) or b""
+        return found
+
+    def label(self, name: str) -> dict[str, Any] | None:
+        """Return what a column file says of itself."""
+        found: dict[str, Any] | None = self._look(name, read_label)
+        return found
+
+    def states(self, name: str, uuid: bytes) -> tuple[State | None, State | None]:
+        """Return the two states in a state file, None for one that is not valid."""
+        data = MemoryFile(name, 0)
+        data.write(self.read(name, StateFile.nbytes), 0)
+        return StateFile(data, uuid).slots()
+
+    def table(self, name: str, slots: int, uuid: bytes) -> EpisodeTable:
+        """Return an episode table as it is now: a copy in RAM, zeros where the file ends early.
+
+        An empty one of a single slot where no memory could hold it: then its size is forged.
+        """
+        try:
+            copied = self._look(name, lambda file: copy_of(file, EpisodeTable.nbytes(slots)))
+            blank = copied or MemoryFile(name, EpisodeTable.nbytes(slots))
+        except MemoryError:
+            slots, blank = 1, MemoryFile(name, EpisodeTable.nbytes(1))
+        return EpisodeTable(blank, slots, uuid)
+
+    def _look(self, name: str, what: Callable[[File], Any]) -> Any:
+        if not self.is_file(name):
+            return None
+        try:
+            file = self.disk.open(self.path(name))
+            try:
+                return what(file)
+            finally:
+                file.close()
+        except (OSError, ValueError, RecursionError):
+            return None
+
+
+def copy_of(file: File, size: int) -> MemoryFile:
+    """Return the first `size` bytes of a file; what is missing or can't be read is zero.
+
+    Blocks of zeros cost no memory: a table is sparse.
+    """
+    copied = MemoryFile(file.path, size)
+    for at in range(0, min(size, file.size()), _BLOCK):
+        try:
+            block = np.frombuffer(file.read(min(_BLOCK, size - at), at), np.uint8)
+        except OSError:
+            continue
+        if block.any():
+            copied.data[at : at + len(block)] = block
+    return copied
+
+
+def words_of(faults: Callable[[], list[str]]) -> list[str]:
+    """Return the faults that a part finds with its own file, or that it can't be read."""
+    try:
+        return faults()
+    except OSError as error:
+        return [f"can't be read: {error.strerror or error}"]

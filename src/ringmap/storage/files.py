@@ -1,0 +1,247 @@
+"""The one door to the disk: every change to a file or folder goes through a `Disk`.
+
+    Store, columns, table, state, segments ... -> Disk.<change> -> System -> the kernel
+
+A test subclasses `Disk` and overrides `before`, which runs ahead of each change
+with its name and path: there it raises ENOSPC, kills the process or records the
+change. `MemoryDisk` (memory.py) keeps the same tree in RAM: a buffer without
+a path runs the same code on it.
+
+Invariants: a write is whole or raises; nothing is ever written through a map;
+files keep their size and inode for life, but for segments, which only grow.
+Not here: what is written where, and in which order (store.py, birth.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.storage.system import Data, System
+
+__all__ = ["Disk", "File", "FileHandle"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class File(Protocol):
+    """An open file of a disk. Reads may run in any thread; writes come from the one writer."""
+
+    path: str
+
+    def write(self, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError."""
+        ...
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
+        ...
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Allocate the blocks of a byte range, or raise OSError."""
+        ...
+
+    def sync(self) -> None:
+        """Return once all that was written is on the disk itself."""
+        ...
+
+    def map(self) -> Array:
+        """Return the whole file as a read-only uint8 array that shows later writes."""
+        ...
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back. Maps stay valid."""
+        ...
+
+
+class FileHandle:
+    """A file of the real disk."""
+
+    __slots__ = ("disk", "fd", "path")
+
+    def __init__(self, disk: Disk, fd: int, path: str) -> None:
+        self.disk = disk
+        self.fd = fd
+        self.path = path
+
+    def write(self, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError."""
+        disk = self.disk
+        disk.before("write", self.path, offset, data)
+        size = memoryview(data).nbytes
+        done = disk.system.pwrite(self.fd, data, offset)
+        while done < size:  # a disk that fills writes less than asked, and says why at the next try
+            rest = memoryview(data).cast("B")[done:]
+            done += disk.system.pwrite(self.fd, rest, offset + done)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
+        data = self.disk.system.pread(self.fd, size, offset)
+        while 0 < len(data) < size:
+            more = self.disk.system.pread(self.fd, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Allocate the blocks of a byte range, or raise OSError."""
+        self.disk.before("reserve", self.path, offset, nbytes)
+        self.disk.system.reserve(self.fd, offset, nbytes)
+
+    def sync(self) -> None:
+        """Return once all that was written is on the disk itself."""
+        self.disk.before("sync", self.path)
+        self.disk.system.sync(self.fd)
+
+    def map(self) -> Array:
+        """Return the whole file as a read-only uint8 array that shows later writes."""
+        if self.size() == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return os.fstat(self.fd).st_size
+
+    def close(self) -> None:
+        """Give the descriptor back. Maps stay valid: they hold one of their own."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+class Disk:
+    """The real disk."""
+
+    volatile = False
+    """Whether all is gone with the process: then there is nothing to lock, and no other process to tell."""
+
+    def __init__(self, system: System | None = None) -> None:
+        self.system = system or System()
+
+    def before(self, change: str, path: str, *details: Any) -> None:
+        """Run ahead of each change; a test overrides it to inject a fault."""
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def create(self, path: str, size: int = 0) -> File:
+        """Create a file of `size` zero bytes (sparse) and open it for writing; it must not exist."""
+        self.before("create", path, size)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
+        file = FileHandle(self, os.open(path, flags, 0o666), path)
+        try:
+            if size:
+                os.ftruncate(file.fd, size)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def extend(self, path: str, size: int) -> None:
+        """Give a file that was cut its size back (repair only: the new bytes are zero)."""
+        self.before("extend", path, size)
+        fd = os.open(path, os.O_RDWR | _BINARY)
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder; its parent must exist."""
+        self.before("mkdir", path)
+        os.mkdir(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or folder; an existing file at `target` is replaced in one step."""
+        self.before("rename", source, target)
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self.before("unlink", path)
+        os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder of ours with the files in it; one that is not there is fine."""
+        for name in self.names(path):
+            inner = os.path.join(path, name)
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                self.remove_folder(inner)
+            else:
+                self.remove(inner)
+        if os.path.isdir(path):
+            self.before("rmdir", path)
+            os.rmdir(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Return once the names in a folder are on the disk itself."""
+        self.before("sync_folder", path)
+        self.system.sync_folder(path)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Put `data` at `path` in one durable step: written beside, synced, renamed, folder synced."""
+        beside = path + ".tmp"
+        if self.exists(beside):
+            self.remove(beside)
+        file = self.create(beside)
+        try:
+            file.write(data, 0)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(beside, path)
+        self.sync_folder(os.path.dirname(path))
+
+    def boot_id(self) -> bytes | None:
+        """Return what changes when the page cache is lost, or None where nothing tells."""
+        return self.system.boot_id()
+
+    # -- looks -------------------------------------------------------------------------------
+
+    def open(self, path: str, write: bool = False) -> File:
+        """Open a file that exists."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
+        return FileHandle(self, os.open(path, flags), path)
+
+    def read_file(self, path: str, limit: int) -> bytes:
+        """Return a whole file of at most `limit` bytes (what lies beyond is not read)."""
+        file = self.open(path)
+        try:
+            return file.read(min(limit, file.size()), 0)
+        finally:
+            file.close()
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return os.path.lexists(path)
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a folder (not a link to one) is there."""
+        return os.path.isdir(path) and not os.path.islink(path)
+
+    def size(self, path: str) -> int:
+        """Return a file's size in bytes."""
+        return os.stat(path, follow_symlinks=False).st_size
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder; none when it is not there."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(os.listdir(path))
+        return []
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """Return what stays the same as long as a folder is not replaced: its device and inode."""
+        stat = os.stat(path)
+        return stat.st_dev, stat.st_ino

@@ -1,0 +1,147 @@
+"""Mending: the changes to a directory that repair is made of.
+
+Invariants: each change may be interrupted, and what it leaves is found by the next repair; a file
+that is made anew has its name only when it is whole and synced.
+Not here: which changes, and in which order (plan.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringmap.storage.episodes import EpisodeTable, Record
+from ringmap.storage.evidence import STATE, Files
+from ringmap.storage.faults import FRESH
+from ringmap.storage.files import Disk, File
+from ringmap.storage.state import NO_BOOT, State, StateFile
+from ringmap.storage.survey import Reached
+
+__all__ = ["Hands"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Hands:
+    """What changes the files of a buffer, by their relative names.
+
+    Args:
+        files: the directory.
+        slots: records that the table has room for.
+        uuid: the buffer's.
+    """
+
+    def __init__(self, files: Files, slots: int, uuid: bytes) -> None:
+        self.disk: Disk = files.disk
+        self.path = files.path
+        self._slots = slots
+        self._uuid = uuid
+
+    def write_records(self, name: str, records: list[Record]) -> None:
+        """Write records into the table, wherever it lies and whatever its size is."""
+        with _Opened(self.disk, self.path(name)) as file:
+            unread = _Unread(file, EpisodeTable.nbytes(self._slots))
+            table = EpisodeTable(unread, self._slots, self._uuid)
+            for record in records:
+                table.write(record)
+
+    def move(self, source: str, target: str) -> None:
+        """Give a file another name, durably."""
+        self.disk.rename(self.path(source), self.path(target))
+        for folder in {os.path.dirname(self.path(name)) for name in (source, target)}:
+            self.disk.sync_folder(folder)
+
+    def renew(self, name: str, make: Callable[[str], None]) -> None:
+        """Make a file anew: under another name, whole and synced, then in its place."""
+        self.discard(name + FRESH)
+        make(self.path(name + FRESH))
+        self.move(name + FRESH, name)
+
+    def discard(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        if self.disk.exists(self.path(name)):
+            self.disk.remove(self.path(name))
+
+    def reframe(self, name: str, size: int, frame: list[tuple[int, bytes]]) -> None:
+        """Give a file its size, and what stands around its content.
+
+        The header first: it shows that the file is ours, should this be interrupted.
+        """
+        path = self.path(name)
+        for offset, data in frame:
+            with _Opened(self.disk, path) as file:
+                file.write(data, offset)
+            if self.disk.size(path) != size:
+                self.disk.extend(path, size)
+
+    def sync(self, files: Iterable[str], folders: Iterable[str] = ()) -> None:
+        """Return once files, and the names in folders, are on the disk itself."""
+        for name in files:
+            with _Opened(self.disk, self.path(name)) as file:
+                file.sync()
+        for folder in folders:
+            self.disk.sync_folder(self.path(folder))
+
+    def show(self, reached: Reached, known: list[State], missing: bool) -> None:
+        """Write both states, of an epoch that no reader has seen, so that each looks at everything anew.
+
+        The boot id is left out: the next writer verifies, and makes durable, what no sync vouches for.
+        """
+        path = self.path(STATE)
+        if missing:
+            self.renew(STATE, partial(_create_state, self.disk, self._uuid))
+        elif self.disk.size(path) != StateFile.nbytes:
+            self.disk.extend(path, StateFile.nbytes)
+        # Without a valid state nothing tells the last epoch; the clock is ahead of any count of openings.
+        epoch = max((state.epoch for state in known), default=time.time_ns())
+        generation = max((state.generation for state in known), default=0)
+        mark = min(reached.seq, max((state.mark for state in known), default=0))
+        with _Opened(self.disk, path) as file:
+            state_file = StateFile(file, self._uuid)
+            state_file.write_both(
+                State(
+                    generation + 1, reached.seq, reached.first, reached.tail, reached.head,
+                    mark, epoch + 1, NO_BOOT,
+                )
+            )  # fmt: skip
+            state_file.sync()
+
+
+def _create_state(disk: Disk, uuid: bytes, path: str) -> None:
+    StateFile.create(disk, path, uuid)
+
+
+class _Opened:
+    """A file open for writing, for the length of a `with`."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._file = disk.open(path, write=True)
+
+    def __enter__(self) -> File:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class _Unread:
+    """A table's file of any size, of which nothing is read."""
+
+    def __init__(self, file: File, nbytes: int) -> None:
+        self.path = file.path
+        self.write, self.read, self.reserve = file.write, file.read, file.reserve
+        self.sync, self.close = file.sync, file.close
+        self._nbytes = nbytes
+
+    def size(self) -> int:
+        """Return what its size should be."""
+        return self._nbytes
+
+    def map(self) -> Array:
+        """Return zeros."""
+        return np.zeros(self._nbytes, np.uint8)

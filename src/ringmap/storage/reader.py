@@ -1,0 +1,241 @@
+"""The reader: follows a writer in another process, and never writes.
+
+    look at state.bin -> read the new records -> look again
+
+Invariants: what is in memory is a committed state of the writer; a record counts only with
+its checksum and its number; rows gathered count only if a later look shows that none of
+them was evicted before (the caller's part, with `newest_tail`).
+Not here: sampling, redraws.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+
+from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
+from ringmap.storage.birth import read_manifest
+from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
+from ringmap.storage.files import Disk
+from ringmap.storage.lock import holder_of
+from ringmap.storage.recovery import Progress, bad_episodes, find
+from ringmap.storage.rows import Rows
+from ringmap.storage.schema import Schema
+from ringmap.storage.source import Source
+from ringmap.storage.state import NO_BOOT, State, StateFile
+
+__all__ = ["Reader"]
+
+_TRIES = 10
+
+_BETWEEN = State(epoch=-1)
+"""Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
+
+
+class Reader(Source):
+    """A live view of a buffer that another handle may be writing.
+
+    Args:
+        disk: where it is.
+        folder: its directory.
+        progress: called while episodes are verified after a reboot.
+
+    Raises:
+        UnknownFormatError, CorruptError, NewerVersionError: no buffer, or a damaged one.
+        EnvironmentFault: a network file system with the writer on another host.
+
+    Cost: opening reads the records of the live episodes once; 24 bytes of private memory each.
+    """
+
+    def __init__(self, disk: Disk, folder: str, progress: Progress | None = None) -> None:
+        super().__init__(disk, folder, read_manifest(disk, folder))
+        self._identity = disk.identity(folder)
+        self._progress = progress
+        self._refuse_distant_writer()
+        manifest = self.manifest
+        self.table = EpisodeTable.open(
+            disk, self.paths.table, manifest.table_slots, manifest.uuid, write=False
+        )
+        self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
+        self._shown = State()
+        self._load()
+
+    def _refuse_distant_writer(self) -> None:
+        if not self.disk.system.is_network(self.folder):
+            return
+        holder = holder_of(self.paths.lock)
+        if holder.get("host") not in (None, socket.gethostname()):
+            raise EnvironmentFault(
+                f"{self.folder}: lies on a network file system and was last written by host {holder['host']}: "
+                "its page cache is not ours, so a reader here could be served torn rows; read on that host, "
+                "or dump the buffer and read the dump"
+            )
+
+    def _load(self) -> None:
+        """Take the whole state anew. O(records)."""
+        for _ in range(_TRIES):
+            shown = self._state_file.look() or self._state_file.newest()
+            witness = int(self.manifest.table.get("seq", 0))
+            boot = self.disk.boot_id()
+            if shown is not None and boot is not None and shown.boot == boot != NO_BOOT:
+                self._refuse_old_state(shown, witness)
+                if self._follow(shown, shown.first, anew=True):
+                    return
+                continue
+            # Nobody vouches for what is on the disk: look at it as a recovery would, and serve what is whole.
+            found = find(self.table, shown, boot, witness, self.paths.table)
+            if self._changed(shown):
+                continue  # a writer is opening it at this moment
+            if found.seq:
+                self._open_rows(found.head)
+            bad: dict[int, str] = {}
+            if self.rows is not None:
+                behind = found.doubtful()
+                bad = bad_episodes(behind, self.rows, self.segments, self._progress)
+            if self._changed(shown):
+                continue
+            with self.memory:
+                self._shown = _BETWEEN
+                self._take(found, bad)
+                self._shown = shown or State()
+            return
+        self._lapped("opening")
+
+    def _refuse_old_state(self, shown: State, witness: int) -> None:
+        """Raise if more is stored than the one commit that a killed writer may not have shown."""
+        newer = shown.seq + 2 if self.table.read(shown.seq + 2) is not None else witness
+        if newer > shown.seq and not self._changed(shown):
+            raise CorruptError(
+                f"{self.paths.state}: shows record {shown.seq}, but record {newer} is stored: an old copy; "
+                "run ringmap.check on the buffer"
+            )
+
+    def _changed(self, shown: State | None) -> bool:
+        return self._state_file.newest() != shown
+
+    def settle(self) -> None:
+        """Take the whole state anew if an interrupt came while memory changed."""
+        if self._shown is _BETWEEN:
+            with self.memory:  # unless another thread is changing it
+                if self._shown is _BETWEEN:
+                    self._load()
+
+    def refresh(self) -> bool:
+        """Catch up with the writer; tell whether anything changed. O(new episodes).
+
+        Raises:
+            ReplacedError: the directory is another one now.
+            LappedError: the writer overtook this reader time after time.
+        """
+        if self._identity != self._identity_now():
+            raise ReplacedError(
+                f"{self.folder}: the directory was replaced since it was opened; open it again"
+            )
+        for _ in range(_TRIES):
+            shown = self._look()
+            if shown.seq == self._shown.seq and shown.epoch == self._shown.epoch:
+                return False
+            if shown.epoch != self._shown.epoch:
+                self._load()
+                return True
+            if self._follow(shown, max(self.seq + 1, shown.first), anew=False):
+                return True
+        self._lapped("refresh")
+        return False
+
+    def _look(self) -> State:
+        shown = self._state_file.look()
+        if shown is None:
+            raise CorruptError(
+                f"{self.paths.state}: stays torn: its writer was killed in mid-write; open the buffer for "
+                "writing once, which mends it"
+            )
+        return shown
+
+    def _identity_now(self) -> tuple[int, int] | None:
+        try:
+            return self.disk.identity(self.folder)
+        except FileNotFoundError:
+            return None
+
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now. One system call.
+
+        Raises:
+            CorruptError: state.bin stays torn, so that nothing tells.
+        """
+        shown = self._look()
+        # What was found after a reboot may be another state than the one still shown.
+        return self.tail if shown == self._shown else shown.tail
+
+    def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
+        """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
+        if shown.seq:
+            self._open_rows(shown.head)
+        records, valid = self.table.read_range(fresh, shown.seq)
+        if not valid.all():
+            again = self._state_file.look()
+            if (
+                again is not None
+                and again.epoch == shown.epoch
+                and again.first <= fresh + int(np.argmin(valid))
+            ):
+                bad = fresh + int(np.argmin(valid))
+                raise CorruptError(
+                    f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer"
+                )
+            return False
+        kept = (
+            (records["kind"] == EPISODE)
+            & (records["flags"] & DROPPED == 0)
+            & (records["start"] >= shown.tail)
+        )
+        with self.memory:
+            if not anew and (
+                shown.epoch != self._shown.epoch
+                or shown.seq < self.seq
+                or fresh != max(self.seq + 1, shown.first)
+            ):
+                return False  # another thread was faster
+            self._shown = _BETWEEN
+            if anew:
+                self.live.reset(records["start"][kept], records["length"][kept])
+            else:
+                self.live.evict_before(shown.tail)
+                self.live.extend(records["start"][kept], records["length"][kept])
+            self.seq, self.first, self.tail, self.head = (
+                shown.seq,
+                shown.first,
+                shown.tail,
+                shown.head,
+            )
+            self._shown = shown
+        return True
+
+    def _open_rows(self, head: int) -> None:
+        if self.rows is not None:
+            return
+        manifest = read_manifest(self.disk, self.folder)
+        if manifest.schema is None:
+            raise CorruptError(
+                f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
+            )
+        self.manifest = manifest
+        self.rows = Rows.open(self.disk, self.folder, manifest, False, head)
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns, once an episode was stored or a schema was given."""
+        known = self.rows is not None or self.manifest.locked_by_argument
+        return self.manifest.schema if known else None
+
+    def _lapped(self, what: str) -> None:
+        raise LappedError(
+            f"{self.folder}: {what}: the writer overtook this reader {_TRIES} times in a row; raise max_steps"
+        )
+
+    def close(self) -> None:
+        """Give all files back."""
+        super().close()
+        self._state_file.close()

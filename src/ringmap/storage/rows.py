@@ -1,0 +1,131 @@
+"""The rows of all columns at ring positions.
+
+    position, count -> Ring.pieces -> (slot, steps) once or twice -> each Column
+
+Invariants: every column has the ring's rows; the sum of an episode is the hash of its
+columns' hashes, in schema order.
+Not here: which positions are live.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.files import Disk
+from ringmap.storage.manifest import Manifest
+from ringmap.storage.ring import Ring
+from ringmap.storage.schema import Schema
+
+__all__ = ["BACKENDS", "Rows", "combine", "sum_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BACKENDS: dict[str, type[MemmapColumn]] = {"memmap": MemmapColumn}
+"""Storage backend name -> column class."""
+
+
+def sum_of(values: Array) -> int:
+    """Return the checksum of one column's rows. Runs at memory speed."""
+    if not values.nbytes:
+        return xxhash.xxh3_64_intdigest(b"")
+    return xxhash.xxh3_64_intdigest(values.reshape(-1).view(np.uint8).data)
+
+
+def combine(sums: list[int]) -> int:
+    """Return the checksum of an episode from those of its columns."""
+    return xxhash.xxh3_64_intdigest(b"".join(s.to_bytes(8, "little") for s in sums))
+
+
+class Rows:
+    """The columns of one buffer, open.
+
+    Args:
+        schema: what they hold.
+        columns: one per column of the schema, in order.
+        ring: how positions map to slots.
+    """
+
+    def __init__(self, schema: Schema, columns: list[Column], ring: Ring) -> None:
+        self.schema = schema
+        self.columns = columns
+        self.ring = ring
+        self.by_name = dict(zip(schema.names, columns, strict=True))
+
+    @classmethod
+    def open(cls, disk: Disk, folder: str, manifest: Manifest, write: bool, head: int) -> Rows:
+        """Open every column file of the manifest, after comparing all sizes.
+
+        Raises:
+            CorruptError: a file is missing, cut, grown, swapped or foreign.
+        """
+        assert manifest.schema is not None
+        ring = Ring(manifest.max_steps, manifest.spare)
+        columns: list[Column] = []
+        try:
+            for i, spec in enumerate(manifest.schema.columns):
+                backend = manifest.backends[i]
+                if backend not in BACKENDS:
+                    raise CorruptError(
+                        f"{folder}: column {spec.name!r} has unknown backend {backend!r}"
+                    )
+                columns.append(
+                    BACKENDS[backend].open(
+                        disk, os.path.join(folder, *manifest.files[i].split("/")), spec, ring.rows,
+                        manifest.label(i), write, min(head, ring.rows),
+                    )
+                )  # fmt: skip
+        except BaseException:
+            for column in columns:
+                column.close()
+            raise
+        return cls(manifest.schema, columns, ring)
+
+    def reserve(self, position: int, count: int) -> None:
+        """Make sure that rows can be written, or raise OSError."""
+        for slot, steps in self.ring.pieces(position, count):
+            for column in self.columns:
+                column.reserve(slot, steps)
+
+    def write(self, position: int, arrays: list[Array]) -> None:
+        """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous."""
+        pieces = self.ring.pieces(position, len(arrays[0]))
+        if len(pieces) == 1:
+            slot = pieces[0][0]
+            for column, values in zip(self.columns, arrays, strict=True):
+                column.write(slot, values)
+            return
+        (slot, steps), _ = pieces
+        for column, values in zip(self.columns, arrays, strict=True):
+            column.write(slot, values[:steps])
+            column.write(0, values[steps:])
+
+    def read(self, position: int, count: int) -> list[Array]:
+        """Return a copy of the rows of every column, schema order."""
+        pieces = self.ring.pieces(position, count)
+        if len(pieces) == 1:
+            slot, steps = pieces[0]
+            return [column.read(slot, steps) for column in self.columns]
+        return [
+            np.concatenate([c.read(slot, steps) for slot, steps in pieces]) for c in self.columns
+        ]
+
+    def sums(self, position: int, count: int) -> list[int]:
+        """Return the checksum of each column's rows as they stand."""
+        return [sum_of(values) for values in self.read(position, count)]
+
+    def sync(self) -> None:
+        """Return once every row written is on the disk itself."""
+        for column in self.columns:
+            column.sync()
+
+    def close(self) -> None:
+        """Give the files back."""
+        for column in self.columns:
+            column.close()

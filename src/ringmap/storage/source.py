@@ -1,0 +1,183 @@
+"""What a writer's and a reader's view of a buffer have in common: looking up and reading.
+
+    ordinal -> LiveEpisodes -> position -> Rows          (steps)
+    ordinal -> EpisodeTable -> Record -> Segments        (episode data)
+
+Invariants: `memory` is held while live episodes change or are searched; rows are gathered
+without it, and whoever gathers looks at `newest_tail` again afterwards.
+Not here: writing (store.py), following a writer (reader.py), clips.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import ClipIndexError, CorruptError
+from ringmap.storage.birth import Paths
+from ringmap.storage.blobs import Segments, decode_blob, decode_data
+from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.files import Disk
+from ringmap.storage.live import LiveEpisodes
+from ringmap.storage.manifest import Manifest
+from ringmap.storage.recovery import Found, bad_rows
+from ringmap.storage.rows import Rows, sum_of
+from ringmap.storage.schema import Schema
+
+__all__ = ["Source"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Source:
+    """An open buffer, as far as reading goes."""
+
+    writable = False
+
+    def __init__(self, disk: Disk, folder: str, manifest: Manifest) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.paths = Paths(folder)
+        self.manifest = manifest
+        self.live = LiveEpisodes(np.empty(0), np.empty(0))
+        self.memory = threading.RLock()
+        self.rows: Rows | None = None
+        self.table: EpisodeTable
+        self.segments = Segments(disk, self.paths.data)
+        self.is_open = True
+        self.seq = 0
+        self.first = 1
+        self.tail = 0
+        self.head = 0
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns, once an episode was stored or a schema was given."""
+        return self.manifest.schema
+
+    def settle(self) -> None:
+        """Make memory agree with the files if an interrupt came between them."""
+
+    def refresh(self) -> bool:
+        """Catch up with the writer; tell whether anything changed."""
+        return False
+
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now."""
+        return self.tail
+
+    def _take(self, found: Found, bad: Collection[int]) -> None:
+        """Bring memory to a state that was found, without the bad episodes. Holds `memory`."""
+        live = found.live()
+        if len(bad):
+            live = live[~np.isin(live["seq"], list(bad))]
+        self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
+        self.live.reset(live["start"], live["length"])
+
+    def ordinal(self, index: int, where: str) -> int:
+        """Return the ordinal of episode `index` (negative: from the end)."""
+        count = len(self.live)
+        if not -count <= index < count:
+            raise ClipIndexError(f"{where}: episode {index} is out of range for {count} episodes")
+        return self.live.first + index % count
+
+    def record_of(self, ordinal: int) -> Record | None:
+        """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""
+        start = self.live.start(ordinal)
+        low, high = self.first, self.seq
+        while low < high:  # the first record that starts there
+            middle = (low + high) // 2
+            if self.table.start_of(middle) < start:
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(low, self.seq + 1):
+            record = self.table.read(number)
+            if record is None or record.start != start:
+                return None
+            if record.kind == EPISODE and not record.flags & DROPPED:
+                return record
+        return None
+
+    def blob_of(self, record: Record) -> bytes | None:
+        """Return the blob of a record, or None when it is gone."""
+        return self.segments.read(
+            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
+        )
+
+    def read_steps(self, ordinal: int, start: int, stop: int) -> list[Array] | None:
+        """Return steps `[start, stop)` of an episode, or None when it was evicted while being read."""
+        assert self.rows is not None
+        with self.memory:
+            if not self.live.first <= ordinal < self.live.last:
+                return None
+            position = self.live.start(ordinal)
+        steps = self.rows.read(position + start, stop - start)
+        return steps if position >= self.newest_tail() else None
+
+    def read_episode(self, ordinal: int) -> tuple[list[Array], dict[str, Any], Record] | None:
+        """Return all steps of an episode, its data and its record; None when it was evicted meanwhile.
+
+        Raises:
+            CorruptError: the rows are not what was stored.
+        """
+        assert self.rows is not None
+        record = self._live_record(ordinal)
+        if record is None:
+            return None
+        steps = self.rows.read(record.start, record.length)
+        blob = self.blob_of(record)
+        if record.start < self.newest_tail():
+            return None
+        fault = bad_rows(record, self.rows.schema.names, [sum_of(s) for s in steps], blob)
+        if fault is not None:
+            raise CorruptError(
+                f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
+            )
+        return steps, self._data_in(blob, record), record
+
+    def read_data(self, ordinal: int) -> dict[str, Any] | None:
+        """Return an episode's data, or None when it was evicted meanwhile."""
+        record = self._live_record(ordinal)
+        if record is None:
+            return None
+        blob = self.blob_of(record)
+        if blob is None and record.start < self.newest_tail():
+            return None
+        return self._data_in(blob, record)
+
+    def _live_record(self, ordinal: int) -> Record | None:
+        with self.memory:
+            if not self.live.first <= ordinal < self.live.last:
+                return None
+            start = self.live.start(ordinal)
+            record = self.record_of(ordinal)
+        if record is None and start >= self.newest_tail():
+            raise CorruptError(
+                f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer"
+            )
+        return record
+
+    def _data_in(self, blob: bytes | None, record: Record) -> dict[str, Any]:
+        if blob is None:
+            raise CorruptError(
+                f"{self.segments.path(record.blob_segment)}: data of record {record.seq} is damaged or "
+                "missing; run ringmap.check and ringmap.repair on the buffer"
+            )
+        return decode_data(decode_blob(blob)[2])
+
+    def close(self) -> None:
+        """Give all files back."""
+        if self.rows is not None:
+            self.rows.close()
+        self.segments.close()
+        self.table.close()
+        self.is_open = False
+
+    def column_path(self, index: int) -> str:
+        """Return the path of a column's file."""
+        return os.path.join(self.folder, *self.manifest.files[index].split("/"))

@@ -1,0 +1,627 @@
+"""The store: the one writer of a buffer, its commits and its recovery.
+
+One commit, in order; the record is the point at which it counts:
+
+    reserve blocks -> [sync table, if rows or slots that it still calls live are needed]
+    -> rows, blob [power: sync] -> RECORD [power: sync] -> state.bin -> memory
+
+An episode that fits in the spare rows is written where nothing live stands, and its record
+both publishes it and retires what it evicts. A longer one first writes a retire record.
+
+Invariants: a row or slot that the newest durable record calls live is never overwritten;
+`stale` is set before a call's first write and cleared as its last statement, and whoever
+finds it set recovers from the files first; memory changes under `memory` only.
+Locks, in this order: `mutex` (one writing call at a time), `syncing` (one sync), `memory`.
+Not here: what a commit stores (buffers/), how a directory is born (birth.py), when the
+background syncs (sync.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import (
+    ClosedError,
+    CorruptError,
+    EnvironmentFault,
+    InputError,
+    ReadOnlyError,
+    RingmapError,
+    RoleError,
+    SyncFailedError,
+)
+from ringmap.storage.birth import (
+    Paths,
+    examine,
+    make_columns,
+    make_folder,
+    make_home,
+    read_manifest,
+)
+from ringmap.storage.episodes import (
+    CLEAR,
+    RETIRE,
+    SPARE_SLOTS,
+    Record,
+)
+from ringmap.storage.files import Disk
+from ringmap.storage.journal import Journal
+from ringmap.storage.lock import WriterLock, describe, holder_of
+from ringmap.storage.manifest import Manifest
+from ringmap.storage.recovery import Progress, bad_episodes
+from ringmap.storage.ring import Ring
+from ringmap.storage.rows import Rows, combine, sum_of
+from ringmap.storage.schema import Schema
+from ringmap.storage.source import Source
+from ringmap.storage.sync import BackgroundSync
+
+__all__ = ["Settings", "Store"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("ringmap")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a store needs to know beyond what is fixed on disk.
+
+    `power`: sync each commit; `sync_every_s`: seconds between background syncs, 0 for none;
+    `remembered`: the caller's settings, kept in the manifest; `progress`: called while verifying.
+    """
+
+    power: bool = False
+    sync_every_s: float = 30.0
+    storage: str | Mapping[str, str] = "memmap"
+    remembered: Mapping[str, Any] | None = None
+    progress: Progress | None = None
+
+
+class Store(Source):
+    """A buffer open for writing. Made by `Store.create` or `Store.open`.
+
+    Processes and threads: one store per directory, by lock. Methods may be called from any
+    thread of the process that opened it; a forked child gets an error.
+    """
+
+    writable = True
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        manifest: Manifest,
+        settings: Settings,
+        lock: WriterLock | None,
+    ):
+        super().__init__(disk, folder, manifest)
+        self.settings = settings
+        self.power = settings.power and not disk.volatile
+        self.ring = Ring(manifest.max_steps, manifest.spare)
+        self.journal: Journal | None = None
+        self._lock = lock
+        self._mutex = threading.RLock()
+        self._syncing = threading.Lock()
+        self.made_room = False
+        self._writing = False
+        self._stale = True
+        self._torn_memory = False
+        self._closed = False
+        self._child = False
+        self._background: BackgroundSync | None = None
+        self._syncs_behind = settings.sync_every_s > 0 and not self.power and not disk.volatile
+        _stores.add(self)
+
+    # -- opening -----------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        disk: Disk,
+        folder: str,
+        max_steps: int,
+        spare: int,
+        settings: Settings,
+        schema: Schema | None,
+    ) -> Store:
+        """Make a buffer at `folder`, or go on with the unfinished birth of one.
+
+        Raises:
+            UnknownFormatError, CorruptError: see `birth.examine`.
+            LockedError: another handle is at it.
+            EnvironmentFault: the disk is full, read-only or fails.
+        """
+        examine(disk, folder)
+        make_folder(disk, folder)
+        paths = Paths(folder)
+
+        def prepare() -> None:
+            if examine(disk, folder) != "buffer":  # another handle may have been first
+                manifest = Manifest(
+                    uuid.uuid4().bytes, max_steps, spare, max_steps + spare + SPARE_SLOTS,
+                    settings=dict(settings.remembered or {}),
+                    table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
+                )  # fmt: skip
+                make_home(disk, paths, manifest)
+
+        with _clear_errors("ReplayBuffer", folder):
+            return cls._locked(disk, folder, settings, schema, prepare)
+
+    @classmethod
+    def open(
+        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None
+    ) -> Store:
+        """Open the buffer at `folder` for writing, in the state that was committed last.
+
+        Args:
+            disk: where it is.
+            folder: its directory.
+            settings: for this handle.
+            schema: fixes the columns if no episode has yet.
+
+        Raises:
+            UnknownFormatError, CorruptError, NewerVersionError: it is none, or damaged.
+            LockedError: another handle is at it.
+            EnvironmentFault: the disk fails.
+        """
+        read_manifest(disk, folder)  # before the lock leaves a file in a directory that is not ours
+        with _clear_errors("ReplayBuffer.open", folder):
+            return cls._locked(disk, folder, settings, schema, lambda: None)
+
+    @classmethod
+    def _locked(
+        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None,
+        prepare: Callable[[], None],
+    ) -> Store:  # fmt: skip
+        """Take the lock and open the buffer, or let go of all again."""
+        lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
+        store: Store | None = None
+        try:
+            if lock is not None:
+                lock.acquire()
+            prepare()
+            store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
+            store._recover()
+            store._fix_schema(schema)
+            return store
+        except BaseException:
+            if store is not None:
+                store.close_files()
+            if lock is not None:
+                lock.release()
+            raise
+
+    def _fix_schema(self, schema: Schema | None) -> None:
+        if schema is not None and self.schema is None:
+            self._make_columns(schema, locked=True)
+
+    def _recover(self) -> None:
+        """Bring memory and files to the committed state. Holds the mutex, waits for a running sync."""
+        with self._mutex, self._syncing:
+            self._stale = True
+            manifest = self.manifest = read_manifest(self.disk, self.folder)
+            if self.journal is None:  # else a recovery in mid-process: threads may be reading
+                self.journal = Journal(self.disk, self.paths, manifest, self.power)
+                self.table, self.segments = self.journal.table, self.journal.segments
+                self.is_open = True
+            journal = self.journal
+            found = journal.find(int(manifest.table.get("seq", 0)))
+            if not found.seq and not manifest.locked_by_argument:
+                manifest = self.manifest = manifest.without_columns()
+            if self.rows is not None and self.rows.schema != manifest.schema:
+                self.rows.close()  # of a first episode that was refused
+                self.rows = None
+            if found.seq and manifest.schema is None:
+                raise CorruptError(
+                    f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
+                )
+            if manifest.schema is not None and self.rows is None:
+                self.rows = Rows.open(self.disk, self.folder, manifest, True, found.head)
+            behind = found.doubtful()
+            bad: dict[int, str] = {}
+            if len(behind) and self.rows is not None:
+                log.info(
+                    "%s: verifying %d episodes that no sync vouches for", self.folder, len(behind)
+                )
+                bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
+            newest = journal.restore_carried(found, manifest.carried)
+            journal.mend(found, self.rows, bad)
+            if not newest:  # the blob that it is from may go with its segment
+                kept = {"seq": found.seq, "state": journal.carried}
+                manifest = self.manifest = replace(manifest, carried=kept)
+                self.disk.replace_file(self.paths.manifest, manifest.encode())
+            journal.adopt(found)
+            with self.memory:
+                self._torn_memory = True
+                self._take(found, bad)
+                self._torn_memory = False
+            self._stale = False
+
+    # -- roles -------------------------------------------------------------------------------
+
+    def _ready(self, where: str) -> Journal:
+        """Raise unless this handle may write now; recover first if an interrupt left it stale."""
+        if self._closed:
+            raise ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
+        if self._child:
+            raise ReadOnlyError(
+                f"{where}: this process was forked from the writer and only reads; {self.folder} is "
+                f"written by {describe(holder_of(self.paths.lock))}"
+            )
+        if self.journal is not None and self.journal.poison is not None:
+            self.journal.refuse(where)
+        if self._stale:
+            self._recover()
+        assert self.journal is not None
+        self.journal.publish_again()
+        return self.journal
+
+    def settle(self) -> None:
+        """Make memory agree with the files if an interrupt came between them. No cost otherwise."""
+        if not self._stale or self._closed or self._poisoned:
+            return
+        if self._child and not self.disk.volatile:
+            return  # its files are the parent's; a copy of a disk in RAM is the child's own
+        if self._writing:
+            return  # a write is under way: memory shows the state before it
+        with self._mutex:
+            try:
+                if self._stale:
+                    self._recover()
+            except OSError:
+                if self._torn_memory:
+                    raise
+                log.warning("%s: recovery failed, and is tried again", self.folder)
+
+    def exclusively(self, where: str, work: Callable[[Journal], None]) -> None:
+        """Do `work` while other writing calls are kept out; raise unless this handle may write.
+
+        A function that is handed the work, not a context manager: an interrupt that comes between a
+        Python `__enter__` and its block would leave the mutex taken for ever.
+        """
+        if self._mutex._is_owned():  # type: ignore[attr-defined]
+            raise RoleError(
+                f"{where}: called in the middle of another write of the same thread (from a signal handler "
+                "or a callable); set a flag there, and call it when that write has returned"
+            )
+        with self._mutex:
+            self._writing = True
+            try:
+                self.made_room = False
+                with _clear_errors(where, self.folder, self):
+                    work(self._ready(where))
+            finally:
+                self._writing = False
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """The small state that rides with every commit, by section."""
+        return self.journal.carried if self.journal is not None else {}
+
+    @property
+    def _poisoned(self) -> bool:
+        return self.journal is not None and self.journal.poison is not None
+
+    @property
+    def writable_here(self) -> bool:
+        """Whether this process may write: not a forked child, not closed."""
+        return not self._child and not self._closed
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def commit(
+        self, schema: Schema, arrays: list[Array], data: bytes, flags: int,
+        where: str = "ReplayBuffer.write_episode", finished: str | None = None,
+        small: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Store one episode: its rows, its data and the buffer's small state, or nothing of it.
+
+        Args:
+            schema: of the arrays; it is the buffer's, or becomes it.
+            arrays: one per column, `(length, *shape)`, in the schema's dtypes, C-contiguous.
+            data: encoded episode data.
+            flags: TERMINATED, TRUNCATED, INTERRUPTED.
+            where: the method to name in an error.
+            finished: the open episode that this one ends.
+            small: sections of the small state (JSON) that changed.
+
+        Raises:
+            InputError: another thread locked another schema first.
+            EnvironmentFault: disk full, I/O error. Nothing was stored, and nothing evicted, unless
+                the episode is longer than the spare rows: then the oldest may be gone.
+            SyncFailedError: a sync failed; open the buffer again.
+
+        Cost: O(1) in the stored episodes; a write per column, and three small ones.
+        """
+        self.exclusively(
+            where,
+            lambda journal: self._commit(
+                journal, schema, arrays, data, flags, where, finished, small
+            ),
+        )
+
+    def _commit(
+        self, journal: Journal, schema: Schema, arrays: list[Array], data: bytes, flags: int,
+        where: str, finished: str | None, small: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
+        length = len(arrays[0])
+        sums = [sum_of(values) for values in arrays]
+        if self.rows is None:
+            self._stale = True
+            self._make_columns(schema, locked=False)
+        elif self.rows.schema is not schema and self.rows.schema != schema:
+            raise InputError(
+                f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
+            )
+        rows = self.rows
+        assert rows is not None
+        need = self.ring.overwritten(self.head + length)
+        rows.reserve(self.head, length)
+        if need > self.tail:
+            self._retire(journal, need)
+        seq, start = self.seq + 1, self.head
+        tail, first = self._after(seq, start + length, self.tail)
+        self._stale = True
+        journal.protect(need, seq, journal.state)
+        rows.write(start, arrays)
+        journal.carry(small)
+        if finished is not None:
+            journal.carry_finished(finished)
+        record = Record(seq, start, length, tail, first, combine(sums), flags=flags)
+        record = journal.write_blob(record, sums, data)
+        if self.power:
+            journal.sync_written(rows)
+        journal.append(record)
+        self._remember(record)
+        self._stale = False
+        self._start_background()
+
+    def clear(
+        self, where: str = "ReplayBuffer.clear", small: Mapping[str, Any] | None = None
+    ) -> None:
+        """Retire every episode, in one commit."""
+
+        def work(journal: Journal) -> None:
+            journal.carry(small)
+            if len(self.live):
+                self._stale = True
+                self._commit_mark(journal, CLEAR, self.head)
+                self._stale = False
+
+        self.exclusively(where, work)
+
+    def _retire(self, journal: Journal, need: int) -> None:
+        """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
+        tail = self.live.tail_for(need, 0)
+        self._stale = True
+        self._commit_mark(journal, RETIRE, self.head if tail < 0 else tail)
+        self.made_room = True
+        if not self.power:
+            journal.sync_table(journal.state)
+        journal.publish_again()
+        self._stale = False
+
+    def _commit_mark(self, journal: Journal, kind: int, tail: int) -> None:
+        """Commit a record without rows."""
+        seq = self.seq + 1
+        tail, first = self._after(seq, self.head, tail)
+        journal.protect(0, seq, journal.state)
+        record = Record(seq, self.head, 0, tail, first, combine([]), kind=kind)
+        record = journal.write_blob(record, [], b"")
+        if self.power:
+            journal.sync_written(None)
+        journal.append(record)
+        self._remember(record)
+
+    def _remember(self, record: Record) -> None:
+        """Bring memory to the state after `record`."""
+        live = self.live
+        with self.memory:
+            self._torn_memory = True
+            live.evict_before(record.tail)
+            if record.length:
+                live.append(record.start, record.length)
+            self.seq, self.first = record.seq, record.first
+            self.tail, self.head = record.tail, record.head
+            self._torn_memory = False
+
+    def _after(self, seq: int, head: int, tail: int) -> tuple[int, int]:
+        """Return tail and oldest live record once record `seq` ends at `head`: what fits stays."""
+        live, table = self.live, self.table
+        if head - tail > self.ring.max_steps:
+            kept = live.tail_for(head, self.ring.max_steps)
+            tail = max(tail, self.head if kept < 0 else kept)
+        first = self.first
+        if tail != self.tail or not len(live):
+            first = table.first_live(first, seq, tail)
+        # After many retirements without an episode, the table's slots run out before the steps do.
+        while seq - first >= table.slots:
+            first = table.first_live(first + 1, seq, tail)
+            tail = table.start_of(first) if first < seq else self.head
+        return tail, first
+
+    def _make_columns(self, schema: Schema, locked: bool) -> None:
+        storage = self.settings.storage
+        chosen = {} if isinstance(storage, str) else dict(storage)
+        default = storage if isinstance(storage, str) else "memmap"
+        for name in chosen:
+            if name not in schema.names:
+                raise InputError(
+                    f"ReplayBuffer: storage names column {name!r}, which is not in {schema.names}"
+                )
+        backends = tuple(chosen.get(name, default) for name in schema.names)
+        manifest = make_columns(
+            self.disk, self.paths, self.manifest.with_columns(schema, backends, locked)
+        )
+        rows = Rows.open(self.disk, self.folder, manifest, True, self.head)
+        self.manifest, self.rows = manifest, rows
+
+    # -- syncs -------------------------------------------------------------------------------
+
+    def flush(
+        self, where: str = "ReplayBuffer.flush", small: Mapping[str, Any] | None = None
+    ) -> None:
+        """Force all that was committed, and the small state, to the disk itself.
+
+        Raises:
+            SyncFailedError: a sync failed; open the buffer again.
+            EnvironmentFault: the manifest can't be written.
+        """
+        self.exclusively(where, lambda journal: self._flush(journal, small))
+
+    def _flush(self, journal: Journal, small: Mapping[str, Any] | None) -> None:
+        with self._syncing:
+            journal.carry(small)
+            if self.disk.volatile:
+                return
+            segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
+            try:
+                journal.sync_all(self.rows, segments)
+            except OSError as error:
+                journal.poisoned(error)
+            journal.mark_synced(journal.state, segments, gone)
+            journal.sync_state()
+            table = {
+                "count": len(self.live), "first": self.first, "tail": self.tail,
+                "head": self.head, "seq": self.seq,
+            }  # fmt: skip
+            self.manifest = replace(
+                self.manifest,
+                table=table,
+                carried={"seq": self.seq, "state": journal.carried},
+                settings=dict(self.settings.remembered or self.manifest.settings),
+            )
+            self.disk.replace_file(self.paths.manifest, self.manifest.encode())
+
+    def sync_in_background(self) -> None:
+        """Do what `flush` does but for the manifest, without keeping the writer waiting."""
+        journal = self.journal
+        with self._mutex:
+            if (
+                journal is None
+                or not self._may_sync(journal)
+                or journal.state.seq <= journal.state.mark
+            ):
+                return
+            upto, rows = journal.state, self.rows
+            segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
+            self._syncing.acquire()  # a recovery waits for us; interrupts come to the main thread only
+        failed: OSError | None = None
+        try:
+            journal.sync_all(rows, segments)
+        except OSError as error:
+            failed = error
+        finally:
+            self._syncing.release()
+        with self._mutex:
+            if failed is not None:
+                with contextlib.suppress(SyncFailedError):  # the next writing call raises it
+                    journal.poisoned(failed)
+            elif self._may_sync(journal):
+                journal.mark_synced(upto, segments, gone)
+                # If this fails the mark is older after a power cut, and more is verified: no harm.
+                with contextlib.suppress(OSError):
+                    journal.state_file.sync()
+
+    def _may_sync(self, journal: Journal) -> bool:
+        """Tell whether files and memory agree, so that a mark may be set."""
+        wrong = self._closed or self._child or self._stale or journal.unpublished
+        return not wrong and journal.poison is None
+
+    def _start_background(self) -> None:
+        if self._background is None and self._syncs_behind:
+            self._background = BackgroundSync(self, self.settings.sync_every_s)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self, small: Mapping[str, Any] | None = None) -> None:
+        """Flush, and let go of files and lock, whatever happens."""
+        if self._closed:
+            if self._lock is not None and not self._child:  # of a close that was interrupted
+                self._lock.release()
+            return
+        try:
+            if not self._child and not self._poisoned:
+                self.flush("ReplayBuffer.close", small)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of files and lock without a flush."""
+        if self._background is not None:
+            self._background.stop()
+        with self._mutex, self._syncing:
+            self._closed = True
+            try:
+                self.close_files()
+            finally:  # an interrupt in between must not keep the next writer out
+                if self._lock is not None and not self._child:
+                    self._lock.release()
+
+    def close_files(self) -> None:
+        """Give all descriptors back."""
+        if self.rows is not None:
+            self.rows.close()
+            self.rows = None
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
+        self.is_open = False
+
+    def become_child(self) -> None:
+        """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""
+        self._child, self._writing = True, False
+        self._mutex, self._syncing = threading.RLock(), threading.Lock()
+        self.memory = threading.RLock()
+        self.disk.system.reset_after_fork()
+        self.segments.reset_after_fork()
+        self._background = None
+        if self._lock is not None:
+            self._lock.drop_in_child()
+        if not self.disk.volatile:
+            self.close_files()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not self._child:
+            with contextlib.suppress(Exception):
+                self.abandon()
+
+
+@contextlib.contextmanager
+def _clear_errors(where: str, folder: str, store: Store | None = None) -> Any:
+    """Say where an error of the operating system struck, and what to do about it."""
+    try:
+        yield
+    except RingmapError:
+        raise
+    except OSError as error:
+        lost = "nothing committed is lost"
+        if store is not None and store.made_room:
+            lost = "the oldest episodes are gone: they had made room for one longer than the spare rows"
+        raise EnvironmentFault(
+            error.errno,
+            f"{where}: {error.strerror or error} ({error.filename or folder}); nothing was stored by this "
+            f"call and {lost}; free space or mend the disk, then call it again",
+        ) from error
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store.become_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

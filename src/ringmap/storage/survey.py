@@ -1,0 +1,302 @@
+"""The survey: what a directory holds, whether or not it can be opened.
+
+    parts -> state.bin, episode table -> the newest state -> records [first, seq] -> rows, blobs
+
+What a live writer changes meanwhile is told from damage as a reader does it: look, read, look again.
+
+Invariants: reads only, and plainly; believes nothing without a checksum.
+Not here: where the files lie (parts.py), what is reported (faults.py), what is done about it (plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.storage.blobs import decode_blob, segment_name
+from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, Record
+from ringmap.storage.evidence import STATE, Files, Part
+from ringmap.storage.files import Disk, File
+from ringmap.storage.parts import Parts
+from ringmap.storage.recovery import Progress
+from ringmap.storage.ring import Ring
+from ringmap.storage.rows import combine
+from ringmap.storage.state import NO_BOOT, State
+
+__all__ = ["Reached", "Survey"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_LOOKS = 50
+_BATCH = 256
+_BLOCK = 4 << 20
+_ROWS_AT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The newest state that anything vouches for. `by`: the file that does."""
+
+    seq: int = 0
+    first: int = 1
+    tail: int = 0
+    head: int = 0
+    by: str = ""
+
+
+class Survey:
+    """What the directory of a buffer holds.
+
+    Attributes:
+        parts: which file is which.
+        states: the two slots of state.bin; `shown`: the newer one that is valid.
+        clean: whether the page cache vouches for what is shown.
+        reached: the newest state.
+        records: a copy of records `[first, seq]`; `valid`: which of them hold.
+
+    Raises:
+        UnknownFormatError, NewerVersionError: as for `Identity`.
+
+    Cost: reads the table; rows and blobs are read by `verify` alone.
+    """
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.files = Files(disk, folder)
+        self.parts = Parts(self.files)
+        self.states: tuple[State | None, State | None] = (None, None)
+        self.shown: State | None = None
+        self.clean = False
+        self.reached = Reached()
+        self.records, self.valid = np.empty(0, RECORD), np.empty(0, np.bool_)
+        self._columns: list[File | None] = []
+        self._segments: dict[str, str] | None = None
+        if self.parts.manifest is not None:
+            self._look()
+            self._columns = [self._opened(part) for part in self.parts.columns]
+
+    # -- the newest state --------------------------------------------------------------------
+
+    def look_at_states(self) -> tuple[State | None, State | None]:
+        """Return both slots of state.bin; what stays torn is damage, and no write under way."""
+        manifest, at = self.parts.manifest, self.parts.state.at
+        assert manifest is not None
+        for _ in range(_LOOKS):
+            states = self.files.states(at or STATE, manifest.uuid)
+            one, other = states
+            if (
+                one is not None
+                and other is not None
+                and abs(one.generation - other.generation) == 1
+            ):
+                break
+        return states
+
+    def _look(self) -> None:
+        manifest = self.parts.manifest
+        assert manifest is not None
+        self.states = self.look_at_states()
+        self.shown = shown = _newest(self.states)
+        boot = self.files.disk.boot_id()
+        self.clean = shown is not None and boot is not None and shown.boot == boot != NO_BOOT
+        self.table = self.files.table(
+            self.parts.table.at or "", manifest.table_slots, manifest.uuid
+        )
+        records, valid = self.table.scan()
+        self.reached = self._find_reached(records, valid)
+        if self.reached.seq:
+            self.records, self.valid = self.table.read_range(self.reached.first, self.reached.seq)
+
+    def _find_reached(self, records: Array, valid: Array) -> Reached:
+        """Return what the newest record says, unless state.bin or the manifest know of a newer one."""
+        manifest, shown = self.parts.manifest, self.shown
+        assert manifest is not None
+        claims = [Reached()]
+        if valid.any():
+            newest = records[valid][int(np.argmax(records["seq"][valid]))]
+            record = Record.of(newest)
+            claims.append(
+                Reached(record.seq, record.first, record.tail, record.head, self.parts.table.file)
+            )
+        need = 0
+        if shown is not None:
+            need = max(shown.mark, shown.seq if self.clean else 0)
+            if shown.seq >= need > claims[-1].seq:
+                claims.append(Reached(shown.seq, shown.first, shown.tail, shown.head, STATE))
+        counts = manifest.table
+        if {"seq", "first", "tail", "head"} <= counts.keys() and counts["seq"] > claims[-1].seq:
+            at = (counts["seq"], counts["first"], counts["tail"], counts["head"])
+            claims.append(Reached(*at, self.parts.manifest_part.file))
+        # Only a forger claims more than the table has room for.
+        return [c for c in claims if c.seq - manifest.table_slots < c.first <= c.seq + 1][-1]
+
+    def live(self) -> Array:
+        """Return the valid records of the live episodes, oldest first; a damaged flag drops none."""
+        r = self.records
+        live = self.valid & (r["kind"] == EPISODE) & (r["flags"] & DROPPED != DROPPED)
+        found: Array = r[live & (r["start"] >= self.reached.tail)]
+        return found
+
+    def misflagged(self) -> list[int]:
+        """Return the numbers of the records whose flag of a dropped episode is damaged."""
+        dropped = self.records["flags"] & DROPPED
+        wrong = self.valid & (dropped != 0) & (dropped != DROPPED)
+        return [int(number) for number in self.records["seq"][wrong]]
+
+    def broken(self) -> list[tuple[int, int]]:
+        """Return the runs `(first, last)` of live records that are damaged or missing.
+
+        None that a writer retired or wrote over meanwhile.
+        """
+        numbers = self.reached.first + np.flatnonzero(~self.valid)
+        if len(numbers):
+            again = Survey(self.files.disk, self.files.folder) if self._moved() else self
+            kept = [
+                n
+                for n in map(int, numbers)
+                if n >= again.reached.first
+                and again.table.read(n) is None
+                and again.table.read(n + again.table.slots) is None
+            ]
+            numbers = np.array(kept, np.int64)
+            if again is not self:
+                again.close()
+        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        return [(int(run[0]), int(run[-1])) for run in np.split(numbers, breaks) if len(run)]
+
+    def _moved(self) -> bool:
+        return _newest(self.look_at_states()) != self.shown
+
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now."""
+        again = _newest(self.look_at_states())
+        if again is None or again == self.shown:
+            return self.reached.tail
+        return max(self.reached.tail, again.tail)
+
+    # -- rows and blobs ----------------------------------------------------------------------
+
+    def verify(
+        self, progress: Progress | None = None
+    ) -> Iterator[tuple[Record, list[tuple[str, str]]]]:
+        """Yield each live episode whose rows or blob are damaged, and what is: `(file, words)`.
+
+        Columns that are not there at all are left out: `is_complete` tells. Reads every live byte, in
+        parallel.
+        """
+        live = self.live()
+        with ThreadPoolExecutor(4) as pool:  # reads and xxhash release the GIL
+            for at in range(0, len(live), _BATCH):
+                batch = [Record.of(row) for row in live[at : at + _BATCH]]
+                for record, faults in zip(batch, pool.map(self.faults_of, batch), strict=True):
+                    if faults and record.start >= self.newest_tail():
+                        yield record, faults
+                if progress is not None:
+                    progress(min(at + _BATCH, len(live)), len(live))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every column lies somewhere."""
+        return all(part.at is not None for part in self.parts.columns)
+
+    def faults_of(self, record: Record) -> list[tuple[str, str]]:
+        """Return what is wrong with the bytes of a live episode, as `(file, words)`."""
+        manifest = self.parts.manifest
+        assert manifest is not None
+        assert manifest.schema is not None
+        blob = self.blob(record)
+        where = f"of record {record.seq} (positions {record.start} to {record.head})"
+        sums = [
+            None if file is None else self._sum(file, spec.row_nbytes, record)
+            for file, spec in zip(self._columns, manifest.schema.columns, strict=True)
+        ]
+        if blob is None:
+            name = self.segment_file(record.blob_segment)
+            gone = "damaged" if self.files.is_file(name) else "gone with its segment"
+            faults = [(name, f"blob {where} is {gone}")]
+            known = [s for s in sums if s is not None]
+            if len(known) == len(sums) and combine(known) != record.rows_sum:
+                faults += [
+                    (part.file, f"rows {where} may be damaged") for part in self.parts.columns
+                ]
+            return faults
+        expected = decode_blob(blob)[0]
+        if len(expected) != len(sums) or combine(expected) != record.rows_sum:
+            return [(self.parts.table.file, f"record {record.seq} and its blob disagree")]
+        return [
+            (part.file, f"rows {where} are damaged")
+            for part, found, want in zip(self.parts.columns, sums, expected, strict=True)
+            if found is not None and found != want
+        ]
+
+    def _opened(self, part: Part) -> File | None:
+        return None if part.at is None else self.files.disk.open(self.files.path(part.at))
+
+    def _sum(self, file: File, row_nbytes: int, record: Record) -> int:
+        """Return the checksum of an episode's rows in one column; a file that ends early goes on with zeros."""
+        manifest, total = self.parts.manifest, xxhash.xxh3_64()
+        assert manifest is not None
+        ring = Ring(manifest.max_steps, manifest.spare)
+        for slot, steps in ring.pieces(record.start, record.length):
+            at, stop = _ROWS_AT + slot * row_nbytes, _ROWS_AT + (slot + steps) * row_nbytes
+            while at < stop:
+                size = min(_BLOCK, stop - at)
+                try:
+                    data = file.read(size, at)
+                except OSError:
+                    data = b""
+                total.update(data.ljust(size, b"\0"))
+                at += size
+        return total.intdigest()
+
+    def segment_file(self, number: int) -> str:
+        """Return the name under which a segment should lie."""
+        return f"data/{segment_name(number)}"
+
+    def blob(self, record: Record) -> bytes | None:
+        """Return a record's blob, or None when it is nowhere."""
+        own = self.segment_file(record.blob_segment)
+        blob = self._blob_in(own, record)
+        if blob is None and self._segments and own in self._segments:
+            blob = self._blob_in(self._segments[own], record)
+        return blob
+
+    def _blob_in(self, name: str, record: Record) -> bytes | None:
+        data = self.files.read(name, record.blob_size, record.blob_offset)
+        whole = len(data) == record.blob_size and xxhash.xxh3_64_intdigest(data) == record.blob_sum
+        return data if whole else None
+
+    def find_segments(self) -> dict[str, str]:
+        """Return, for each segment that lies under another segment's name, `file -> where`.
+
+        Two segments that were swapped: the first blob of each is found in the other.
+        """
+        if self._segments is not None:
+            return self._segments
+        self._segments = {}
+        live = self.live()
+        numbers, at = np.unique(live["blob_segment"], return_index=True)
+        oldest = {int(n): Record.of(live[i]) for n, i in zip(numbers, at, strict=True)}
+        lost = {number: record for number, record in oldest.items() if self.blob(record) is None}
+        ours = {self.segment_file(number) for number in oldest if number not in lost}
+        strays = [name for name in self.files.all() if name not in ours] if lost else []
+        for record in lost.values():
+            where = next((name for name in strays if self._blob_in(name, record) is not None), None)
+            if where is not None:
+                self._segments[self.segment_file(record.blob_segment)] = where
+        return self._segments
+
+    def close(self) -> None:
+        """Give the files back."""
+        for file in self._columns:
+            if file is not None:
+                file.close()
+        self._columns = []
+
+
+def _newest(states: tuple[State | None, State | None]) -> State | None:
+    return max((s for s in states if s is not None), key=lambda s: s.generation, default=None)

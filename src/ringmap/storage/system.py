@@ -1,0 +1,153 @@
+"""What differs between operating systems, chosen at run time.
+
+Each service has a fallback that any system can run; `System(portable=True)` takes
+every fallback at once, so that a test on Linux exercises them all.
+
+| service | Linux | macOS | Windows | fallback |
+| --- | --- | --- | --- | --- |
+| write at an offset | pwrite | pwrite | - | seek and write under a lock |
+| sync a file | fdatasync | F_FULLFSYNC | - | fsync |
+| sync a folder | fsync | fsync | - | nothing: the file system journals names |
+| reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
+| boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
+| network file system | /proc/self/mountinfo | - | - | taken for a local one |
+
+Not here: when any of these is called, and faults (files.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import uuid
+
+__all__ = ["Data", "System"]
+
+Data = bytes | bytearray | memoryview
+"""What can be written."""
+
+_NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs",
+    "fuse.sshfs", "fuse.glusterfs", "beegfs", "gpfs", "orangefs",
+}  # fmt: skip
+
+_CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
+"""What `posix_fallocate` answers where the file system has no such service: then nothing is reserved."""
+
+_F_FULLFSYNC = 51
+
+
+class System:
+    """The services of this operating system.
+
+    Args:
+        portable: take the fallback of every service.
+    """
+
+    def __init__(self, portable: bool = False) -> None:
+        self.portable = portable
+        self._seek = threading.Lock()
+        self._boot: bytes | None = None
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which another thread may have held at the fork."""
+        self._seek = threading.Lock()
+
+    def pwrite(self, fd: int, data: Data, offset: int) -> int:
+        """Write at `offset` and return the bytes written, fewer than asked when the disk fills."""
+        if hasattr(os, "pwrite") and not self.portable:
+            return os.pwrite(fd, data, offset)
+        with self._seek:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`."""
+        if hasattr(os, "pread") and not self.portable:
+            return os.pread(fd, size, offset)
+        with self._seek:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Force a file's bytes to the disk itself."""
+        if not self.portable:
+            if sys.platform == "darwin":  # fsync leaves them in the drive's own cache there
+                import fcntl
+
+                fcntl.fcntl(fd, _F_FULLFSYNC)
+                return
+            if hasattr(os, "fdatasync"):
+                os.fdatasync(fd)
+                return
+        os.fsync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        """Force a folder's names to the disk itself."""
+        if self.portable or sys.platform == "win32":
+            return
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
+        """Allocate the blocks of a byte range, so that a later write there can't meet a full disk."""
+        if self.portable or not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            os.posix_fallocate(fd, offset, nbytes)
+        except OSError as error:
+            if error.errno not in _CANNOT_RESERVE:
+                raise
+
+    def boot_id(self) -> bytes | None:
+        """Return 16 bytes that change at each boot, or None where the system has no such thing."""
+        if self.portable:
+            return None
+        if self._boot is None:
+            self._boot = _read_boot_id() or b""
+        return self._boot or None
+
+    def is_network(self, path: str) -> bool:
+        """Tell whether `path` lies on a network file system."""
+        if self.portable:
+            return False
+        return _file_system(path) in _NETWORK
+
+
+def _read_boot_id() -> bytes | None:
+    try:
+        if sys.platform == "darwin":
+            text = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
+                capture_output=True, text=True, check=True, timeout=10,
+            ).stdout  # fmt: skip
+        else:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                text = file.read()
+        return uuid.UUID(text.strip()).bytes
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system that holds `path`; the deepest mount point wins."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = -1, ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split(" ")[4].encode().decode("unicode_escape")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:
+            best, kind = len(point), after.split(" ")[0]
+    return kind

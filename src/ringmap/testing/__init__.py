@@ -1,0 +1,1 @@
+"""Test suites that our parts pass, and a third party's should."""

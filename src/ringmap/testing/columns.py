@@ -1,0 +1,249 @@
+"""What every column backend owes. A test class inherits `ColumnTests` and says how to make one.
+
+    class TestMine(ColumnTests):
+        @pytest.fixture
+        def make_column(self, tmp_path): ...        # (spec, rows) -> a new column, open for writing
+
+        @pytest.fixture
+        def reopen(self): ...                       # column -> the same rows, opened anew
+
+Not here: what a backend's files look like, and which damage it finds; wrapping and liveness,
+which are the caller's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringmap.storage.columns.base import Column
+from ringmap.storage.ring import Ring
+from ringmap.storage.schema import ColumnSpec
+
+__all__ = ["SPECS", "ColumnTests", "rows_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MakeColumn = Callable[[ColumnSpec, int], Column]
+Reopen = Callable[[Column], Column]
+
+_ROWS = 37
+_SHAPES = [(), (3,), (0,), (2, 2)]
+_DTYPES = ["?", "i1", "u1", "i8", "u8", "f2", "f4", "f8", "c8", "U5", "S3", "M8[ns]", "m8[s]"]
+
+SPECS = [ColumnSpec("obs", shape, np.dtype(dtype)) for shape in _SHAPES for dtype in _DTYPES]
+"""Every shape of a row with every dtype: scalars, empty rows, matrices; fixed-width strings, dates."""
+
+
+def rows_of(spec: ColumnSpec, count: int, first: int = 0) -> Array:
+    """Return `count` rows `(count, *shape)` that differ from row to row and from value to value.
+
+    Args:
+        spec: what a row is.
+        count: how many.
+        first: number of the first row; other numbers give other rows.
+    """
+    size = int(np.prod(spec.shape, dtype=np.int64))
+    numbers = (np.arange(count * size) + first * max(size, 1)).reshape(count, *spec.shape)
+    kind = spec.dtype.kind
+    if kind in "SU":
+        return (numbers % 1000).astype(f"U{min(3, spec.dtype.itemsize)}").astype(spec.dtype)
+    if kind == "b":
+        return np.asarray((numbers * 2654435761 >> 7) % 2 == 1)
+    if kind == "c":
+        return np.asarray(numbers + 1j * (numbers + 0.5)).astype(spec.dtype)
+    if kind in "iu":
+        return np.asarray(numbers % 127).astype(spec.dtype)
+    return np.asarray(numbers).astype(spec.dtype)
+
+
+class ColumnTests:
+    """The obligations of `ringmap.storage.columns.base.Column`."""
+
+    @pytest.fixture
+    def make_column(self) -> MakeColumn:
+        """Return what makes a new column of `rows` rows, open for writing."""
+        raise NotImplementedError(f"{type(self).__name__} must supply make_column")
+
+    @pytest.fixture
+    def reopen(self) -> Reopen:
+        """Return what opens a column's rows anew; a backend that keeps nothing returns the column."""
+        raise NotImplementedError(f"{type(self).__name__} must supply reopen")
+
+    @pytest.fixture(params=SPECS, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
+    def spec(self, request: pytest.FixtureRequest) -> ColumnSpec:
+        """Return one kind of row after the other."""
+        spec: ColumnSpec = request.param
+        return spec
+
+    def test_says_what_it_is(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """A column knows its rows."""
+        column = make_column(spec, _ROWS)
+        assert column.spec == spec
+        assert column.rows == _ROWS
+
+    def test_reads_what_was_written(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """Every row comes back, bit for bit, in one piece and in parts."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        _same(column.read(0, _ROWS), rows)
+        _same(column.read(5, 7), rows[5:12])
+        _same(column.read(_ROWS - 1, 1), rows[-1:])
+        _same(column.read(3, 0), rows[:0])
+
+    def test_writes_touch_no_other_row(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """A write changes its own rows only, at either end too."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        for slot, count in ((0, 2), (10, 5), (_ROWS - 3, 3), (4, 0)):
+            fresh = rows_of(spec, count, 100 + slot)
+            _write(column, slot, fresh)
+            rows[slot : slot + count] = fresh
+            _same(column.read(0, _ROWS), rows)
+
+    def test_takes_any_order(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """Slots come in any order and shape, and more than once."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        for slots in (
+            np.array([5, 3, 5, 0, 36, 36], np.int64),
+            np.array([[1, 2], [0, 36], [1, 2]], np.int64),
+            np.arange(_ROWS)[::-1].astype(np.int64),
+            np.zeros((2, 0), np.int64),
+            np.array(7, np.int64),
+        ):
+            _same(np.asarray(column.take(slots)), rows[slots])
+
+    def test_takes_into_out(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """With `out`, the rows land there, and it is what comes back."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        slots = np.array([[9, 9], [0, 4]], np.int64)
+        out = rows_of(spec, 4, 200).reshape(2, 2, *spec.shape)
+        assert column.take(slots, out) is out
+        _same(out, rows[slots])
+
+    def test_hands_out_copies(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """What came out can be changed, and does not change by itself."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        read, taken = column.read(2, 4), column.take(np.arange(2, 6))
+        read[...] = rows_of(spec, 4, 300)
+        taken[...] = rows_of(spec, 4, 300)
+        _same(column.read(0, _ROWS), rows)
+        read, taken = column.read(2, 4), column.take(np.arange(2, 6))
+        _write(column, 2, rows_of(spec, 4, 400))
+        _same(read, rows[2:6])
+        _same(taken, rows[2:6])
+
+    def test_keeps_copies(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """What was written can be changed afterwards."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        mine = rows.copy()
+        _write(column, 0, mine)
+        mine[...] = rows_of(spec, _ROWS, 500)
+        _same(column.read(0, _ROWS), rows)
+
+    def test_reserving_changes_no_row(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """Reserving again, or past what is written, is fine and shows in no row."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, 10)
+        _write(column, 0, rows)
+        column.reserve(0, 10)
+        column.reserve(8, _ROWS - 8)
+        column.reserve(_ROWS, 0)
+        _same(column.read(0, 10), rows)
+
+    def test_wraps_in_two_writes(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """A run past the last row is written by the caller in two pieces."""
+        column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
+        rows = rows_of(spec, 20)
+        done = 0
+        for slot, count in ring.pieces(_ROWS * 3 - 5, 20):
+            _write(column, slot, rows[done : done + count])
+            done += count
+        slots = (np.arange(20) + _ROWS * 3 - 5) % _ROWS
+        _same(column.take(slots), rows)
+
+    def test_survives_reopening(
+        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
+    ) -> None:
+        """Rows that were synced are there for whoever opens the column next."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        column.sync()
+        again = reopen(column)
+        _same(again.read(0, _ROWS), rows)
+        _same(again.take(np.arange(_ROWS)), rows)
+
+    def test_shows_later_writes(
+        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
+    ) -> None:
+        """Whoever has the column open sees rows that are written afterwards: a reader never reopens."""
+        column = make_column(spec, _ROWS)
+        _write(column, 0, rows_of(spec, _ROWS))
+        other = reopen(column)
+        other.read(0, _ROWS)
+        fresh = rows_of(spec, 4, 600)
+        _write(column, 6, fresh)
+        _same(other.read(6, 4), fresh)
+        _same(other.take(np.arange(6, 10)), fresh)
+
+    def test_arrays_outlive_the_column(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """What was handed out stays valid when the column is closed."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        read, taken = column.read(0, _ROWS), column.take(np.arange(_ROWS))
+        column.close()
+        _same(read, rows)
+        _same(taken, rows)
+
+    def test_keeps_every_bit(self, make_column: MakeColumn) -> None:
+        """NaNs keep their payload, zeros their sign, dates that are none stay so."""
+        for dtype, raw in (
+            ("<f4", b"\x01\x00\xc0\x7f\x00\x00\x00\x80"),
+            ("<f8", b"\x07\x00\x00\x00\x00\x00\xf8\xff\x00\x00\x00\x00\x00\x00\x00\x80"),
+            ("<M8[us]", b"\x00\x00\x00\x00\x00\x00\x00\x80\x01\x00\x00\x00\x00\x00\x00\x00"),
+        ):
+            values = np.frombuffer(raw, dtype)
+            column = make_column(ColumnSpec("odd", (), np.dtype(dtype)), 2)
+            _write(column, 0, values)
+            assert column.read(0, 2).tobytes() == raw
+            assert column.take(np.array([0, 1])).tobytes() == raw
+
+    def test_is_read_by_threads_while_it_is_written(self, make_column: MakeColumn) -> None:
+        """Rows that nobody writes come back whole, whatever is written beside them."""
+        spec = ColumnSpec("obs", (64,), np.dtype("i8"))
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        stop, slots, wrong = threading.Event(), np.arange(20, _ROWS), []
+
+        def look() -> None:
+            while not stop.is_set():
+                if not np.array_equal(column.take(slots), rows[20:]):
+                    wrong.append("take")
+                if not np.array_equal(column.read(20, 5), rows[20:25]):
+                    wrong.append("read")
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for i in range(200):
+            column.write(0, rows_of(spec, 20, i))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def _write(column: Column, slot: int, values: Array) -> None:
+    column.reserve(slot, len(values))
+    column.write(slot, np.ascontiguousarray(values))
+
+
+def _same(got: Array, expected: Array) -> None:
+    assert got.dtype == expected.dtype, (got.dtype, expected.dtype)
+    assert got.shape == expected.shape, (got.shape, expected.shape)
+    assert got.tobytes() == expected.tobytes(), (got, expected)

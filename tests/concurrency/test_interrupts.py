@@ -1,0 +1,113 @@
+"""Ctrl-C anywhere in a draw: the next draw goes on, and every clip proves itself."""
+
+import sys
+
+import pytest
+
+import ringmap.clips.gather
+import ringmap.clips.index
+import ringmap.clips.signposts
+import ringmap.storage.live
+import ringmap.storage.reader
+import ringmap.storage.source
+from benchmarks.proof import Episodes, num_torn
+from ringmap import ReplayBuffer
+from ringmap.clips.index import SpanIndex
+
+FILES = {
+    module.__file__
+    for module in (
+        ringmap.clips.gather,
+        ringmap.clips.index,
+        ringmap.clips.signposts,
+        ringmap.storage.live,
+        ringmap.storage.reader,
+        ringmap.storage.source,
+    )
+}
+
+
+class Pen:
+    def __init__(self, buffer):
+        self.buffer, self.number, self._episodes = buffer, 0, Episodes(8, 9)
+
+    def write(self, episodes):
+        for _ in range(episodes):
+            self.buffer.write_episode(self._episodes(self.number, 2 + self.number * 5 % 8))
+            self.number += 1
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt ahead of the n-th line that runs in FILES."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+    def strikes_in(self, call):
+        """Run the call; tell whether it was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
+def faults_after_interrupts(path, role, episodes):
+    """Interrupt a draw at every line of it in turn, each after a write; return what was wrong then."""
+    writer = ReplayBuffer(60, 2, path=path, spare_rows=20, seed=0, sync_every_s=0)
+    pen = Pen(writer)
+    pen.write(40)
+    who = writer if role == "writer" else ReplayBuffer.open(path, seed=0)
+    faults, at = [], 0
+    who.sample(8)
+    while True:
+        at += 1
+        pen.write(episodes)
+        if not Interrupt(at).strikes_in(lambda: who.sample(32)):
+            break
+        pen.write(1)
+        for history in (2, 1):
+            batch = who.sample(64, history)
+            if num_torn(batch) or batch["episode"].min() < writer.load_episode(0)["episode"][0]:
+                faults.append((at, "torn"))
+        if who.lengths.tolist() != writer.lengths.tolist():
+            faults.append((at, "lengths"))
+        faults += [(at, fault) for fault in who._clip_reader.index.check()]
+        if faults:
+            break
+    assert faults or at > 50
+    if who is not writer:
+        who.close()
+    writer.close()
+    return faults
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+@pytest.mark.parametrize("episodes", [1, 3, 40])
+def test_a_draw_after_an_interrupted_one(fast, role, episodes):
+    assert faults_after_interrupts(fast / "buf", role, episodes) == []
+
+
+def test_control_an_index_that_does_not_start_over(fast, monkeypatch):
+    follow = SpanIndex.follow
+
+    def forgetful(index):
+        if index._era == -1:
+            index._era = index.live.era
+        follow(index)
+
+    monkeypatch.setattr(SpanIndex, "follow", forgetful)
+    assert faults_after_interrupts(fast / "buf", "writer", 1)

@@ -1,0 +1,714 @@
+"""Scripts of calls on a small buffer, run on a recording disk, and what each crash may then show.
+
+    Case       sizes, level and steps, all drawn from a seed
+    Session    runs steps; knows, for each length of its log, what a crash there may show
+    Campaign   crashes a session after every change, opens what is left, and judges it
+
+An episode is `(number, length)` and its rows follow from that, so that each byte proves itself.
+"""
+
+import contextlib
+import errno
+import functools
+import itertools
+import logging
+import marshal
+import os
+import random
+import shutil
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import xxhash
+
+from ringmap import ReplayBuffer
+from ringmap.errors import (
+    EnvironmentFault,
+    NoClipsError,
+    NotFoundError,
+    RingmapError,
+    SyncFailedError,
+    UnknownFormatError,
+)
+from ringmap.storage.files import Disk
+from tests.crash.recording import Always, Cut, Machine, Model, RecordingDisk, materialise
+
+# -- episodes --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def rows_of(number, length):
+    """Return the columns of an episode."""
+    t = np.arange(length)
+    obs = np.stack([np.full(length, number), t], axis=1).astype(np.int32)
+    noise = (number * 37 + t[:, None] * 11 + np.arange(5) * 53) % 251 + 1
+    return {"obs": obs, "noise": noise.astype(np.uint8)}
+
+
+def episode(number, length):
+    """Return an episode as it is written."""
+    return {**rows_of(number, length), "_episode_data": {"number": number}}
+
+
+def look(buf):
+    """Return the stored episodes as `((number, length), ...)`, having compared every byte twice."""
+    seen = []
+    names = buf.column_names if buf.num_episodes else []
+    quick = {name: buf.get_col_data(name) for name in names}  # no checksum is looked at here
+    at = 0
+    for steps in buf.episodes():
+        length, number = len(steps["obs"]), int(steps["obs"][0][0])
+        data = steps.get("_episode_data", {}).get("number")
+        assert data in (None, number), f"data of {data} with the rows of {number}"
+        for name, expected in rows_of(number, length).items():
+            served = quick[name][at : at + length]
+            assert (served == expected).all(), f"wrong bytes in {name} of {number}: {served}"
+            assert (steps[name] == expected).all(), f"wrong bytes in {name} of {number}"
+        seen.append((number, length))
+        at += length
+    assert [length for _, length in seen] == buf.lengths.tolist()
+    return tuple(seen)
+
+
+def sampling_of(buf):
+    state = buf.state_dict()
+    return state["step"], state["rng"]["state"]["state"]
+
+
+def size_of(episodes):
+    return sum(length for _, length in episodes)
+
+
+class Reports(logging.Handler):
+    """Counts the episodes that are reported as dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record):
+        self.count += "dropped a damaged episode" in record.msg
+
+    def __enter__(self):
+        logging.getLogger("ringmap").addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        logging.getLogger("ringmap").removeHandler(self)
+
+
+# -- what a crash may show ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What may be there after a crash. A state is a tuple of episodes, oldest first.
+
+    `newest`: what a kill may show, and at level power a cut: the last acknowledged state, or one
+    of the call under way. `states`: what a cut may show at level process, but for the
+    episodes in `droppable`, which no completed sync covers. `streams`: (number, steps that
+    must be kept, steps that may be) of each episode that was being streamed.
+    """
+
+    power: bool
+    born: bool = False
+    newest: frozenset = frozenset([()])
+    states: frozenset = frozenset([()])
+    droppable: frozenset = frozenset()
+    newest_samplings: frozenset = frozenset()
+    samplings: frozenset = frozenset()
+    streams: tuple = ()
+
+    def judge(self, seen, dropped, sampling, cut, max_steps):
+        """Raise unless `seen` may be there, with so many reported as dropped (None: nobody counted)."""
+        numbers = [number for number, _ in seen]
+        assert len(set(numbers)) == len(numbers), f"stored twice: {seen}"
+        strict = self.power or not cut
+        for state in self.newest if strict else self.states:
+            if self._fits(state, seen, dropped, strict, max_steps):
+                break
+        else:
+            allowed = sorted(self.newest if strict else self.states)
+            raise AssertionError(
+                f"shows {seen}, dropped {dropped}; expected one of {allowed}, less {sorted(self.droppable)}, "
+                f"streams {self.streams}, strict {strict}"
+            )
+        samplings = self.newest_samplings if strict else self.samplings
+        if sampling is not None and self.born:
+            assert sampling in samplings, f"sampling {sampling[0]}, expected {sorted(samplings)}"
+
+    def _fits(self, state, seen, dropped, strict, max_steps):
+        droppable = frozenset() if strict else self.droppable
+        stored_numbers = {number for number, _ in state}
+        streams = {n: (low, high) for n, low, high in self.streams if n not in stored_numbers}
+        kept = tuple(e for e in seen if e[0] in streams)
+        stored = seen[: len(seen) - len(kept)]
+        if seen[len(stored) :] != kept or stored != tuple(e for e in state if e in stored):
+            return False
+        if not all(streams[n][0] * strict <= length <= streams[n][1] for n, length in kept):
+            return False
+        missing = [e for e in state if e not in stored]
+        lost = [e for e in missing if e[0] not in droppable]
+        absent = [
+            (n, low) for n, (low, _) in streams.items() if strict and low and n not in dict(kept)
+        ]
+        if kept or (streams and not strict):  # one that is kept (and lost since) evicts the oldest
+            evicted = lost == [e for e in state if e not in stored][: len(lost)]
+            return evicted and all(size_of(seen) + low > max_steps for _, low in absent)
+        reported = dropped is None or len(missing) <= dropped <= len(missing) + len(streams)
+        return not lost and not absent and reported
+
+
+# -- cases -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small buffer and what is done to it. `warm`: episodes written before anything is explored."""
+
+    power: bool
+    steps: tuple
+    max_steps: int = 8
+    spare: int = 3
+    slots: int = 0
+    segment: int = 700
+    keep: bool = False
+    warm: int = 0
+
+    @classmethod
+    def draw(cls, seed, power, count=9):
+        rng = random.Random(seed)
+        max_steps, spare = rng.randint(6, 16), rng.randint(2, 6)
+        return cls(
+            power, tuple(draw_step(rng, max_steps, spare) for _ in range(count)), max_steps, spare,
+            slots=rng.choice([0, 0, 1, 2]), segment=rng.choice([1, 700, 1500]), keep=rng.random() < 0.4,
+            warm=rng.choice([0, 0, 5, 12, 30]),
+        )  # fmt: skip
+
+    def settle(self, monkeypatch):
+        """Make the package use this case's small sizes."""
+        from ringmap.storage import recovery, state, store
+        from ringmap.storage.blobs import Segments
+
+        monkeypatch.setattr(store, "SPARE_SLOTS", self.slots)
+        monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
+        monkeypatch.setattr(recovery, "ThreadPoolExecutor", Inline)  # threads cost more than it all
+        monkeypatch.setattr(state, "_LOOKS", 2)  # a slot that a cut tore stays torn: don't wait
+
+
+class Inline:
+    """A pool of no threads."""
+
+    def __init__(self, workers):
+        self.map = map
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def draw_step(rng, max_steps, spare):
+    kind = rng.choices(
+        ["write", "sample", "clear", "flush", "sync", "sync_write", "reopen", "begin", "append", "finish", "abandon"],
+        [12, 3, 1.5, 1.5, 3, 1, 3, 1, 4, 2, 0.5],
+    )[0]  # fmt: skip
+    length = rng.randint(1, spare) if rng.random() < 0.7 else rng.randint(1, max_steps)
+    fault = None
+    if rng.random() < 0.2:
+        what = rng.choice(["interrupt", "ENOSPC", "EIO", "partial", "die", "sync"])
+        fault = (what, rng.randint(1, 3) if what == "sync" else rng.randint(1, 12))
+    if kind == "write":
+        return kind, length, fault
+    if kind == "sync_write":
+        return kind, length, rng.randint(1, 5)
+    if kind == "reopen":
+        return kind, rng.choice(["close", "kill"]), rng.random() < 0.15, fault
+    if kind in ("sample", "begin"):
+        return (kind,)
+    return kind, fault
+
+
+class Session:
+    """A buffer below `root`, from one crash to the next.
+
+    Args:
+        case: its sizes.
+        root: a folder with `tree` in it.
+        tree: what is there.
+        boot: the number of the boot.
+        expect: what may be there.
+        cut: whether the power was cut before (or else a process was killed).
+        fresh: whether nobody opened it since.
+        cheats: what a control plants, see `RecordingDisk`.
+    """
+
+    def __init__(self, case, root, tree, boot, expect, cut=True, fresh=True, cheats=None):
+        self.case = case
+        self.root = root
+        self.disk = RecordingDisk(root, boot, tree, cheats)
+        self.kind = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
+        self.power = case.power
+        self.expects = [(0, expect)]
+        self.cut = cut
+        self.fresh = fresh
+        self.opened_at = None
+        self.explored_from = 0
+        self.buf = None
+        self.streams = {}
+        self.trace = []
+        self.abandoned = {}  # streams whose end may not be on the disk
+        self.appended = {}  # a step may be there though its append was interrupted
+        known = {e[0] for state in expect.states | expect.newest for e in state}
+        self.numbers = itertools.count(1 + max({0, *known, *(s[0] for s in expect.streams)}))
+
+    # -- what to expect --
+
+    @property
+    def now(self):
+        return self.expects[-1][1]
+
+    def during(self, expect):
+        """From the next change on, expect this."""
+        self.expects.append((len(self.disk.log) + 1, expect))
+
+    def after(self, expect):
+        """From here on, expect this."""
+        self.expects.append((len(self.disk.log), expect))
+
+    def expect_at(self, prefix):
+        """Return what a crash may show after so many changes of the log."""
+        return next(expect for at, expect in reversed(self.expects) if at <= prefix)
+
+    def open_streams(self, also=None):
+        """Return the streams as `Expect` has them; `also`: number -> (low, high)."""
+        if not self.case.keep:
+            return ()
+        found = {
+            n: (s.num_steps, max(s.num_steps, self.appended.get(n, 0)))
+            for n, s in self.streams.items()
+        }
+        found |= {n: (0, high) for n, high in self.abandoned.items()} | (also or {})
+        return tuple(
+            (n, low if self.power else 0, high) for n, (low, high) in sorted(found.items())
+        )
+
+    # -- opening and the end --
+
+    def open(self, fault=None, power=None):
+        """Open what is there, as a restarted program does, and judge what it shows."""
+        before = self.now
+        self.power = self.power if power is None else power
+        if before.power and not self.power:  # what was streamed is stored at the new level
+            optional = tuple((number, 0, high) for number, _, high in before.streams)
+            before = replace(before, streams=optional)
+        self.during(before)
+        self.arm(fault)
+        try:
+            with Reports() as reports:
+                self.buf = self.kind(
+                    self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
+                    spare_rows=self.case.spare, durability="power" if self.power else "process",
+                    sync_every_s=0, interrupted="keep" if self.case.keep else "drop",
+                )  # fmt: skip
+        except (EnvironmentFault, KeyboardInterrupt, Cut):
+            if fault is None:
+                raise
+            self.disk.lift()
+            self.fresh = False
+            return self.open()
+        self.disk.lift()
+        sampling, seen = sampling_of(self.buf), look(self.buf)
+        dropped = reports.count if self.fresh else None
+        before.judge(seen, dropped, sampling, self.cut, self.case.max_steps)
+        if {e[0] for e in seen} & {s[0] for s in before.streams}:
+            self.buf.flush()  # what was kept of a stream is not synced yet, as if just written
+        self.streams, self.abandoned, self.cut, self.fresh = {}, {}, False, True
+        one, sampled = frozenset([seen]), frozenset([sampling])
+        self.after(Expect(self.power, True, one, one, frozenset(), sampled, sampled))
+        if self.opened_at is None:
+            self.opened_at = len(self.disk.log)
+        return seen
+
+    def kill(self):
+        """Let go of the buffer as the kernel does, changing nothing."""
+        if self.buf is not None:
+            self.disk.fail(1, Cut(), sticky=True)
+            self.buf._owned.abandon()
+            self.disk.lift()
+            self.buf = None
+
+    def arm(self, fault):
+        if fault is not None:
+            what, at = fault
+            error = {"interrupt": KeyboardInterrupt("planted"), "die": Cut("planted")}.get(
+                what,
+                OSError(
+                    errno.EIO if what in ("EIO", "sync") else errno.ENOSPC, "planted", "planted"
+                ),
+            )
+            only = "sync" if what == "sync" else None
+            self.disk.fail(at, error, only=only, partial=what == "partial")
+
+    # -- calls --
+
+    def call(
+        self, do, ends=None, middles=(), number=None, fault=None, carries=True, syncs=False, streams=None
+    ):  # fmt: skip
+        """Make one call, and note what may be seen during it and after it. Returns whether it returned.
+
+        Args:
+            do: the call.
+            ends: the states that it may end in; None for the one there is.
+            middles: states on the way.
+            number: of the episode that it stores.
+            fault: what is to go wrong, see `arm`.
+            carries: whether the sampling state is stored with it.
+            syncs: whether all that was there at its begin is on the disk at its end.
+            streams: what may be there of streams meanwhile, number -> (low, high).
+        """
+        before, seq = self.now, self.buf._owned.seq
+        sampled = frozenset([sampling_of(self.buf)] if carries else [])
+        fresh = frozenset() if number is None else frozenset([number])
+        during = replace(
+            before,
+            newest=before.newest | set(ends or ()) | set(middles),
+            states=before.states | set(ends or ()) | set(middles),
+            droppable=before.droppable | fresh,
+            newest_samplings=before.newest_samplings | sampled,
+            samplings=before.samplings | sampled,
+            streams=self.open_streams(streams),
+        )
+        place = len(self.expects)
+        self.during(during)
+        self.arm(fault)
+        try:
+            do()
+        except SyncFailedError:
+            self.disk.lift()
+            self.close()
+            self.open()
+            return False
+        except (EnvironmentFault, KeyboardInterrupt):
+            if fault is None:
+                raise
+            self.disk.lift()
+            seen = look(self.buf)
+            assert seen in during.newest, f"{seen} after a fault, expected one of {during.newest}"
+            if number in dict(seen):
+                self.streams.pop(number, None)
+            self.after(
+                replace(during, newest=frozenset([seen]), streams=self.open_streams(streams))
+            )
+            return False
+        except Cut:
+            self.disk.lift()
+            self.kill()
+            self.open()
+            return False
+        self.disk.lift()
+        seen = look(self.buf)
+        one = frozenset([seen])
+        assert one <= (before.newest if ends is None else set(ends)), (
+            f"{seen} after the call, expected {ends}"
+        )
+        if number is not None:
+            self.streams.pop(number, None)
+            if number not in dict(
+                seen
+            ):  # there was nothing to sync, so nothing was written meanwhile
+                sampled = frozenset()
+        during = replace(  # known only now: where exactly it led
+            during,
+            newest=before.newest | one | set(middles),
+            states=before.states | one | set(middles),
+        )
+        self.expects[place] = self.expects[place][0], during
+        done = replace(during, newest=one, newest_samplings=sampled or before.newest_samplings)
+        if syncs:
+            synced = self.buf._owned.journal.state.mark >= seq
+            assert synced or syncs != "surely", "flush returned, and nothing was synced"
+            if synced:
+                self.abandoned.clear()
+                late = fresh & {e[0] for e in seen}  # stored while the sync ran
+                done = replace(
+                    done, states=before.newest | one if late else one, droppable=late,
+                    samplings=before.newest_samplings | done.newest_samplings,
+                )  # fmt: skip
+        self.after(replace(done, streams=self.open_streams()))
+        return True
+
+    def store(self, do, number, length, fault=None, **options):
+        """Make a call that stores an episode, evicting what no longer fits."""
+        (now,) = self.now.newest
+        rests = {now[i:] for i in range(len(now) + 1)}
+        ends = {(*r, (number, length)) for r in rests if size_of(r) + length <= self.case.max_steps}
+        middles = rests if length > self.case.spare else ()
+        return self.call(do, ends | options.pop("ends", set()), middles, number, fault, **options)
+
+    def close(self, fault=None):
+        """Close; whatever that raises, the buffer is closed then."""
+        before = self.now
+        sampled = frozenset([sampling_of(self.buf)])
+        during = replace(
+            before,
+            newest_samplings=before.newest_samplings | sampled,
+            samplings=before.samplings | sampled,
+        )
+        self.during(during)
+        self.arm(fault)
+        poisoned = self.buf._owned.journal.poison is not None
+        try:
+            self.buf.close()
+        except (EnvironmentFault, KeyboardInterrupt, Cut):
+            if fault is None:
+                raise
+        else:
+            if not poisoned:
+                self.after(
+                    replace(
+                        before, states=before.newest, droppable=frozenset(), samplings=sampled,
+                        newest_samplings=sampled,
+                    )
+                )  # fmt: skip
+        self.disk.lift()
+        self.kill()
+
+    # -- steps --
+
+    def run(self, steps):
+        """Make the calls of a script."""
+        for step in steps:
+            self.trace.append((len(self.disk.log), *step))
+            getattr(self, "do_" + step[0])(*step[1:])
+
+    def do_write(self, length, fault=None):
+        number = next(self.numbers)
+        self.store(lambda: self.buf.write_episode(episode(number, length)), number, length, fault)
+
+    def do_sample(self):
+        with contextlib.suppress(NoClipsError):
+            self.buf.sample(2)
+
+    def do_clear(self, fault=None):
+        self.call(self.buf.clear, {()}, fault=fault, carries=self.buf.num_episodes > 0)
+
+    def do_flush(self, fault=None):
+        self.call(self.buf.flush, fault=fault, syncs="surely")
+
+    def do_sync(self, fault=None):
+        self.call(self.buf._owned.sync_in_background, fault=fault, carries=False, syncs=True)
+
+    def do_sync_write(self, length, at):
+        """Write an episode while a background sync is at its `at`-th sync."""
+        number = next(self.numbers)
+        left = itertools.count(1)
+
+        def hook(change, path):
+            if change in ("sync", "sync_folder") and next(left) == at:
+                self.disk.hook = None
+                self.buf.write_episode(episode(number, length))
+
+        def do():
+            self.disk.hook = hook
+            self.buf._owned.sync_in_background()
+            self.disk.hook = None
+
+        self.store(do, number, length, ends=set(self.now.newest), syncs=True)
+
+    def do_reopen(self, how="close", flip=False, fault=None):
+        if how == "close":
+            self.close(fault)
+            fault = None
+        else:
+            self.kill()
+        self.open(fault, power=not self.power if flip else None)
+
+    def do_begin(self):
+        if len(self.streams) < 2:
+            self.streams[next(self.numbers)] = self.buf.begin_episode()
+
+    def do_append(self, fault=None):
+        if not self.streams:
+            self.do_begin()
+        number, stream = sorted(self.streams.items())[-1]
+        steps = stream.num_steps
+        if steps < self.case.max_steps:
+            row = {name: v[steps] for name, v in rows_of(number, steps + 1).items()}
+            also = {number: (steps, steps + 1)}
+            self.appended[number] = steps + 1
+            self.call(lambda: stream.append(row), fault=fault, carries=False, streams=also)
+
+    def do_finish(self, fault=None):
+        for number, stream in sorted(self.streams.items())[:1]:
+            if steps := stream.num_steps:
+                self.store(
+                    partial(stream.finish, episode_data={"number": number}), number, steps, fault,
+                    streams={number: (steps, steps)},
+                )  # fmt: skip
+
+    def do_abandon(self, fault=None):
+        if not self.streams:
+            return
+        number, stream = max(self.streams.items())
+        del self.streams[number]
+        self.abandoned[number] = self.appended.get(number, 0)
+        gone = self.call(stream.abandon, fault=fault, carries=False) and fault is None
+        if gone and self.power:  # a disk that fails to remove it may bring it back
+            del self.abandoned[number]
+            self.after(replace(self.now, streams=self.open_streams()))
+
+
+# -- the campaign -------------------------------------------------------------------------------------
+
+
+class Violation(AssertionError):
+    """A disk that a crash may leave showed what it must not."""
+
+
+class Watcher(Disk):
+    """A disk that nothing may change."""
+
+    def before(self, change, path, *details):
+        raise AssertionError(f"a reader did {change} to {path}")
+
+
+@dataclass
+class Campaign:
+    """Crashes sessions and opens what is left.
+
+    `samples`: random disks per prefix, beside the two where all or nothing pending is kept;
+    `share`: of the disks, how many go on being written, and crash again.
+    """
+
+    base: str
+    rng: random.Random
+    samples: int = 3
+    share: float = 0.1
+    cheats: object = None
+    boots: bool = True
+    states: int = 0
+    again: int = 0
+    sessions: int = 0
+    roots: int = 0
+    seen: set = field(default_factory=set)
+
+    def run(self, case):
+        """Run a case and crash it after each of its changes."""
+        self.seen.clear()
+        self.sessions += 1
+        root = self._new_root({})
+        session = Session(case, root, {}, 1, Expect(case.power), cut=False, cheats=self.cheats)
+        try:
+            session.open()
+            session.run([("write", 1 + i % case.spare) for i in range(case.warm)])
+            session.explored_from = len(session.disk.log) if case.warm else 0
+            session.run(case.steps)
+            session.kill()
+            assert read_tree(root) == session.disk.model.live(), "the log misses a change"
+        except (AssertionError, RingmapError, OSError) as error:
+            raise Violation(f"{case}: {error!r}") from error
+        shutil.rmtree(root)
+        self.explore(session, 0)
+        return session
+
+    def explore(self, session, depth):
+        """Crash a session after each change: at depth 0 every prefix, below it some."""
+        rng, model = self.rng, Model(session.disk.tree)
+        boot = session.disk.system.boot
+        for prefix in range(len(session.disk.log) + 1):
+            if prefix:
+                model.apply(session.disk.log[prefix - 1])
+            if prefix < session.explored_from or (depth and rng.random() > 0.15):
+                continue
+            expect = session.expect_at(prefix)
+            ways = [rng] if depth else [Always(0), Always(1), *[rng] * self.samples]
+            for way in ways:
+                tree = model.crash(way)
+                self.examine(
+                    session.case, tree, expect, boot, True, prefix, depth, reboots=self.boots
+                )
+            if rng.random() < 0.1:
+                cut = depth > 0 and prefix < session.opened_at
+                self.examine(session.case, model.live(), expect, boot, cut, prefix, depth)
+
+    def examine(self, case, tree, expect, boot, cut, prefix, depth, reboots=False):
+        """Open a disk as a reader, then as the writer, and judge both; sometimes go on from there."""
+        boot += reboots
+        tree.get("buf", {}).pop("lock", None)
+        key = xxhash.xxh3_64_intdigest(marshal.dumps(tree)), id(expect), cut
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.states += 1
+        self.again += depth > 0
+        root = self._new_root(tree)
+        rng, session = self.rng, None
+        try:
+            looks = rng.random() < 0.4  # it takes as long as all the rest
+            shown = read(root, expect, boot, cut, case.max_steps) if looks else None
+            session = Session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
+            session.power = expect.power
+            seen = session.open()
+            kept = {s[0] for s in expect.streams} & {e[0] for e in seen}
+            if reboots and shown is not None and not kept:
+                assert shown == seen, f"a reader saw {shown}, the writer {seen}"
+            goes_on = depth < 2 and rng.random() < self.share
+            if goes_on:
+                session.run([draw_step(rng, case.max_steps, case.spare) for _ in range(3)])
+                session.run([("write", 1 + case.spare // 2), ("reopen", "kill"), ("write", 1)])
+            session.kill()
+        except (AssertionError, RingmapError, OSError) as error:
+            went_on = session.trace if session else "unopened"
+            raise Violation(
+                f"{case}\nprefix {prefix}, depth {depth}, cut {cut}, then {went_on}: {error!r}"
+            ) from error
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        if goes_on:
+            self.explore(session, depth + 1)
+
+    def _new_root(self, tree):
+        self.roots += 1
+        root = os.path.join(self.base, f"{os.getpid()}-{id(self)}-{self.roots}")
+        materialise(tree, root)
+        return root
+
+
+def read(root, expect, boot, cut, max_steps):
+    """Open as a reader and judge; None where nothing was born."""
+    disk = Watcher(Machine(boot))
+    kind = type("Buffer", (ReplayBuffer,), {"disk": disk})
+    try:
+        buf = kind.open(os.path.join(root, "buf"), "r")
+    except (NotFoundError, UnknownFormatError):
+        if expect.born:
+            raise
+        return None
+    torn = None in buf._owned._state_file.slots()
+    try:
+        seen = look(buf)
+    except RingmapError:
+        if not torn:  # a writer mends it
+            raise
+        return None
+    finally:
+        buf.close()
+    optional = tuple((number, 0, high) for number, _, high in expect.streams)
+    newest = expect.newest if cut else expect.newest | expect.states  # as far as state.bin tells
+    replace(expect, streams=optional, newest=newest).judge(seen, None, None, cut, max_steps)
+    return seen
+
+
+def read_tree(root):
+    """Return what is below a folder, but for the lock file."""
+    found = {}
+    for entry in os.scandir(root):
+        if entry.is_dir():
+            found[entry.name] = read_tree(entry.path)
+        elif entry.name != "lock":
+            with open(entry.path, "rb") as file:
+                found[entry.name] = file.read()
+    return found

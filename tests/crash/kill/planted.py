@@ -1,0 +1,229 @@
+"""Wrong orders, planted on purpose: the campaign must catch each of them.
+
+Most are a disk that holds some changes back until others were made, so that no private name of
+the store is needed; the rest replace one method.
+"""
+
+import functools
+import os
+
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.storage import blobs, live, lock, store
+from ringmap.storage.episodes import EPISODE, RETIRE, EpisodeTable
+from ringmap.storage.files import FileHandle
+from ringmap.storage.streaming import OpenEpisode
+from tests.crash.kill.blows import CrashDisk
+
+_KIND_AT = 80
+_KINDS = {0: "wipe", EPISODE: "record", RETIRE: "retire"}
+
+
+def kind_of(change, path, offset=0, data=b""):
+    """Return what a change is to the protocol."""
+    folder, name = os.path.split(path)
+    inside = os.path.basename(folder)
+    if name == "episodes.npy" and change == "write" and offset:
+        return _KINDS.get(memoryview(data).cast("B")[_KIND_AT], "mark")
+    if name == "state.bin":
+        return "state"
+    if name == "steps.bin":
+        return f"stream {change}"
+    if name == "columns":
+        return "columns"
+    if name == "manifest.json":
+        return "manifest"
+    return {"columns": "rows", "data": f"blob {change}"}.get(inside, change)
+
+
+class HoldBack(CrashDisk):
+    """Makes changes of some kinds only once one of another kind was made.
+
+    Args:
+        hold: kinds held back.
+        until: the kind that lets them go, after it; the end of a call does so too.
+        with_them: kinds held back only behind one that is.
+    """
+
+    def __init__(self, hold, until, with_them=()):
+        super().__init__()
+        self.hold, self.until, self.with_them = hold, until, with_them
+        self.held = []
+
+    def make(self, kind, change):
+        if kind in self.hold or (self.held and kind in self.with_them):
+            self.held.append(change)
+            return
+        change()
+        if kind == self.until:
+            self.let_go()
+
+    def let_go(self):
+        held, self.held = self.held, []
+        for change in held:
+            change()
+
+    def create(self, path, size=0):
+        file = super().create(path, size)
+        return HeldFile(self, file.fd, path)
+
+    def open(self, path, write=False):
+        file = super().open(path, write)
+        return HeldFile(self, file.fd, path)
+
+    def rename(self, source, target):
+        self.make(kind_of("rename", target), lambda: super(HoldBack, self).rename(source, target))
+
+    def remove(self, path):
+        self.make(kind_of("unlink", path), lambda: super(HoldBack, self).remove(path))
+
+
+class HeldFile(FileHandle):
+    def write(self, data, offset):
+        copied = bytes(memoryview(data).cast("B"))
+        fd = os.dup(self.fd)  # the file may be closed by the time it is let go
+
+        def change():
+            FileHandle(self.disk, fd, self.path).write(copied, offset)
+            os.close(fd)
+
+        self.disk.make(kind_of("write", self.path, offset, copied), change)
+
+
+def hold(*kinds, until, with_them=()):
+    def plant():
+        disk = ReplayBuffer.disk = HoldBack(kinds, until, with_them)
+        for owner, name in (
+            (ReplayBuffer, "__init__"),
+            (ReplayBuffer, "write_episode"),
+            (OpenEpisode, "finish"),
+        ):
+            setattr(owner, name, then_let_go(getattr(owner, name), disk))
+
+    return plant
+
+
+def then_let_go(method, disk):
+    @functools.wraps(method)
+    def call(*args, **words):
+        try:
+            return method(*args, **words)
+        finally:
+            disk.let_go()
+
+    return call
+
+
+def manifest_in_place():
+    class InPlace(CrashDisk):
+        def replace_file(self, path, data):
+            old = self.size(path) if self.exists(path) else 0
+            file = self.open(path, write=True) if old else self.create(path)
+            data = data.ljust(old)
+            for at in range(0, len(data), 128):
+                file.write(data[at : at + 128], at)
+            file.sync()
+            file.close()
+
+    ReplayBuffer.disk = InPlace()
+
+
+def table_after_the_manifest():
+    class Late(CrashDisk):
+        late = None
+
+        def create(self, path, size=0):
+            if os.path.basename(path) != "episodes.npy":
+                return super().create(path, size)
+            self.late = os.path.join(os.path.dirname(path), "data", "late"), path
+            return super().create(self.late[0], size)
+
+        def rename(self, source, target):
+            super().rename(source, target)
+            if self.late is not None:
+                super().rename(*self.late)
+                self.late = None
+
+    ReplayBuffer.disk = Late()
+
+
+def orphans_kept():
+    blobs.Segments.delete_orphans = lambda self: None
+
+
+def torn_record_left():
+    EpisodeTable.zero = lambda self, slot: None
+
+
+def no_lock():
+    lock.WriterLock.acquire = lambda self: None
+
+
+def finished_stream_forgotten():
+    commit = store.Store.commit
+
+    def forgetful(self, *args, finished=None, **words):
+        return commit(self, *args, **words)
+
+    store.Store.commit = forgetful
+
+
+def never_stale():
+    assert "_stale" in store.Store.__init__.__code__.co_names
+    store.Store._stale = property(lambda self: False, lambda self, value: None)
+
+
+def memory_before_the_files():
+    class Eager(live.LiveEpisodes):
+        __slots__ = ()
+
+        def append(self, start, length):
+            if not len(self) or int(self.starts[-1]) != start:
+                super().append(start, length)
+
+    start, commit = store.Store.__init__, store.Store.commit
+
+    def start_eager(self, *args):
+        start(self, *args)
+        self.live = Eager(self.live.starts, self.live.lengths)
+
+    def commit_eager(self, schema, arrays, *args, **words):
+        if len(self.live):
+            self.live.append(self.head, len(arrays[0]))
+        commit(self, schema, arrays, *args, **words)
+
+    store.Store.__init__, store.Store.commit = start_eager, commit_eager
+
+
+PLANTS = {
+    "record before rows": hold("rows", until="record"),
+    "record before blob": hold("blob write", until="record"),
+    "state.bin before record": hold("record", until="state"),
+    "rows overwritten before their retire record": hold(
+        "retire", until="blob write", with_them=("state",)
+    ),
+    "segment deleted before its retirement": hold(
+        "record", until="blob unlink", with_them=("state",)
+    ),
+    "stream removed before its commit": hold(
+        "record", until="stream unlink", with_them=("state",)
+    ),
+    "columns renamed after the manifest": hold("columns", until="manifest"),
+    "manifest written in place": manifest_in_place,
+    "episode table made after the manifest": table_after_the_manifest,
+    "finished stream not named in its commit": finished_stream_forgotten,
+    "orphaned segments kept": orphans_kept,
+    "torn record not wiped": torn_record_left,
+    "lock not taken": no_lock,
+    "memory never marked stale": never_stale,
+    "memory changed before the files": memory_before_the_files,
+}  # fmt: skip
+"""Name -> what plants it in this process."""
+
+
+def never_synced():
+    FileHandle.sync = lambda self: None
+    CrashDisk.sync_folder = lambda self, path: None
+
+
+UNSEEN = {"nothing is ever synced": never_synced}
+"""What no kill shows, as the page cache outlives the process: a power cut does."""

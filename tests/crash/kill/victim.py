@@ -1,0 +1,182 @@
+"""A victim: a forked process that makes the calls of a script, says which returned, and is killed."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.errors import NoClipsError
+from ringmap.storage import blobs
+from tests.crash.kill.script import MAX_STEPS, SPARE, TERMINATED, episode
+
+mouth = -1
+"""The descriptor over which this process, if it is a victim, speaks."""
+
+
+class Hands:
+    """Makes the calls of a script on one buffer."""
+
+    def __init__(self, folder, scenario, level):
+        self.folder = folder
+        self.in_ram = level == "ram"
+        self.options = dict(scenario.options)
+        if not self.in_ram:
+            self.options |= {"path": folder, "durability": level}
+        self.buffer = None
+        self.streams = {}
+        blobs.Segments.__init__.__defaults__ = (scenario.segment_nbytes or blobs.SEGMENT_NBYTES,)
+
+    def open(self):
+        return ReplayBuffer(
+            MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, **self.options
+        )  # fmt: skip
+
+    def do(self, op):
+        kind, *args = op
+        buffer = self.buffer
+        if kind == "open":
+            if not self.in_ram or buffer is None:  # what is in RAM lives in its process alone
+                self.buffer = None
+                self.buffer = self.open()
+        elif kind == "write":
+            buffer.write_episode(episode(*args))
+        elif kind == "sample":
+            with suppress(NoClipsError):
+                buffer.sample(4)
+        elif kind == "sync":
+            store_of(buffer).sync_in_background()
+        elif kind == "begin":
+            self.streams[args[0]] = buffer.begin_episode()
+        elif kind == "append":
+            stream = self.streams[args[0]]
+            whole = episode(args[0], stream.num_steps + 1)
+            stream.append({name: whole[name][-1] for name in ("obs", "action")})
+        elif kind == "finish":
+            data = episode(args[0], 1)["_episode_data"]
+            self.streams[args[0]].finish(terminated=bool(TERMINATED), episode_data=data)
+        elif kind == "abandon":
+            self.streams[args[0]].abandon()
+        else:
+            getattr(buffer, kind)()
+
+    def sampling(self):
+        return sampling_of(self.buffer)
+
+
+def sampling_of(buffer):
+    """Return the sampling state as text; a closed buffer still tells its own."""
+    return json.dumps(buffer.state_dict(), default=str, sort_keys=True)
+
+
+def store_of(buffer):
+    return buffer._owned
+
+
+@dataclass
+class Death:
+    """How a victim ended. `returned`: the sampling state after each call that did."""
+
+    killed: bool
+    returned: list
+    said: dict = field(default_factory=dict)
+    said_all: list = field(default_factory=list)
+    error: str = ""
+
+
+def same_ids(since):
+    """Make ids follow from how many were made since call number `since`: two victims leave the same bytes."""
+    count = iter(range(1, 1000))
+    uuid.uuid4 = lambda: uuid.UUID(int=(1000 * since + next(count)) << 64, version=4)
+
+
+class Voice:
+    """What a victim says over a pipe: one JSON line each."""
+
+    def __init__(self, fd):
+        self.fd = fd
+
+    def say(self, **what):
+        line = json.dumps(what).encode() + b"\n"
+        while line:
+            line = line[os.write(self.fd, line) :]
+
+
+def run(body, before_wait=None):
+    """Fork, run `body(voice)` in the child, and return how it ended.
+
+    `before_wait(pid)` is called in the parent, which may kill the child from outside.
+    """
+    global mouth
+    ear, mouth = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(ear)
+            voice = Voice(mouth)
+            try:
+                body(voice)
+            except BaseException:
+                sys.settrace(None)
+                voice.say(error=traceback.format_exc(limit=-12))
+        finally:
+            os._exit(0)
+    os.close(mouth)
+    if before_wait is not None:
+        try:
+            before_wait(pid)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+    heard = b""
+    while part := os.read(ear, 1 << 20):
+        heard += part
+    os.close(ear)
+    status = os.waitpid(pid, 0)[1]
+    killed = os.WIFSIGNALED(status)
+    death = Death(killed, [])
+    if killed and os.WTERMSIG(status) != signal.SIGKILL:
+        death.error = f"died of signal {os.WTERMSIG(status)}"
+    for line in heard.decode().splitlines():
+        said = json.loads(line)
+        death.said_all.append(said)
+        if "returned" in said:
+            death.returned.append(said["returned"])
+        elif "error" in said:
+            death.error = said["error"]
+        else:
+            death.said.update(said)
+    return death
+
+
+def perform(folder, scenario, level, ops, since, quiet, blow=None, boot=None, before_wait=None):
+    """Fork a victim that makes the calls: the first `quiet` of them untouched, then under the blow.
+
+    `since` calls were made by others before; `boot`, the id of another boot, in which it lives.
+    """
+
+    def body(voice):
+        same_ids(since)
+        if boot is not None:
+            ReplayBuffer.disk.system.boot_id = lambda: boot
+        hands = Hands(folder, scenario, level)
+        for op in ops[:quiet]:
+            hands.do(op)
+            voice.say(returned=hands.sampling())
+        for op in ops[quiet:]:
+            if blow is not None:
+                blow.arm()
+            hands.do(op)
+            if blow is not None:
+                blow.disarm()
+            voice.say(returned=hands.sampling())
+        if blow is not None:
+            voice.say(places=blow.places)
+
+    return run(body, before_wait)

@@ -1,0 +1,324 @@
+"""Fuzz: damage one file of a real buffer, and judge everything that is then done with it.
+
+    python -m tests.damage.fuzz FOLDER SEED START STOP
+
+Prints a JSON line per case. Runs in a process of its own, so that a crash is seen: the line of
+the case is missing.
+"""
+
+import json
+import logging
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.errors import CorruptError, DamageError, RingmapError
+from ringmap.storage import state, system
+from ringmap.storage.faults import ORPHAN
+from ringmap.storage.files import Disk
+from tests.damage.buffers import KINDS, make, served
+
+HOWS = {"flip": 6, "bytes": 3, "zeros in it": 2, "cut": 3, "grown": 2, "missing": 2, "random": 1,
+        "all zeros": 1, "swapped": 4, "foreign": 2, "stale": 2}  # fmt: skip
+CLIPS = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done to which file."""
+
+    kind: str
+    how: str
+    name: str
+    second: str = ""
+    at: int = 0
+    count: int = 1
+    rebooted: bool = False
+
+    def __str__(self):
+        return f"{self.how} {self.name}" + f" with {self.second}" * (self.how == "swapped")
+
+
+class Bench:
+    """Pristine buffers, another one of each kind, and a backup of each."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.truths = {}
+        for kind in KINDS:
+            place = self.folder / kind
+
+            def back_up(place=place):
+                shutil.copytree(place, place.with_suffix(".stale"))
+
+            self.truths[kind] = make(kind, place, pause=back_up)
+            make(kind, place.with_suffix(".foreign"), base=500)
+
+    def draw(self, seed, number):
+        """Draw what to do to which file of which buffer."""
+        rng = np.random.default_rng((seed, number))
+        kind = str(rng.choice(list(KINDS), p=[0.32, 0.32, 0.26, 0.1]))
+        pristine = bytes_in(self.folder / kind)
+        names = sorted(pristine)
+        weights = np.array([4 if name == "episodes.npy" else 1 for name in names])
+        name = str(rng.choice(names, p=weights / weights.sum()))
+        how = str(rng.choice(list(HOWS), p=np.array(list(HOWS.values())) / sum(HOWS.values())))
+        second = str(rng.choice([n for n in names if n != name]))
+        at = int(rng.integers(len(pristine[name])))
+        if rng.random() < 0.7 and (spans := self.truths[kind].spans.get(name)):  # where it hurts
+            span = spans[int(rng.integers(len(spans)))]
+            at = int(rng.integers(span.start, span.stop))
+        return Plan(kind, how, name, second, at, int(rng.integers(1, 64)), bool(rng.random() < 0.4))
+
+    def damage(self, plan):
+        """Make a copy of the buffer and damage it."""
+        folder = self.folder / "case"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.folder / plan.kind, folder)
+        path, at, count = folder / plan.name, plan.at, plan.count
+        old = path.read_bytes()
+        noise = np.random.default_rng(at)
+        if plan.how == "flip":
+            new = old[:at] + bytes([old[at] ^ 1 << count % 8]) + old[at + 1 :]
+        elif plan.how == "bytes":
+            new = old[:at] + noise.bytes(count) + old[at + count :]
+        elif plan.how == "zeros in it":
+            new = old[:at] + bytes(len(old[at : at + 64 * count])) + old[at + 64 * count :]
+        elif plan.how == "cut":
+            new = old[:at]
+        elif plan.how == "grown":
+            new = old + noise.bytes(count)
+        elif plan.how == "random":
+            new = noise.bytes(len(old))
+        elif plan.how == "all zeros":
+            new = bytes(len(old))
+        elif plan.how in ("foreign", "stale"):
+            other = self.folder / f"{plan.kind}.{plan.how}" / plan.name
+            new = other.read_bytes() if other.exists() else None
+        elif plan.how == "swapped":
+            new = (folder / plan.second).read_bytes()
+            (folder / plan.second).write_bytes(old)
+        else:
+            new = None
+        if new is None:
+            path.unlink()
+        else:
+            path.write_bytes(new)
+        return folder
+
+
+def bytes_in(folder):
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
+    }
+
+
+class Case:
+    """One damaged buffer, judged."""
+
+    def __init__(self, bench, plan):
+        self.plan, self.how, self.name, self.rebooted = plan, plan.how, plan.name, plan.rebooted
+        self.folder, self.truth = bench.damage(plan), bench.truths[plan.kind]
+        self.before, self.after = bytes_in(bench.folder / plan.kind), bytes_in(self.folder)
+        self.wrong = []
+        self.seen = {}
+        self.touched, self.hurt = set(), set()
+        for name in self.before:
+            self._compare(name)
+
+    def _compare(self, name):
+        """Find out which episodes lost bytes in a file, and whether the damage matters at all."""
+        old, new = self.before[name], self.after.get(name, b"")
+        if old == new or name == "lock":
+            return
+        if name == "manifest.json":
+            try:
+                same = json.loads(old) == json.loads(new)
+            except ValueError:
+                same = False
+            self.hurt |= set() if same else {name}
+            return
+        longer = max(len(old), len(new))
+        padded = (np.frombuffer(data.ljust(longer, b"\0"), np.uint8) for data in (old, new))
+        changed = np.bitwise_xor(*padded)
+        if name.startswith("data/"):
+            changed[min(len(old), len(new)) : len(old)] = 0xFF
+        elif not name.startswith("open/") and len(old) != len(new):
+            self.hurt.add(name)
+        for span in self.truth.spans.get(name, []):
+            if (changed[span.start : span.stop] & span.mask).any():
+                self.hurt.add(name)
+                if span.seq is not None:
+                    self.touched.add(span.seq)
+
+    def judge(self):
+        """Do everything that can be done with the buffer."""
+        # After a reboot the newest records may be lost to the power cut, and nobody knows of them.
+        oldest = min(self.touched, default=0)
+        last_ones = self.touched == {seq for seq in self.truth.episodes if seq >= oldest}
+        cut_off = self.name == "episodes.npy" and last_ones and oldest > self.truth.mark
+        self.unknown = self.rebooted and cut_off
+        self.findings = []
+        for what in (self._check, self._open_for_reading, self._open_for_writing, self._repair):
+            try:
+                what()
+            except Exception as error:
+                self.wrong.append(f"{what.__name__} raised {type(error).__name__}: {error}")
+        findings = self.findings
+        return {
+            "case": str(self.plan), "kind": self.plan.kind, "rebooted": self.rebooted, "hurt": sorted(self.hurt),
+            "findings": [str(f) for f in findings], "seen": self.seen, "wrong": self.wrong,
+        }  # fmt: skip
+
+    def _check(self):
+        findings = self.findings = ringmap.check(self.folder)
+        named = {finding.file for finding in findings}
+        expected = set(self.hurt)
+        if self.how != "flip":
+            expected = {name for name in expected if not name.startswith("open/")}
+        if self.how == "stale":
+            expected -= {"manifest.json"}  # an older manifest is sound
+            expected -= {"state.bin"} if self.rebooted else set()
+        if self.unknown:
+            expected -= {"episodes.npy"}
+        if not expected <= named:
+            self.wrong.append(f"unreported: {sorted(expected - named)}")
+        # More bytes after the last frame: a frame that was cut, or one that is damaged.
+        told = [f for f in findings if not (self.how == "grown" and f.file.startswith("open/"))]
+        if (
+            self.name == "episodes.npy"
+        ):  # an evicted record may have named a segment that lies there yet
+            told = [f for f in told if f.what != ORPHAN]
+        if not self.hurt and told:
+            self.wrong.append(f"false alarm: {findings[0]}")
+        if bytes_in(self.folder) != self.after:
+            self.wrong.append("check changed something")
+
+    def _copy(self):
+        folder = self.folder.with_name("copy")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.folder, folder)
+        return folder
+
+    def _open_for_reading(self):
+        self._open("r")
+
+    def _open_for_writing(self):
+        self._open("r+")
+
+    def _open(self, mode):
+        folder = self._copy() if mode == "r+" else self.folder
+        try:
+            buf = ReplayBuffer.open(folder, mode)
+        except RingmapError as error:
+            self.seen[mode] = "refused"
+            if not (
+                isinstance(error, DamageError) and any(name in str(error) for name in self._names())
+            ):
+                self.seen[mode] = f"refused: {type(error).__name__}: {error}"
+            return
+        try:
+            count = 0
+            for i in range(buf.num_episodes):
+                try:
+                    columns = buf.load_episode(i)
+                    data = {name: v[0] for name, v in buf.get_episode_data(i).items()}
+                except CorruptError:
+                    continue
+                self._compare_episode(data["number"], columns, data, mode)
+                count += 1
+            self.seen[mode] = f"served {count} of {buf.num_episodes}"
+        except CorruptError:
+            self.seen[mode] = "refused later"
+        finally:
+            buf.close()
+
+    def _names(self):
+        return [*self.before, "data/", "open/"]
+
+    def _compare_episode(self, number, columns, data, where):
+        fault = self.truth.fault(number, columns, data)
+        if fault is not None:
+            self.wrong.append(f"served wrong ({where}): {fault}")
+
+    def _repair(self):
+        planned = ringmap.repair(self.folder)
+        if bytes_in(self.folder) != self.after:
+            self.wrong.append("a dry run changed something")
+        done = ringmap.repair(self.folder, dry_run=False)
+        if [str(a) for a in planned] != [str(a) for a in done]:
+            self.wrong.append(f"planned {planned}, did {done}")
+        if not self.findings and done:
+            self.wrong.append(f"repaired what was sound: {done}")
+        left = [
+            finding for finding in ringmap.check(self.folder) if not finding.file.endswith(".aside")
+        ]
+        if left:
+            self.wrong.append(f"left after repair: {left[0]}")
+        buf = ReplayBuffer.open(self.folder, "r+")
+        numbers = []
+        for number, columns, data in served(buf):
+            self._compare_episode(number, columns, data, "repaired")
+            numbers.append(number)
+        if numbers:
+            clips = buf.sample(CLIPS, history_len=1)
+            for i in range(CLIPS):
+                fault = self.truth.clip_fault(
+                    {name: values[i, 0] for name, values in clips.items()}
+                )
+                if fault is not None:
+                    self.wrong.append(f"served wrong (clip, repaired): {fault}")
+        touched = set() if self.how == "swapped" else self.touched
+        expected = [n for seq, n in self.truth.episodes.items() if seq not in touched]
+        extra = [n for n in numbers if n not in expected] if self.unknown else []
+        if [n for n in numbers if n not in extra] != expected:
+            self.wrong.append(f"kept {numbers}, expected {expected}")
+        if not self.unknown:
+            self._compare_drops(done, touched)
+        buf.close()
+        self.seen["repair"] = (
+            f"kept {len(numbers)} of {len(self.truth.episodes)}" if done else "nothing to do"
+        )
+
+    def _compare_drops(self, actions, touched):
+        """Compare what was reported as dropped with what is gone."""
+        told = {action.seq for action in actions}
+        for action in actions:
+            if run := re.search(r"records (\d+) to (\d+)", action.what):
+                told |= set(range(int(run[1]), int(run[2]) + 1))
+        if not touched <= told:
+            self.wrong.append(f"dropped without a word: records {sorted(touched - told)}")
+
+
+def judge(bench, plan):
+    """Damage a buffer and return what came of it."""
+    case = Case(bench, plan)
+    boot = system._read_boot_id
+    if plan.rebooted:
+        system._read_boot_id = lambda: b"another boot id."
+    ReplayBuffer.disk = Disk()  # which has not seen the boot id yet
+    try:
+        return case.judge()
+    finally:
+        system._read_boot_id = boot
+
+
+def main(folder, seed, start, stop):
+    logging.getLogger("ringmap").setLevel(logging.CRITICAL)
+    state._LOOKS = 5  # a slot that stays torn is not waited for
+    bench = Bench(folder)
+    for number in range(int(start), int(stop)):
+        print(
+            json.dumps({"number": number, **judge(bench, bench.draw(int(seed), number))}),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,151 @@
+"""The fuzz, in processes of its own: `python -m pytest -m campaign tests/damage/test_fuzz.py` runs it at length."""
+
+import collections
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from ringmap import ReplayBuffer
+from ringmap.storage import source, state
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.files import Disk
+from ringmap.storage.parts import Parts
+from ringmap.storage.survey import Survey
+from tests import ROOT
+from tests.damage.fuzz import Bench, Plan, judge
+
+BATCH = 250
+
+
+def run(place, seed, start, stop):
+    """Judge cases `[start, stop)` in a process; return their results, and how it ended."""
+    folder = place / f"{seed}-{start}"
+    folder.mkdir()
+    words = [sys.executable, "-W", "error", "-m", "tests.damage.fuzz", folder, seed, start, stop]
+    done = subprocess.run(
+        list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=3000
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return results, done.returncode, done.stderr[-2000:]
+
+
+def campaign(place, seed, count):
+    """Judge cases, and return how many came out how."""
+    counts = collections.Counter()
+    wrong = []
+    for start in range(0, count, BATCH):
+        results, code, error = run(place, seed, start, min(count, start + BATCH))
+        counts["cases"] += len(results)
+        counts["crashed"] += code != 0
+        if code:
+            wrong.append(f"crashed at case {start + len(results)}: {code}: {error}")
+        for result in results:
+            where = f"seed {seed} case {result['number']} ({result['kind']}: {result['case']})"
+            wrong += [f"{where}: {what}" for what in result["wrong"]]
+            counts["served wrong"] += any("served wrong" in what for what in result["wrong"])
+            counts["harmless" if not result["hurt"] else "harmful"] += 1
+            counts["reported"] += bool(result["findings"])
+            counts["refused"] += result["seen"].get("r+", "").startswith("refused")
+            counts["repaired, every episode kept"] += _all_kept(result["seen"].get("repair", ""))
+            counts["opened after a reboot"] += result["rebooted"]
+    return counts, wrong
+
+
+def _all_kept(told):
+    words = told.split()
+    return words[:1] == ["kept"] and words[1] == words[3]
+
+
+def test_300_damages(place):
+    counts, wrong = campaign(place, 0, 300)
+    assert wrong == []
+    assert (counts["cases"], counts["crashed"], counts["served wrong"]) == (300, 0, 0)
+    assert min(counts[what] for what in ("harmless", "harmful", "reported", "refused")) > 50
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(1, 12))
+def test_campaign(place, seed):
+    """2,000 damages each: `-k campaign[1]` is the short campaign, all of them are 22,000."""
+    counts, wrong = campaign(place, seed, 2_000)
+    print(f"\nseed {seed}:", ", ".join(f"{what} {n}" for what, n in counts.most_common()))
+    assert wrong == []
+
+
+# -- controls: the fuzz notices a guard that is missing --------------------------------------------
+
+
+@pytest.fixture
+def bench(place, monkeypatch):
+    logging.getLogger("ringmap").setLevel(logging.CRITICAL)
+    monkeypatch.setattr(state, "_LOOKS", 5)
+    yield Bench(place)
+    logging.getLogger("ringmap").setLevel(logging.NOTSET)
+    ReplayBuffer.disk = Disk()
+
+
+LEFT, RIGHT, OBS = "columns/004-left.npy", "columns/005-right.npy", "columns/000-obs-x.npy"
+FLIPPED_HEADER = Plan("wrapped", "flip", OBS, at=20)
+SWAPPED = Plan("retiring", "swapped", LEFT, RIGHT)
+
+
+def flipped_row(bench):
+    span = next(span for span in bench.truths["wrapped"].spans[OBS] if span.seq is not None)
+    return Plan("wrapped", "flip", OBS, at=span.start)
+
+
+def take_labels_out(monkeypatch):
+    """Compare sizes alone."""
+    faults = MemmapColumn.faults.__func__
+
+    def size_only(cls, *args):
+        return [fault for fault in faults(cls, *args) if "bytes" in fault or "missing" in fault]
+
+    monkeypatch.setattr(MemmapColumn, "faults", classmethod(size_only))
+    placed = Parts._find_column
+
+    def by_name(self, manifest, index):
+        part = placed(self, manifest, index)
+        part.at, part.faults = part.file, []
+        return part
+
+    monkeypatch.setattr(Parts, "_find_column", by_name)
+
+
+def take_checksums_out(monkeypatch):
+    monkeypatch.setattr(source, "bad_rows", lambda *args: None)
+    monkeypatch.setattr(Survey, "verify", lambda self, progress=None: iter(()))
+
+
+def test_sound_before_the_controls(bench):
+    for plan in (FLIPPED_HEADER, SWAPPED, flipped_row(bench)):
+        assert judge(bench, plan)["wrong"] == []
+
+
+def test_control_without_headers_and_labels(bench, monkeypatch):
+    take_labels_out(monkeypatch)
+    assert f"unreported: ['{OBS}']" in judge(bench, FLIPPED_HEADER)["wrong"]
+
+
+def test_control_without_checksums(bench, monkeypatch):
+    take_checksums_out(monkeypatch)
+    wrong = judge(bench, flipped_row(bench))["wrong"]
+    assert any(what.startswith("served wrong (r)") for what in wrong)
+    assert any(what.startswith("unreported") for what in wrong)
+
+
+def test_control_without_either_swapped_columns_go_unnoticed(bench, monkeypatch):
+    take_labels_out(monkeypatch)
+    take_checksums_out(monkeypatch)
+    wrong = judge(bench, SWAPPED)["wrong"]
+    assert f"unreported: ['{LEFT}', '{RIGHT}']" in wrong
+    assert any("served wrong (r+)" in what and "column left differs" in what for what in wrong)
+
+
+def test_control_a_crash_is_seen(place):
+    _, code, error = run(place, "crash", 0, 1)
+    assert code != 0
+    assert "Error" in error

@@ -1,0 +1,205 @@
+"""Numbers and dtypes that only a forger writes, with checksums that hold: refused, not believed."""
+
+import contextlib
+import json
+import logging
+import os
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import xxhash
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.errors import CorruptError, RingmapError
+from ringmap.storage import frames
+from ringmap.storage.files import Disk
+from ringmap.storage.frames import read_stream
+from ringmap.storage.lock import holder_of
+from ringmap.storage.manifest import _checksum
+from ringmap.storage.schema import ColumnSpec
+from tests.damage.buffers import make, rows_of
+from tests.damage.fuzz import bytes_in
+
+
+def frame(number, payload, size=None):
+    size = len(payload) if size is None else size
+    return struct.pack("<IQ", size, xxhash.xxh3_64_intdigest(payload, seed=number)) + payload
+
+
+def described(*columns):
+    return json.dumps(list(columns)).encode()
+
+
+FORGED = {
+    "objects": described(["x", [1], "|O"]),
+    "objects in a struct": described(["x", [], "|i1,|O"]),
+    "long double": described(["x", [], "<f16"]),
+    "big-endian": described(["x", [], ">f4"]),
+    "an alias": described(["x", [], "|a5"]),
+    "no string": described(["x", [], 7]),
+    "a dtype that is none": described(["x", [], "<f3"]),
+    "a wide string": described(["x", [], "<U999999999"]),
+    "a huge shape": described(["x", [1 << 40, 1 << 40], "<f8"]),
+    "a shape whose size wraps to 0": described(["x", [1 << 32, 1 << 32], "<f8"]),
+    "a negative shape": described(["x", [-1], "<f8"]),
+    "a fractional shape": described(["x", [1.5], "<f8"]),
+    "no shape": described(["x", None, "<f8"]),
+    "too many axes": described(["x", [1] * 70, "<f8"]),
+    "a name twice": described(["x", [], "<f8"], ["x", [], "<f8"]),
+    "a name that is none": described([3, [], "<f8"]),
+    "no columns": b"[]",
+    "a mapping": b'{"x": 1}',
+    "a number": b"7",
+    "not JSON": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("keep", ["keep", "drop"])
+def test_forged_columns_of_a_stream(place, forged, keep, caplog):
+    ReplayBuffer(10, path=place / "a").close()
+    folder = place / "a/open" / ("0" * 32)
+    os.makedirs(folder)
+    (folder / "steps.bin").write_bytes(
+        frame(0, FORGED[forged]) + frame(1, bytes(8)) + frame(2, bytes(8))
+    )
+    tracemalloc.start()
+    (finding,) = ringmap.check(place / "a")
+    assert "does not make sense" in finding.what
+    with caplog.at_level(logging.WARNING, "ringmap"):
+        buf = ReplayBuffer.open(place / "a", "r+", interrupted=keep)
+    assert ("does not make sense" in caplog.text) == (keep == "keep")
+    assert tracemalloc.get_traced_memory()[1] < 30e6
+    tracemalloc.stop()
+    assert buf.num_episodes == 0
+    assert not folder.exists()
+    buf.close()
+
+
+def test_forged_sizes_of_a_stream(place):
+    path = str(place / "steps.bin")
+    columns = described(["x", [2], "<f4"])
+
+    def read(data, sparse=0):
+        (place / "steps.bin").write_bytes(data)
+        if sparse:
+            os.truncate(path, sparse)
+        tracemalloc.start()
+        stream = read_stream(Disk(), path, max_steps=5)
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+        tracemalloc.stop()
+        return len(stream.steps), stream.fault
+
+    whole = frame(0, columns) + b"".join(frame(i, bytes(8)) for i in range(1, 6))
+    assert read(whole) == (5, "")
+    assert read(whole + frame(6, bytes(8))) == (5, "holds more than max_steps=5 steps")
+    assert read(whole[:-1]) == (4, "")
+    assert read(whole, sparse=1 << 40)[0] == 5
+    assert read(b"", sparse=1 << 40) == (0, "frame 0, which names the columns, is damaged")
+    assert read(frame(0, columns, size=0xFFFFFFFF), sparse=1 << 40)[0] == 0
+    wide = frame(0, columns) + frame(1, bytes(9))
+    assert read(wide) == (0, "the frame of step 0 has 9 bytes, expected 8")
+
+
+def test_control_without_the_check_a_forged_stream_is_not_refused_clearly(
+    place, monkeypatch, caplog
+):
+    def trusting(name, shape, dtype):
+        return ColumnSpec(name, tuple(shape), np.dtype(dtype))
+
+    monkeypatch.setattr(frames, "stored_spec", trusting)
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        test_forged_columns_of_a_stream(place, "objects", "keep", caplog)
+
+
+def test_finish_refuses_a_stream_that_was_damaged_meanwhile(place):
+    buf = ReplayBuffer(100, path=place / "a")
+    for damage in ("cut", "flip", "gone"):
+        episode = buf.begin_episode()
+        for t in range(5):
+            episode.append({"x": np.arange(4.0) + t})
+        (path,) = (place / "a/open").glob("*/steps.bin")
+        data = bytearray(path.read_bytes())
+        if damage == "gone":
+            path.unlink()
+        elif damage == "cut":
+            os.truncate(path, len(data) - 3)
+        else:
+            data[-60] ^= 1
+            path.write_bytes(data)
+        with pytest.raises(CorruptError, match="whole steps, but 5 were appended"):
+            episode.finish()
+        episode.abandon()
+    assert buf.num_episodes == 0
+    buf.close()
+
+
+HUGE = [-1, 2**31, 2**55, 10**30, 1.5, "7", None, []]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["max_steps", "spare", "rows", "table_slots", "uuid", "columns", "settings", "table", "carried", "schema_from",
+     "columns.0.shape", "columns.0.dtype", "columns.0.nbytes", "columns.0.file", "columns.0.name", "columns.0.backend",
+     "columns.0.shape.0", "table.seq", "table.first", "table.tail", "table.head", "carried.seq", "carried.state", "version"],
+)  # fmt: skip
+def test_forged_manifest(place, key):
+    make("cleared", place / "a")
+    path = place / "a/manifest.json"
+    whole = bytes_in(place / "a")
+    for value in HUGE:
+        body = json.loads(whole["manifest.json"])
+        del body["checksum"]
+        at = body
+        *front, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+        for part in front:
+            at = at[part]
+        at[last] = value
+        path.write_text(json.dumps({**body, "checksum": _checksum(body)}))
+        tracemalloc.start()
+        for what in (
+            lambda: ReplayBuffer.open(place / "a").close(),
+            lambda: ringmap.check(place / "a"),
+            lambda: ringmap.repair(place / "a"),
+            lambda: ReplayBuffer.open(place / "a", "r+").close(),
+        ):
+            with contextlib.suppress(RingmapError):
+                what()
+        assert tracemalloc.get_traced_memory()[1] < 1e9, (key, value)
+        tracemalloc.stop()
+        for name, data in whole.items():
+            (place / "a" / name).write_bytes(data)
+    assert ringmap.check(place / "a") == []
+
+
+def test_a_manifest_that_contradicts_every_column_is_made_again(place):
+    truth = make("wrapped", place / "a")
+    path = place / "a/manifest.json"
+    body = json.loads(path.read_bytes())
+    del body["checksum"]
+    body["max_steps"] += 7
+    path.write_text(json.dumps({**body, "checksum": _checksum(body)}))
+    (finding,) = ringmap.check(place / "a")
+    assert str(finding) == "manifest.json: contradicts what every column says of itself"
+    ringmap.repair(place / "a", dry_run=False)
+    assert ringmap.check(place / "a") == []
+    assert ReplayBuffer.open(place / "a").num_episodes == len(truth.episodes)
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 4096, b"\xff" * 600, b"7", b"", b'{"pid": [1]}', bytes(10_000)]
+)
+def test_garbage_in_the_lock_file(place, data):
+    ReplayBuffer(10, path=place / "a").close()
+    (place / "a/lock").write_bytes(data)
+    assert isinstance(holder_of(str(place / "a/lock")), dict)
+    with ReplayBuffer(10, path=place / "a") as buf:
+        buf.write_episode(rows_of(0, 3))
+        with pytest.raises(RingmapError, match="is being written by"):
+            ReplayBuffer(10, path=place / "a")
+    buf.close()
+    assert ringmap.check(place / "a") == []

@@ -1,0 +1,505 @@
+import itertools
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.errors import CorruptError, EnvironmentFault, LockedError, RingmapError, RoleError
+from ringmap.storage import repair as repairing
+from ringmap.storage import state
+from ringmap.storage.files import Disk
+from ringmap.storage.repair import Action, repair_folder
+from tests.damage.buffers import episode_of, make, served
+from tests.damage.fuzz import bytes_in
+from tests.damage.test_check import (
+    LAST,
+    OBS,
+    PIXELS,
+    STREAM,
+    VANDALS,
+    Vandal,
+    a_frame,
+    damaged_newest_blob,
+    row_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(state, "_LOOKS", 5)
+
+
+def kept(folder, truth, left=()):
+    """Return the record numbers of the episodes that a buffer holds, having compared every byte and clips."""
+    with ReplayBuffer.open(folder, "r+") as buf:
+        numbers = []
+        for number, columns, data in served(buf):
+            assert truth.fault(number, columns, data) is None
+            numbers.append(number)
+        for _ in range(bool(numbers) * 3):
+            clips = buf.sample(32, history_len=1)
+            for i in range(32):
+                assert truth.clip_fault({name: v[i, 0] for name, v in clips.items()}) is None
+        assert {finding.file for finding in buf.check()} <= set(left)
+    buf.close()
+    seqs = {number: seq for seq, number in truth.episodes.items()}
+    return [seqs[number] for number in numbers]
+
+
+def mended(v, left=()):
+    """Repair, and return which episodes are left; a dry run before it says the same and changes nothing."""
+    before = bytes_in(v.folder)
+    planned = ringmap.repair(v.folder)
+    assert bytes_in(v.folder) == before
+    done = ringmap.repair(v.folder, dry_run=False)
+    assert list(map(str, planned)) == list(map(str, done))
+    assert {finding.file for finding in ringmap.check(v.folder)} == set(left)
+    assert ringmap.repair(v.folder) == []
+    return kept(v.folder, v.truth, left)
+
+
+# What each vandal costs: records of the episodes that are lost; "all"; or nothing.
+COSTS = {
+    "a record": [10], "two records": [10, 11], "the newest record": [14], "all records": "all", "table missing": "all",
+    "table cut": [8, 9, 10, 11, 12, 13, 14], "a row": [10], "the last byte of the ring": [10], "a blob": [9],
+    "segment missing": [9], "segment cut": [9], "data missing": "all", "column missing": "all", "no column at all": "all",
+    "a link to a column": "all", "a gap in positions": [10],
+}  # fmt: skip
+MARKED = ["a tail that goes back", "a tail beyond the head", "a negative length"]
+HOPELESS = {"a first that is too new", "a first that is too old", "too many steps"}
+NOT_OURS = {"a file", "a folder", "a file in columns", "a file in data", "a file in open", "a pipe"}
+
+
+@pytest.mark.parametrize(
+    "vandal", sorted(VANDALS.keys() - HOPELESS - NOT_OURS - {"manifest a folder"})
+)
+def test_vandal_is_mended(place, vandal):
+    v = Vandal(place / "a")
+    VANDALS[vandal][0](v)
+    cost = COSTS.get(vandal, [])
+    aside = {
+        "no column at all": [PIXELS + ".aside"],
+        "manifest of another buffer": ["manifest.json.aside"],
+    }
+    left = aside.get(vandal, [])
+    if vandal == "table cut":
+        cost = [seq for seq in v.truth.episodes if 4096 + 128 * seq + 128 > 5000]
+    if vandal == "column cut":
+        cost = [
+            s for s in v.truth.episodes if row_of(v, "pixels", s) + 16 * v.records[s].length > 4200
+        ]
+    if vandal in MARKED:
+        cost = mended(v)
+        cost = [s for s in v.truth.episodes if s not in cost]
+        assert len(cost) <= 2
+        return
+    expected = [] if cost == "all" else [seq for seq in v.truth.episodes if seq not in cost]
+    assert mended(v, left) == expected
+
+
+@pytest.mark.parametrize("vandal", sorted(NOT_OURS))
+def test_what_is_not_ours_is_left_alone(place, vandal):
+    v = Vandal(place / "a")
+    VANDALS[vandal][0](v)
+    before = bytes_in(v.folder)
+    assert ringmap.repair(v.folder, dry_run=False) == []
+    assert bytes_in(v.folder).keys() == before.keys()
+    assert {finding.file for finding in ringmap.check(v.folder)} == {VANDALS[vandal][1]}
+
+
+def test_sound_buffer_is_left_alone(place):
+    v = Vandal(place / "a")
+    before = bytes_in(v.folder)
+    assert ringmap.repair(v.folder, dry_run=False) == []
+    after = bytes_in(v.folder)
+    assert {name for name in before if before[name] != after[name]} <= {"lock"}
+
+
+def test_swapped_columns_are_put_back(place):
+    v = Vandal(place / "a", "retiring")
+    before = bytes_in(v.folder)
+    v.swap(v.name("left"), v.name("right"))
+    assert mended(v) == list(v.truth.episodes)
+    after = bytes_in(v.folder)
+    assert all(before[name] == after[name] for name in v.manifest.files)
+
+
+def test_a_ring_of_swapped_files_is_put_back(place):
+    v = Vandal(place / "a")
+    names = ["episodes.npy", OBS, "state.bin", "data/000000000010.bin", LAST]
+    os.rename(v.folder / names[0], v.folder / "beside")
+    for one, other in itertools.pairwise(names):
+        os.rename(v.folder / other, v.folder / one)
+    os.rename(v.folder / "beside", v.folder / names[-1])
+    assert mended(v) == list(v.truth.episodes)
+
+
+def test_a_file_that_was_misplaced_is_found(place):
+    v = Vandal(place / "a")
+    os.rename(v.folder / PIXELS, v.folder / "columns/pixels.npy")
+    os.rename(v.folder / "manifest.json", v.folder / "manifest.json.bak")
+    os.rename(v.folder / "episodes.npy", v.folder / "data/table")
+    assert mended(v) == list(v.truth.episodes)
+    assert ReplayBuffer.open(v.folder).history_len == 2  # the manifest's settings are there again
+
+
+def test_lost_manifest_costs_the_settings_alone(place):
+    v = Vandal(place / "a")
+    (v.folder / "manifest.json").unlink()
+    (action, _) = ringmap.repair(v.folder)
+    assert action == Action(
+        "manifest.json",
+        "make it again from the other files: 7 episodes; settings (history_len ...) are lost",
+    )
+    assert mended(v) == list(v.truth.episodes)
+    again = ringmap.storage.birth.read_manifest(Disk(), str(v.folder))
+    assert again.label(3) == v.manifest.label(3)
+    assert (again.sizes, again.table_slots) == (v.manifest.sizes, v.manifest.table_slots)
+
+
+def test_lost_manifest_and_lost_column_can_not_be_mended(place):
+    v = Vandal(place / "a")
+    (v.folder / "manifest.json").unlink()
+    os.remove(v.folder / LAST)
+    before = bytes_in(v.folder)
+    with pytest.raises(CorruptError, match="4 columns were stored, and the files of 3 are there"):
+        ringmap.repair(v.folder, dry_run=False)
+    os.remove(v.folder / OBS)
+    with pytest.raises(CorruptError, match="the other files do not say enough"):
+        ringmap.repair(v.folder, dry_run=False)
+    after = bytes_in(v.folder)
+    assert all(after[name] == before[name] for name in after.keys() - {"lock"})
+
+
+def test_damaged_manifest_of_an_empty_buffer(place):
+    ReplayBuffer(10, path=place / "a").close()
+    path = place / "a/manifest.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"process"', b'"Process"'))
+    ringmap.repair(place / "a", dry_run=False)
+    assert ringmap.check(place / "a") == []
+    with ReplayBuffer(10, path=place / "a") as buf:
+        buf.write_episode({"x": np.zeros(3)})
+    buf.close()
+    (place / "a/manifest.json").write_bytes(b"{}")
+    assert [a.file for a in ringmap.repair(place / "a", dry_run=False)] == [
+        "manifest.json",
+        "state.bin",
+    ]
+    ReplayBuffer(10, path=place / "b").close()
+    (place / "b/manifest.json").write_bytes(b"{}")
+    with pytest.raises(CorruptError, match="if nothing was stored, remove the directory"):
+        ringmap.repair(place / "b")
+
+
+def test_whole_episodes_stay_on_both_sides_of_every_gap(place):
+    v = Vandal(place / "a")
+    seqs = list(v.truth.episodes)
+    for first, last in itertools.combinations_with_replacement(seqs, 2):
+        shutil.rmtree(v.folder)
+        v.truth = make("wrapped", v.folder)
+        v.edit("episodes.npy", 4096 + 128 * first, bytes(128 * (last + 1 - first)))
+        left = [seq for seq in seqs if not first <= seq <= last]
+        assert mended(v) == left, (first, last)
+
+
+def test_a_table_from_a_backup(place):
+    v = Vandal(place / "a")
+    make(
+        "wrapped",
+        v.folder.with_suffix(".b"),
+        pause=lambda: shutil.copy(v.folder.with_suffix(".b") / "episodes.npy", place / "old"),
+    )
+    shutil.copytree(v.folder.with_suffix(".b"), place / "c")
+    shutil.copy(place / "old", place / "c/episodes.npy")
+    v.folder = place / "c"
+    assert mended(v) == [seq for seq in v.truth.episodes if seq <= 11]
+
+
+def test_the_table_is_trusted_where_the_state_is_lost_too(place):
+    v = Vandal(place / "a")
+    v.edit("state.bin", 0, bytes(8192))
+    v.flip("episodes.npy", 4096 + 128 * 10)
+    assert mended(v) == [seq for seq in v.truth.episodes if seq != 10]
+
+
+def test_everything_at_once(place):
+    v = Vandal(place / "a")
+    (v.folder / "manifest.json").write_text("{")
+    v.edit("state.bin", 0, os.urandom(8192))
+    v.flip(OBS, 3)
+    v.edit(PIXELS, -4000, b"x")
+    v.flip(LAST, row_of(v, "name", 12))
+    v.flip("episodes.npy", 4096 + 128 * 10)
+    v.flip("data/000000000009.bin", 3)
+    os.remove(v.folder / "data/000000000008.bin")
+    with pytest.raises(
+        CorruptError
+    ):  # without the label, and the manifest, nothing tells what column 1 was
+        ringmap.repair(v.folder)
+    (v.folder / "manifest.json").write_bytes(v.manifest.encode())
+    assert mended(v) == [11, 13, 14]
+
+
+def test_the_small_state_goes_back_with_the_blob_of_a_clear(place):
+    v = Vandal(place / "a", "cleared")
+    damaged_newest_blob(v)
+    actions = ringmap.repair(v.folder)
+    assert actions[0].seq == v.seq
+    assert f"go back to the small state before record {v.seq}" in actions[0].what
+    assert mended(v) == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_damaged_stream_is_cut(place, keep):
+    v = Vandal(place / "a", "killed")
+    path, name = a_frame(v)
+    row = sum(spec.row_nbytes for spec in v.manifest.schema.columns)
+    v.flip(name, path.stat().st_size - row - 12 - 1)  # in step 2 of 0 to 3
+    actions = ringmap.repair(v.folder, dry_run=False)
+    assert actions[0] == Action(name, "cut it after its 2 whole steps")
+    assert ringmap.check(v.folder) == []
+    buf = ReplayBuffer.open(v.folder, "r+", interrupted="keep" if keep else "drop")
+    assert (buf.lengths[-1] == 2) == keep
+    buf.close()
+
+
+def test_a_stream_without_columns_is_removed(place):
+    v = Vandal(place / "a", "killed")
+    path, _ = a_frame(v)
+    data = bytearray(path.read_bytes())
+    data[30] ^= 1
+    path.write_bytes(data)
+    assert mended(v) == list(v.truth.episodes)
+    assert not list(v.folder.glob(STREAM))
+
+
+def test_somebody_elses_column_is_set_aside_not_overwritten(place):
+    v = Vandal(place / "a")
+    make("wrapped", place / "b", base=50)
+    theirs = (place / "b" / PIXELS).read_bytes()
+    (v.folder / PIXELS).write_bytes(theirs)
+    actions = ringmap.repair(v.folder)
+    assert f"set aside what lies there, as {PIXELS}.aside" in {action.what for action in actions}
+    assert mended(v, [PIXELS + ".aside"]) == []
+    assert (v.folder / (PIXELS + ".aside")).read_bytes() == theirs
+
+
+def test_a_lock_file_that_is_something_else_is_not_overwritten(place):
+    v = Vandal(place / "a")
+    v.swap("lock", "data/000000000010.bin")
+    assert mended(v, ["data/000000000010.bin.aside"]) == list(v.truth.episodes)
+
+
+def test_refuses_beside_a_writer(place):
+    v = Vandal(place / "a")
+    buf = ReplayBuffer.open(v.folder, "r+")
+    v.flip(PIXELS, row_of(v, "pixels", 10))
+    with pytest.raises(LockedError, match="is being written by process") as caught:
+        ringmap.repair(v.folder, dry_run=False)
+    assert isinstance(caught.value, RoleError)
+    assert [action.seq for action in ringmap.repair(v.folder)] == [
+        10,
+        None,
+        None,
+    ]  # looking is fine
+    buf.close()
+    assert mended(v) == [seq for seq in v.truth.episodes if seq != 10]
+
+
+def test_a_live_reader_follows_a_repair(place):
+    v = Vandal(place / "a")
+    reader = ReplayBuffer.open(v.folder)
+    before = reader.num_episodes
+    v.flip(PIXELS, row_of(v, "pixels", 10))
+    ringmap.repair(v.folder, dry_run=False)
+    assert reader.refresh()
+    assert reader.num_episodes == before - 1
+    assert all(v.truth.fault(*episode) is None for episode in served(reader))
+
+
+def test_a_dropped_episode_stays_so_when_its_flag_is_damaged(place):
+    v = Vandal(place / "a")
+    v.flip(PIXELS, row_of(v, "pixels", 10))
+    expected = mended(v)
+    v.flip("episodes.npy", 4096 + 128 * 10 + 81, 64)
+    assert {f.what for f in ringmap.check(v.folder) if f.file == "episodes.npy"} == {
+        "record 10 has a damaged flag"
+    }
+    assert mended(v) == expected
+
+
+def test_positions_never_move_and_writing_goes_on(place):
+    v = Vandal(place / "a")
+    v.flip("episodes.npy", 4096 + 128 * v.seq)
+    v.flip(PIXELS, row_of(v, "pixels", 10))
+    ringmap.repair(v.folder, dry_run=False)
+    with ReplayBuffer.open(v.folder, "r+") as buf:
+        assert buf._owned.head == v.records[v.seq].head
+        for number in range(100, 130):
+            v.truth.written[number] = 1 + number % 9
+            buf.write_episode(episode_of(number, v.truth.written[number]))
+            assert buf.check() == []
+            assert all(v.truth.fault(*episode) is None for episode in served(buf))
+    buf.close()
+    assert ringmap.check(v.folder) == []
+
+
+def test_after_a_reboot(place, monkeypatch):
+    v = Vandal(place / "a", "killed")
+    monkeypatch.setattr(ReplayBuffer, "disk", Disk())
+    monkeypatch.setattr(ringmap.storage.system, "_read_boot_id", lambda: b"another boot id.")
+    v.flip(PIXELS, row_of(v, "pixels", 12))
+    v.flip("episodes.npy", 4096 + 128 * 11)
+    assert mended(v) == [seq for seq in v.truth.episodes if seq not in (11, 12)]
+
+
+# -- a repair that is interrupted ------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+class DyingDisk(Disk):
+    """Raises at the n-th change and at each after it; a write is cut in the middle."""
+
+    def __init__(self, at, torn):
+        super().__init__()
+        self.left, self.torn = at, torn
+
+    def before(self, change, path, *details):
+        self.left -= 1
+        if self.left < 0:
+            if change == "write" and self.torn and self.left == -1:
+                offset, data = details
+                with open(path, "r+b") as file:
+                    file.seek(offset)
+                    file.write(bytes(data)[: len(bytes(data)) // 2])
+            raise Killed
+
+
+def torn_and_swapped(v):
+    v.swap(PIXELS, "episodes.npy")
+    v.flip("state.bin", 30)
+    v.edit(LAST, 4096 + 32 * 60, bytes(32 * 50))
+    v.edit("manifest.json", 0, b"[")
+
+
+def nothing_left(v):
+    os.remove(v.folder / PIXELS)
+    os.remove(v.paths.table)
+    v.cut("state.bin", 4096)
+
+
+def gaps(v):
+    for seq in (9, 10, v.seq):
+        v.flip("episodes.npy", 4096 + 128 * seq)
+    v.flip("episodes.npy", 99)
+    v.cut(LAST, 3000)
+    shutil.rmtree(v.paths.open)
+
+
+DAMAGES = {"torn and swapped": torn_and_swapped, "nothing left": nothing_left, "gaps": gaps}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("torn", [False, True])
+def test_killed_at_every_change(place, damage, torn):
+    v = Vandal(place / "whole")
+    DAMAGES[damage](v)
+    v.folder = shutil.copytree(place / "whole", place / "straight")
+    expected = mended(v, left_after(v.folder))
+    for at in itertools.count():
+        v.folder = shutil.copytree(place / "whole", place / str(at))
+        try:
+            repair_folder(DyingDisk(at, torn), str(v.folder), dry_run=False)
+        except Killed:
+            pass
+        else:
+            break
+        opened = shutil.copytree(v.folder, place / "opened")
+        open_after_kill(opened, v.truth)
+        shutil.rmtree(opened)
+        ringmap.repair(v.folder, dry_run=False)
+        assert {finding.file for finding in ringmap.check(v.folder)} <= set(
+            left_after(place / "straight")
+        )
+        assert kept(v.folder, v.truth) == expected, at
+        shutil.rmtree(v.folder)
+    assert at > 8
+
+
+def left_after(folder):
+    return [name for name in bytes_in(folder) if name.endswith(".aside")]
+
+
+def open_after_kill(folder, truth):
+    """What half a repair leaves is refused, or serves what is true, clips included."""
+    try:
+        buf = ReplayBuffer.open(folder, "r+")
+    except RingmapError:
+        return
+    for number, columns, data in served(buf):
+        assert truth.fault(number, columns, data) is None
+    if buf.num_episodes:
+        clips = buf.sample(64, history_len=1)
+        for i in range(64):
+            assert truth.clip_fault({name: v[i, 0] for name, v in clips.items()}) is None
+    buf.close()
+
+
+def test_control_an_order_that_opens_the_buffer_first_is_caught(place, monkeypatch):
+    """Columns before the drops: a kill in between makes a buffer that opens and serves zeros."""
+
+    class Hasty(repairing.Plan):
+        def _plan(self):
+            super()._plan()
+            self._steps = [s for s in self._steps if "write_records" not in str(s)] + [
+                s for s in self._steps if "write_records" in str(s)
+            ]
+
+    monkeypatch.setattr(repairing, "Plan", Hasty)
+
+    def gaps_alone(v):
+        v.cut(LAST, 4500)
+
+    monkeypatch.setitem(DAMAGES, "gaps", gaps_alone)
+    with pytest.raises((AssertionError, CorruptError)):
+        test_killed_at_every_change(place, "gaps", False)
+
+
+class FullDisk(Disk):
+    """Has no room at the n-th change, but for that of the lock's holder, which is a courtesy."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def before(self, change, path, *details):
+        if not path.endswith("lock"):
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(28, "No space left on device", path)
+
+
+def test_a_full_disk_is_told_and_the_next_try_goes_on(place):
+    v = Vandal(place / "whole")
+    gaps(v)
+    v.folder = shutil.copytree(place / "whole", place / "straight")
+    expected = mended(v)
+    for at in itertools.count(1):
+        v.folder = shutil.copytree(place / "whole", place / str(at))
+        try:
+            repair_folder(FullDisk(at), str(v.folder), dry_run=False)
+        except EnvironmentFault as error:
+            told = str(error)
+        else:
+            break
+        assert "repair again" in told
+        assert mended(v) == expected
+        shutil.rmtree(v.folder)
+    assert at > 8

@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from ringmap.data import get_cache_dir, load_dataset
+from ringmap.errors import NotFoundError, UnknownFormatError
+from ringmap.formats.hdf5.writer import HDF5Writer
+from ringmap.testing.datasets import make_episodes
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("STABLEWM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def make(path, episodes=5):
+    with HDF5Writer(path) as writer:
+        writer.write_episodes(make_episodes()[:episodes])
+    return path
+
+
+def test_cache_dir(home, tmp_path, monkeypatch):
+    assert get_cache_dir() == home
+    assert get_cache_dir(sub_folder="datasets") == home / "datasets"
+    assert (home / "datasets").is_dir()
+    assert get_cache_dir(tmp_path / "other") == tmp_path / "other"
+    monkeypatch.delenv("STABLEWM_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert get_cache_dir() == tmp_path / "me/.stable_worldmodel"
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths(home, tmp_path, kind):
+    make(tmp_path / "runs/prior.h5")
+    for given in ("runs/prior.h5", "runs", tmp_path / "runs/prior.h5"):
+        assert len(load_dataset(kind(given), num_steps=4).lengths) == 5
+    assert not home.exists()  # looking makes nothing
+
+
+@pytest.mark.parametrize(
+    ("at", "name"),
+    [
+        ("pusht", "pusht"),
+        ("pusht.h5", "pusht.h5"),
+        ("pusht.h5", "pusht"),
+        ("pusht.hdf5", "pusht"),
+        ("pusht/data.h5", "pusht"),
+        ("user/repo/data.h5", "user/repo"),
+        ("user--repo/data.h5", "user/repo"),
+    ],
+)
+def test_names(home, tmp_path, at, name):
+    make(home / "datasets" / at)
+    assert len(load_dataset(name).lengths) == 5
+    assert len(load_dataset(name, cache_dir=home, format="hdf5").lengths) == 5
+    with pytest.raises(FileNotFoundError):
+        load_dataset(name, cache_dir=tmp_path)
+
+
+def test_a_path_comes_before_a_name(home, tmp_path):
+    make(home / "datasets/a.h5", 2)
+    make(tmp_path / "a.h5", 3)
+    assert len(load_dataset("a.h5").lengths) == 3
+    assert len(load_dataset("a").lengths) == 2
+
+
+def test_missing(home, tmp_path):
+    with pytest.raises(NotFoundError, match=r"No dataset 'nope': looked at .*home/datasets/nope"):
+        load_dataset("nope")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        load_dataset(tmp_path / "absent.h5")
+    with pytest.raises(FileNotFoundError):
+        load_dataset("nope", format="hdf5")
+
+
+def test_not_detected(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(UnknownFormatError, match=r"No format detected .*notes\.txt.*'hdf5'"):
+        load_dataset(tmp_path / "notes.txt")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="No format detected"):
+        load_dataset(tmp_path / "folder")
+
+
+def test_ambiguous(home):
+    make(home / "datasets/pusht.h5")
+    make(home / "datasets/pusht.hdf5")
+    with pytest.raises(ValueError, match=r"Ambiguous.*pusht\.h5.*pusht\.hdf5"):
+        load_dataset("pusht")
+    with pytest.raises(ValueError, match="Ambiguous"):
+        load_dataset(home / "datasets")
+
+
+def test_reader_options(tmp_path):
+    path = make(tmp_path / "a.h5")
+    dataset = load_dataset(
+        path, num_steps=2, frameskip=2, layout="HWC", transform=lambda s: s | {"seen": s["where"]}
+    )
+    assert dataset[0]["pixels"].shape == (2, 12, 10, 3)
+    assert dataset[0]["action"].shape == (2, 4)
+    assert "seen" in dataset[0]
+    with pytest.raises(ValueError, match="unknown format"):
+        load_dataset(path, format="nope")
+    with pytest.raises(TypeError, match="nonsense"):
+        load_dataset(path, nonsense=1)

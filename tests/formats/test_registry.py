@@ -1,0 +1,186 @@
+import subprocess
+import sys
+
+import pytest
+
+from ringmap import data
+from ringmap.errors import MissingExtraError
+from ringmap.formats import registry
+from ringmap.formats.base import Format, Writer, split_episode_data, validate_write_mode
+from ringmap.formats.registry import BuiltIn, FormatTable
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A fresh registry in place of the real one."""
+    fresh = FormatTable(registry.BUILT_IN)
+    monkeypatch.setattr(registry, "FORMATS", fresh)
+    fresh["hdf5"]  # loaded already in this process: its module registers no second time
+    return fresh
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch):
+    """Hand the classes that this process has loaded to fresh tables too."""
+    known = data.get_format("hdf5")
+    load = FormatTable.__getitem__
+
+    def getitem(self, name):
+        if name == "hdf5" and "hdf5" in self._built_in:
+            self._loaded.setdefault(name, known)
+        return load(self, name)
+
+    monkeypatch.setattr(FormatTable, "__getitem__", getitem)
+
+
+def make(name, detects=lambda path: False):
+    return type(
+        "Made", (Format,), {"name": name, "detect": classmethod(lambda cls, path: detects(path))}
+    )
+
+
+def test_built_in_formats_are_known_before_they_are_loaded():
+    code = (
+        "import sys; from ringmap.data import FORMATS, list_formats, get_format;"
+        "assert 'hdf5' in FORMATS and 'hdf5' in list_formats() and len(FORMATS) >= 1;"
+        "assert 'ringmap.formats.hdf5' not in sys.modules;"
+        "assert get_format('hdf5').name == 'hdf5' and FORMATS['hdf5'] is get_format('hdf5')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_register(table):
+    made = make("mine")
+    assert data.register_format(made) is made
+    assert data.get_format("mine") is made
+    assert "mine" in data.list_formats()
+    del table["mine"]
+    with pytest.raises(ValueError, match="unknown format 'mine'"):
+        data.get_format("mine")
+    with pytest.raises(KeyError):
+        del table["mine"]
+    data.register_format(made)
+
+
+@pytest.mark.parametrize("name", ["", None, 7])
+def test_a_name_is_needed(table, name):
+    with pytest.raises(ValueError, match="non-empty"):
+        data.register_format(make(name))
+
+
+def test_a_name_is_taken_once(table):
+    data.register_format(make("mine"))
+    for name in ("mine", "hdf5"):
+        with pytest.raises(ValueError, match="already registered"):
+            data.register_format(make(name))
+    assert data.get_format("hdf5").__module__ == "ringmap.formats.hdf5"
+
+
+def test_a_name_is_taken_before_it_is_loaded():
+    fresh = FormatTable({"hdf5": BuiltIn("ringmap.formats.hdf5", "h5py", "h5py")})
+    with pytest.raises(ValueError, match="already registered"):
+        fresh.add(make("hdf5"))
+
+
+def test_unknown(table):
+    with pytest.raises(ValueError, match=r"unknown format 'nope'; known: \['hdf5'"):
+        data.get_format("nope")
+
+
+def test_a_missing_package_names_what_to_install(monkeypatch):
+    absent = BuiltIn("ringmap.formats.absent", "no_such_package", "ringmap[absent]")
+    fresh = FormatTable(registry.BUILT_IN | {"absent": absent})
+    monkeypatch.setattr(registry, "FORMATS", fresh)
+    for error in (ValueError, MissingExtraError, ImportError):
+        with pytest.raises(error, match=r'unknown format .absent.*pip install "ringmap\[absent\]"'):
+            data.get_format("absent")
+    with pytest.raises(ValueError, match=r"'absent' comes with pip install \"ringmap\[absent\]\""):
+        data.get_format("nope")
+    assert "absent" not in data.list_formats()
+    assert data.detect_format("x.absent") is None
+
+
+def test_detect(table, tmp_path):
+    mine = data.register_format(make("mine", lambda path: str(path).endswith(".mine")))
+    assert data.detect_format("a.mine") is mine
+    assert data.detect_format("a.h5") is data.get_format("hdf5")
+    assert data.detect_format(tmp_path / "nothing") is None
+
+
+def test_entry_points(tmp_path, monkeypatch, caplog):
+    """An installed package's formats are found by name; a broken one harms nobody else."""
+    (tmp_path / "third_party.py").write_text(
+        "from ringmap.data import Format, register_format\n"
+        "class Plain(Format):\n"
+        "    name = 'plain'\n"
+        "    @classmethod\n"
+        "    def detect(cls, path): return str(path).endswith('.plain')\n"
+    )
+    (tmp_path / "third_party_2.py").write_text("raise ImportError('broken on purpose')\n")
+    info = tmp_path / "third_party-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ringmap.formats]\nbroken = third_party_2:Broken\nplain = third_party:Plain\n"
+        "hdf5 = third_party:Plain\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "FORMATS", FormatTable(registry.BUILT_IN))
+    assert "third_party" not in sys.modules
+    assert {"hdf5", "plain", "broken"} <= set(data.list_formats())
+    assert "third_party" not in sys.modules
+    assert data.detect_format("a.plain").name == "plain"
+    assert "'broken' can't be used" in caplog.text
+    assert data.get_format("plain").__module__ == "third_party"
+    assert data.get_format("hdf5").__module__ == "ringmap.formats.hdf5"
+    with pytest.raises(ImportError, match="on purpose"):
+        data.get_format("broken")
+    with pytest.raises(ValueError, match="already registered"):
+        data.register_format(make("plain"))
+
+
+def test_a_format_that_only_reads_or_writes():
+    with pytest.raises(NotImplementedError, match="does not support reading"):
+        make("half").open_reader("x")
+    with pytest.raises(NotImplementedError, match="read-only"):
+        make("half").open_writer("x")
+    with pytest.raises(NotImplementedError, match="detect"):
+        Format.detect("x")
+
+
+def test_modes():
+    assert data.WRITE_MODES == ("append", "overwrite", "error")
+    assert [validate_write_mode(mode) for mode in data.WRITE_MODES] == list(data.WRITE_MODES)
+    with pytest.raises(ValueError, match=r"write mode must be one of .* got 'w'"):
+        validate_write_mode("w")
+
+
+def test_split_episode_data():
+    episode = {"a": [1], data.EPISODE_DATA_KEY: {"seed": 1}}
+    assert split_episode_data(episode) == ({"a": [1]}, {"seed": 1})
+    assert set(episode) == {"a", "_episode_data"}
+    assert split_episode_data({"a": [1], "_episode_data": None}) == ({"a": [1]}, {})
+    with pytest.raises(ValueError, match="must be a mapping"):
+        split_episode_data({"_episode_data": [1]})
+
+
+def test_writer_protocol():
+    class Duck:
+        def __enter__(self): ...
+        def __exit__(self, *exc): ...
+        def write_episode(self, ep_data): ...
+        def write_episodes(self, episodes): ...
+
+    assert isinstance(Duck(), Writer)
+    assert not isinstance(object(), Writer)
+
+
+def test_the_face():
+    """Every name of `ringmap.data` is there; importing it brings in neither NumPy nor torch."""
+    code = "import sys, ringmap.data; assert not {'numpy', 'torch', 'h5py'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert all(getattr(data, name) is not None for name in data.__all__)
+    assert set(data.__all__) <= set(dir(data))
+    assert set(data._HOMES) == set(data.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = data.nonsense

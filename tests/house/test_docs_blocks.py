@@ -1,0 +1,83 @@
+"""Every Python block of the README and of docs/ runs: those of a page, in order, as one script."""
+
+import re
+import textwrap
+
+import pytest
+
+from tests import ROOT
+from tests.house import PYTHON, run
+
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=ticks) *$",
+    re.DOTALL | re.MULTILINE,
+)
+NO_RUN = re.compile(r"<!-- no-run: \w.* -->\s*\Z")
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+
+
+def script(page: str) -> str:
+    """Return the Python blocks of a page, on the lines where they stand in it."""
+    lines = [""] * page.count("\n")
+    for fence in FENCE.finditer(page):
+        language = (fence["info"].split() or [""])[0]
+        if "py" not in language or NO_RUN.search(page[: fence.start()]):
+            continue
+        assert language == "python", f"```{language}: write ```python, so that it is run"
+        body = textwrap.dedent(fence["body"]).splitlines()
+        start = page.count("\n", 0, fence.start("body"))
+        lines[start : start + len(body)] = body
+    return "\n".join(lines)
+
+
+def run_page(page: str, folder) -> str:
+    (folder / "page.py").write_text(script(page))
+    fork = "ignore:This process:DeprecationWarning"
+    return run(PYTHON, "-W", "error", "-W", fork, "page.py", cwd=folder)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if script((ROOT / p).read_text()).strip()])
+def test_blocks_run(page, tmp_path):
+    run_page((ROOT / page).read_text(), tmp_path)
+
+
+PLANTED = """\
+# A page
+
+```python
+x = 1
+```
+
+<!-- no-run: never ends -->
+```python
+while True: ...
+```
+
+- in a list
+
+    ```python title="two.py"
+    print("x is", x)
+    ```
+
+```sh
+exit 1
+```
+"""
+
+
+def test_blocks_share_names_and_skip_with_a_reason(tmp_path):
+    assert run_page(PLANTED, tmp_path) == "x is 1\n"
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("```python\nraise RuntimeError('planted')\n```\n", r'page.py", line 22'),
+        ("```python\nimport warnings; warnings.warn('planted')\n```\n", "UserWarning: planted"),
+        ("<!-- no-run: -->\n```python\nraise RuntimeError('planted')\n```\n", "planted"),
+        ("```pycon\n>>> 1\n```\n", "write ```python"),
+    ],
+)
+def test_control(tmp_path, block, message):
+    with pytest.raises(AssertionError, match=message):
+        run_page(PLANTED + block, tmp_path)

@@ -1,0 +1,58 @@
+"""Buffers of every released format version open, whole, for ever."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.errors import CorruptError
+from ringmap.storage.manifest import VERSION
+from tests.released.make import LENGTHS, episode, unpack
+
+HERE = Path(__file__).parent
+KEPT = {3: LENGTHS[3], 4: LENGTHS[4], 5: 2, 2: LENGTHS[2]}
+
+
+def same(got, expected):
+    assert list(got) == list(expected)
+    for name in expected:
+        if name == "_episode_data":
+            data = got[name]
+            assert {**data, "goal": data["goal"].tolist()} == {
+                **expected[name],
+                "goal": expected[name]["goal"].tolist(),
+            }
+        else:
+            np.testing.assert_array_equal(np.array(got[name]), expected[name])
+
+
+@pytest.fixture(params=range(1, VERSION + 1))
+def released(request, tmp_path):
+    unpack((HERE / f"format-{request.param}.txt").read_text(), tmp_path / "buf")
+    return tmp_path / "buf"
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_it_opens_whole(released, mode):
+    buf = ReplayBuffer.open(released, mode)
+    numbers = sorted(KEPT)
+    for got, number in zip(buf.episodes(), numbers, strict=True):
+        same(got, episode(number, KEPT[number]))
+    assert buf.history_len == 2
+    if mode == "r+":
+        assert buf.state_dict()["step"] == 1
+        buf.write_episode(episode(6, 3))
+        assert buf.get_episode_data(-1)["seed"] == [6]
+    buf.close()
+    assert ringmap.check(released) == []
+
+
+def test_control_a_byte_of_it_matters(released):
+    table = released / "episodes.npy"
+    raw = bytearray(table.read_bytes())
+    raw[4096 + 6 * 128 + 16] ^= 1
+    table.write_bytes(raw)
+    with pytest.raises(CorruptError, match=r"episodes\.npy"):
+        ReplayBuffer.open(released)

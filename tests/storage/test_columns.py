@@ -1,0 +1,348 @@
+"""Column backends: the conformance suite, and what is the memmap's own: its file."""
+
+import inspect
+import os
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ringmap.errors import CorruptError
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.files import Disk
+from ringmap.storage.memory import MemoryDisk
+from ringmap.storage.rows import BACKENDS
+from ringmap.storage.schema import ColumnSpec
+from ringmap.testing.columns import SPECS, ColumnTests, rows_of
+
+LABEL = {"uuid": "00" * 16, "column": 0, "name": "obs"}
+
+
+class Memmaps:
+    """Makes memmap columns on one disk, and opens them again."""
+
+    def __init__(self, disk, folder):
+        self.disk, self.folder = disk, folder
+        self.opened = []
+
+    def make(self, spec, rows):
+        path = os.path.join(self.folder, f"{len(self.opened):03d}.npy")
+        MemmapColumn.create(self.disk, path, spec, rows, LABEL)
+        return self.open(path, spec, rows)
+
+    def open(self, path, spec, rows, write=True):
+        column = MemmapColumn.open(self.disk, path, spec, rows, LABEL, write, 0)
+        self.opened.append(column)
+        column.path = path
+        return column
+
+    def reopen(self, column):
+        return self.open(column.path, column.spec, column.rows, write=False)
+
+
+class TestMemmapOnDisk(ColumnTests):
+    @pytest.fixture
+    def maker(self, tmp_path):
+        maker = Memmaps(Disk(), str(tmp_path))
+        yield maker
+        for column in maker.opened:
+            column.close()
+
+    @pytest.fixture
+    def make_column(self, maker):
+        return maker.make
+
+    @pytest.fixture
+    def reopen(self, maker):
+        return maker.reopen
+
+
+class TestMemmapInRam(TestMemmapOnDisk):
+    @pytest.fixture
+    def maker(self):
+        return Memmaps(MemoryDisk(), "RAM")
+
+
+def test_every_backend_is_under_the_suite():
+    assert set(BACKENDS) == {"memmap"}, "a new backend inherits ColumnTests above"
+
+
+# -- controls: a backend with one flaw fails the suite -----------------------------------------
+
+
+class Flawed:
+    """Rows in one array, with one obligation broken."""
+
+    def __init__(self, spec, rows, flaw):
+        self.spec, self.rows, self.flaw = spec, rows, flaw
+        self.array = np.zeros((rows, *spec.shape), spec.dtype)
+        self.handed = []
+
+    def reserve(self, slot, count):
+        if self.flaw == "reserve wipes":
+            self.array[slot : slot + count] = np.zeros(1, self.spec.dtype)
+
+    def write(self, slot, values):
+        if self.flaw == "write is off by one":
+            slot = min(slot + 1, self.rows - len(values))
+        if self.flaw == "write keeps what it was given" and len(values) == self.rows:
+            self.array = values
+            return
+        if self.flaw == "write casts" and self.spec.dtype.kind == "f":
+            values = values + 0.0
+        self.array[slot : slot + len(values)] = values
+        if self.flaw == "write spills" and slot + len(values) < self.rows and len(values):
+            self.array[slot + len(values)] = values[-1]
+
+    def take(self, slots, out=None):
+        if self.flaw == "take sorts":
+            slots = np.sort(slots, axis=None).reshape(slots.shape)
+        if self.flaw == "take flattens":
+            slots = slots.reshape(-1)
+        taken = self.array[slots]
+        if self.flaw == "take hands out a view" and slots.ndim == 1 and len(slots):
+            taken = self.array[slots[0] : slots[0] + len(slots)]
+        self.handed.append(taken)
+        if out is None:
+            return taken
+        if self.flaw != "take ignores out":
+            out[...] = taken
+        return taken if self.flaw == "take returns another array" else out
+
+    def read(self, slot, count):
+        view = self.array[slot : slot + count]
+        self.handed.append(view if self.flaw == "read hands out a view" else view.copy())
+        return self.handed[-1]
+
+    def sync(self):
+        pass
+
+    def close(self):
+        if self.flaw == "close wipes":
+            for array in self.handed:
+                array[...] = np.zeros(1, self.spec.dtype)
+
+    def again(self):
+        if self.flaw in ("nothing survives", "reopened rows are a snapshot"):
+            other = Flawed(self.spec, self.rows, "")
+            if self.flaw != "nothing survives":
+                other.array = self.array.copy()
+            return other
+        return self
+
+
+def broken(flaw):
+    """Return the tests of the suite that a backend with this flaw fails."""
+    names = []
+    for name, test in inspect.getmembers(ColumnTests, inspect.isfunction):
+        if not name.startswith("test_"):
+            continue
+        wanted = inspect.signature(test).parameters
+        for spec in SPECS if "spec" in wanted else [None]:
+            given = {
+                "make_column": lambda spec, rows: Flawed(spec, rows, flaw),
+                "reopen": Flawed.again,
+                "spec": spec,
+            }
+            try:
+                test(ColumnTests(), **{k: v for k, v in given.items() if k in wanted})
+            except (AssertionError, ValueError):
+                names.append(name)
+                break
+    return names
+
+
+@pytest.mark.parametrize(
+    ("flaw", "test"),
+    [
+        ("reserve wipes", "test_reserving_changes_no_row"),
+        ("write is off by one", "test_writes_touch_no_other_row"),
+        ("write keeps what it was given", "test_keeps_copies"),
+        ("write casts", "test_keeps_every_bit"),
+        ("write spills", "test_writes_touch_no_other_row"),
+        ("take sorts", "test_takes_any_order"),
+        ("take flattens", "test_takes_any_order"),
+        ("take hands out a view", "test_hands_out_copies"),
+        ("take ignores out", "test_takes_into_out"),
+        ("take returns another array", "test_takes_into_out"),
+        ("read hands out a view", "test_hands_out_copies"),
+        ("close wipes", "test_arrays_outlive_the_column"),
+        ("nothing survives", "test_survives_reopening"),
+        ("reopened rows are a snapshot", "test_shows_later_writes"),
+    ],
+)
+def test_control_the_suite_catches(flaw, test):
+    assert broken("") == [], "a sound backend passes"
+    assert test in broken(flaw)
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk():
+    return Disk()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
+def test_numpy_reads_the_file(disk, tmp_path, spec):
+    path = str(tmp_path / "000-obs.npy")
+    MemmapColumn.create(disk, path, spec, 9, LABEL)
+    column = MemmapColumn.open(disk, path, spec, 9, LABEL, True, 0)
+    rows = rows_of(spec, 9)
+    column.reserve(0, 9)
+    column.write(0, rows)
+    loaded = np.load(path)
+    assert (loaded.dtype, loaded.shape) == (spec.dtype, (9, *spec.shape))
+    assert loaded.tobytes() == rows.tobytes()
+    if spec.row_nbytes:  # NumPy maps no empty array
+        mapped = np.load(path, mmap_mode="r")
+        assert mapped.offset == 4096, "rows start at a page"
+        assert mapped.tobytes() == rows.tobytes()
+    column.close()
+
+
+def test_the_file_has_its_full_size_from_birth_and_no_blocks(disk, tmp_path):
+    spec, path = ColumnSpec("obs", (1024,), np.dtype("f8")), str(tmp_path / "000-obs.npy")
+    MemmapColumn.create(disk, path, spec, 100_000, LABEL)
+    stat = os.stat(path)
+    assert stat.st_size == MemmapColumn.nbytes(spec, 100_000, LABEL) > 100_000 * 8192
+    assert stat.st_blocks * 512 < 1 << 20
+    column = MemmapColumn.open(disk, path, spec, 100_000, LABEL, True, 0)
+    column.reserve(0, 10)
+    assert os.stat(path).st_size == stat.st_size
+    assert os.stat(path).st_blocks * 512 >= 10 * 8192, "reserved"
+    column.close()
+
+
+def test_reserving_goes_in_few_steps_of_bounded_size(tmp_path):
+    class Recording(Disk):
+        calls: ClassVar = []
+
+        def before(self, change, path, *details):
+            if change == "reserve":
+                self.calls.append(details)
+
+    disk, spec = Recording(), ColumnSpec("obs", (1 << 17,), np.dtype("f8"))  # 1 MiB a row
+    path = str(tmp_path / "000-obs.npy")
+    MemmapColumn.create(disk, path, spec, 300, LABEL)
+    column = MemmapColumn.open(disk, path, spec, 300, LABEL, True, 0)
+    for slot in range(0, 300, 3):
+        column.reserve(slot, 3)
+    column.close()
+    assert max(nbytes for _, nbytes in disk.calls) <= 64 << 20
+    assert len(disk.calls) < 20, "few calls"
+    ends = [offset + nbytes for offset, nbytes in disk.calls]
+    assert [offset for offset, _ in disk.calls] == [4096, *ends[:-1]], "in order, no gap, once each"
+    assert ends[-1] == 4096 + (300 << 20), "never past the rows"
+
+
+def test_nothing_is_written_through_the_map(disk, tmp_path):
+    spec, path = ColumnSpec("obs", (3,), np.dtype("f4")), str(tmp_path / "000-obs.npy")
+    MemmapColumn.create(disk, path, spec, 5, LABEL)
+    column = MemmapColumn.open(disk, path, spec, 5, LABEL, True, 0)
+    with pytest.raises(ValueError, match="read-only"):
+        column.view()[0] = 1
+    column.close()
+
+
+SPEC = ColumnSpec("obs", (2,), np.dtype("f4"))
+
+
+@pytest.fixture
+def column_file(disk, tmp_path):
+    path = tmp_path / "000-obs.npy"
+    MemmapColumn.create(disk, str(path), SPEC, 8, LABEL)
+    return path
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def grow(path):
+    os.truncate(path, path.stat().st_size + 1)
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def remove(path):
+    path.unlink()
+
+
+def edit_header(path):
+    path.write_bytes(path.read_bytes().replace(b"False", b"True ", 1))
+
+
+def edit_label(path):
+    path.write_bytes(path.read_bytes().replace(b'"name": "obs"', b'"name": "abs"'))
+
+
+def swap(path):
+    MemmapColumn.create(Disk(), f"{path}.other", SPEC, 8, {**LABEL, "column": 1})
+    os.replace(f"{path}.other", path)
+
+
+def swap_uuid(path):
+    MemmapColumn.create(Disk(), f"{path}.other", SPEC, 8, {**LABEL, "uuid": "11" * 16})
+    os.replace(f"{path}.other", path)
+
+
+def foreign(path):
+    size = path.stat().st_size
+    path.write_bytes(b"\x93NUMPY" + bytes(size - 6))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut, "bytes, expected"),
+        (grow, "bytes, expected"),
+        (empty, "0 bytes, expected"),
+        (remove, "missing"),
+        (edit_header, "header is not that of 8 rows"),
+        (edit_label, "swapped or foreign"),
+        (swap, "swapped or foreign"),
+        (swap_uuid, "swapped or foreign"),
+        (foreign, "header is not"),
+    ],
+)
+def test_a_damaged_file_is_refused(disk, column_file, damage, words):
+    assert MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL) == []
+    damage(column_file)
+    before = column_file.read_bytes() if column_file.exists() else None
+    assert any(
+        words in fault for fault in MemmapColumn.faults(disk, str(column_file), SPEC, 8, LABEL)
+    )
+    for write in (False, True):
+        with pytest.raises(CorruptError, match=words) as raised:
+            MemmapColumn.open(disk, str(column_file), SPEC, 8, LABEL, write, 0)
+        assert str(column_file) in str(raised.value)
+        assert "ringmap.check" in str(raised.value)
+    assert (column_file.read_bytes() if column_file.exists() else None) == before, (
+        "looking changes nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ColumnSpec("obs", (2,), np.dtype("i4")),
+        ColumnSpec("obs", (1, 2), np.dtype("f4")),
+        ColumnSpec("obs", (), np.dtype("f8")),
+    ],
+    ids=str,
+)
+def test_a_file_of_the_same_size_but_other_rows_is_refused(disk, column_file, other):
+    with pytest.raises(CorruptError, match="header is not"):
+        MemmapColumn.open(disk, str(column_file), other, 8, LABEL, False, 0)
+
+
+def test_a_label_of_300_characters_has_its_page(disk, tmp_path):
+    label = {**LABEL, "name": "é" * 3000}
+    path = str(tmp_path / "000-.npy")
+    MemmapColumn.create(disk, path, SPEC, 8, label)
+    assert MemmapColumn.faults(disk, path, SPEC, 8, label) == []
+    assert np.load(path).shape == (8, 2)

@@ -1,0 +1,208 @@
+"""The manifest: what goes in comes out; what was edited, damaged, newer or foreign is refused by name."""
+
+import json
+import re
+import uuid
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+from ringmap.storage import manifest as module
+from ringmap.storage.manifest import VERSION, Manifest, column_file
+from ringmap.storage.schema import Schema
+
+PATH = "/somewhere/manifest.json"
+SCHEMA = Schema.parse({"obs/é": ((3, 2), "f4"), "..": ((), "U5"), "t": ((), "M8[ns]")})
+
+
+def make(schema=SCHEMA, **change):
+    made = Manifest(
+        uuid.UUID(int=5).bytes, 100, 50, 214,
+        settings={"history_len": 4, "durability": "power"},
+        table={"count": 3, "first": 2, "tail": 10, "head": 20, "seq": 4},
+    )  # fmt: skip
+    if schema is not None:
+        backends = ("memmap",) * len(schema.columns)
+        sizes = tuple(4096 + 150 * s.row_nbytes + 4096 for s in schema.columns)
+        made = replace(made.with_columns(schema, backends, locked=True), sizes=sizes)
+    return replace(made, **change)
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA], ids=["without columns", "with columns"])
+def test_what_went_in_comes_out(schema):
+    made = make(schema, carried={"seq": 4, "state": {"sampling": {"step": 7}}})
+    assert Manifest.decode(made.encode(), PATH) == made
+    assert make(schema).without_columns().schema is None
+
+
+@given(
+    names=st.lists(st.text(max_size=300), min_size=1, max_size=5, unique=True),
+    shape=st.lists(st.integers(0, 5), max_size=4).map(tuple),
+    dtype=st.sampled_from(["f4", "?", "i8", "U3", "S1", "M8[ms]", "c16"]),
+)
+def test_every_name_shape_and_dtype(names, shape, dtype):
+    made = make(Schema.parse(dict.fromkeys(names, (shape, dtype))))
+    assert Manifest.decode(made.encode(), PATH).schema == made.schema
+
+
+def test_it_is_readable_json_that_says_what_it_is():
+    text = make().encode().decode("ascii")
+    body = json.loads(text)
+    assert text.endswith("}\n")
+    assert text.count("\n") > 20, "for people: one item per line"
+    assert (body["format"], body["version"], body["byte_order"]) == ("ringmap", VERSION, "little")
+    assert (body["max_steps"], body["spare"], body["rows"]) == (100, 50, 150)
+    assert body["columns"][0] == {
+        "name": "obs/é", "file": "columns/000-obs-e.npy", "backend": "memmap", "dtype": "<f4",
+        "shape": [3, 2], "nbytes": 4096 + 150 * 24 + 4096,
+    }  # fmt: skip
+    assert "NumPy" in body["about"]
+
+
+def edited(**change):
+    body = json.loads(make().encode())
+    body.update(change)
+    return json.dumps(body).encode()
+
+
+def signed(**change):
+    """A manifest whose checksum was made to hold: forged, or written by another version."""
+    body = json.loads(make().encode())
+    body.update(change)
+    body.pop("checksum")
+    return json.dumps({**body, "checksum": module._checksum(body)}).encode()
+
+
+def test_formatting_does_not_count():
+    assert Manifest.decode(edited(), PATH) == make(), "the checksum is over what it says"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_steps": 101},
+        {"settings": {}},
+        {"uuid": str(uuid.UUID(int=6))},
+        {"more": 1},
+        {"columns": None},
+        {"about": ""},
+        {"checksum": "0" * 16},
+        {"checksum": None},
+    ],
+    ids=str,
+)
+def test_edited_by_hand_is_refused(change):
+    with pytest.raises(
+        CorruptError, match=f"^{PATH}: the manifest was edited or damaged.*ringmap.repair"
+    ):
+        Manifest.decode(edited(**change), PATH)
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, 10**9, "2", None, 1.5])
+def test_a_newer_version_is_refused_first(version):
+    for data in (edited(version=version), signed(version=version)):
+        with pytest.raises(NewerVersionError, match=f"^{PATH}: format version .*upgrade ringmap"):
+            Manifest.decode(data, PATH)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"format": "ringmap"', b"\0" * 500]
+)
+def test_no_json_is_refused(data):
+    with pytest.raises(CorruptError, match=f"^{PATH}: the manifest is not valid JSON"):
+        Manifest.decode(data, PATH)
+
+
+@pytest.mark.parametrize(
+    "data", [b"{}", b"[]", b"3", b'"ringmap"', b'{"format": "zarr"}', b'{"manifest_version": 3}']
+)
+def test_something_else_is_refused(data):
+    with pytest.raises(UnknownFormatError, match=f"^{PATH}: not a ringmap buffer"):
+        Manifest.decode(data, PATH)
+
+
+def column(**change):
+    first, *rest = json.loads(make().encode())["columns"]
+    return {"columns": [{**first, **change}, *rest]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_steps": 0}, {"max_steps": -1}, {"max_steps": "100"}, {"max_steps": 1.0}, {"max_steps": True},
+        {"spare": -1}, {"table_slots": 0}, {"uuid": "?"}, {"table": 3}, {"settings": None}, {"columns": 3},
+        {"columns": [3]},
+        column(file="../../etc/passwd"), column(file="/etc/passwd"), column(file="columns/../manifest.json"),
+        column(file="columns/000-a/b.npy"), column(file="columns/000-é.npy"), column(name=3), column(name=".."),
+        column(dtype="|O"), column(dtype=">f4"), column(dtype="<f16"), column(dtype="V8"), column(dtype="<f4,<f4"),
+        column(dtype=3), column(shape=3), column(shape=["a"]), column(nbytes="many"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_even_with_a_checksum(change):
+    with pytest.raises(CorruptError, match=f"^{PATH}: "):
+        Manifest.decode(signed(**change), PATH)
+
+
+def test_every_flipped_byte_is_refused_or_says_the_same():
+    data, made = make().encode(), make()
+    for at in range(len(data)):
+        for bit in (1, 32):
+            flipped = bytearray(data)
+            flipped[at] ^= bit
+            try:
+                found = Manifest.decode(bytes(flipped), PATH)
+            except (CorruptError, NewerVersionError, UnknownFormatError) as error:
+                refused = str(error).startswith(PATH)
+            else:
+                refused = found == made
+            assert refused, (at, bit)
+
+
+@given(
+    name=st.text(max_size=300),
+    index=st.integers(0, 99_999),
+    backend=st.sampled_from(["memmap", "zarr"]),
+)
+def test_a_column_file_lies_inside_whatever_its_name(name, index, backend):
+    file = column_file(index, name, backend)
+    assert re.fullmatch(r"columns/[0-9]{3,5}-[a-z0-9-]{0,40}\.(npy|zarr)", file)
+    assert file.endswith("zarr") == (backend == "zarr")
+    assert int(file.partition("/")[2].partition("-")[0]) == index
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("pixels", "columns/007-pixels.npy"),
+        ("obs/Pixels é", "columns/007-obs-pixels-e.npy"),
+        ("..", "columns/007-.npy"),
+        ("漢字", "columns/007-.npy"),
+        ("a" * 300, "columns/007-" + "a" * 40 + ".npy"),
+        ("CON\0\n", "columns/007-con.npy"),
+        ("\ud800x", "columns/007-x.npy"),
+    ],
+)
+def test_column_files(name, file):
+    assert column_file(7, name, "memmap") == file
+
+
+def test_labels_differ_by_column_and_buffer():
+    made = make()
+    other = replace(made, uuid=uuid.UUID(int=6).bytes)
+    labels = [json.dumps(m.label(i)) for m in (made, other) for i in range(3)]
+    assert len(set(labels)) == 6
+
+
+def test_control_a_checksum_that_forgets_a_part_is_caught(monkeypatch):
+    whole = module._checksum
+    monkeypatch.setattr(
+        module, "_checksum", lambda body: whole({k: v for k, v in body.items() if k != "settings"})
+    )
+    assert Manifest.decode(signed(), PATH) == make()
+    body = json.loads(signed())
+    body["settings"] = {}
+    assert Manifest.decode(json.dumps(body).encode(), PATH).settings == {}, "an edit goes unnoticed"

@@ -1,0 +1,232 @@
+"""What differs between operating systems: each service, and a whole life on the fallbacks alone."""
+
+import errno
+import fcntl
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer
+from ringmap.errors import EnvironmentFault, LockedError
+from ringmap.storage import system as module
+from ringmap.storage.files import Disk
+from ringmap.storage.system import System
+from tests.buffers.steps import episode, prove, stored
+
+
+@pytest.fixture(params=[False, True], ids=["native", "portable"])
+def system(request):
+    return System(portable=request.param)
+
+
+@pytest.fixture
+def fd(tmp_path):
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def test_bytes_go_where_they_are_told(system, fd):
+    assert system.pwrite(fd, b"hello", 3) == 5
+    assert system.pwrite(fd, memoryview(np.array([33], np.uint8)), 8) == 1
+    assert system.pread(fd, 100, 2) == b"\0hello!"
+    assert system.pread(fd, 2, 4) == b"el"
+    assert system.pread(fd, 5, 100) == b""
+    system.sync(fd)
+
+
+def test_reserving_does_not_write(system, fd):
+    system.pwrite(fd, b"hello", 0)
+    size = os.fstat(fd).st_size
+    system.reserve(fd, 0, size)
+    assert system.pread(fd, 9, 0) == b"hello"
+
+
+def test_a_file_system_that_reserves_nothing_is_fine(monkeypatch, fd):
+    for code in (
+        errno.EOPNOTSUPP,
+        errno.EINVAL,
+        errno.ENOSYS,
+        errno.ENODEV,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+    ):
+
+        def refuse(*_, code=code):
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            with pytest.raises(OSError, match=os.strerror(code)):
+                System().reserve(fd, 0, 10)
+        else:
+            System().reserve(fd, 0, 10)
+
+
+def test_folders_are_synced_where_that_is_possible(monkeypatch, system, tmp_path):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    system.sync_folder(str(tmp_path))
+    assert synced == ([] if system.portable else [str(tmp_path)])
+
+
+def test_the_fallback_syncs_with_fsync(monkeypatch, system, fd):
+    called = []
+    monkeypatch.setattr(os, "fsync", lambda _: called.append("fsync"))
+    monkeypatch.setattr(os, "fdatasync", lambda _: called.append("fdatasync"))
+    system.sync(fd)
+    assert called == ["fsync" if system.portable else "fdatasync"]
+
+
+def test_on_a_mac_the_drive_s_cache_is_flushed_too(monkeypatch, fd):
+    called = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: called.append(command))
+    System().sync(fd)
+    assert called == [51], "F_FULLFSYNC"
+
+
+def test_boot_id(system):
+    boot = system.boot_id()
+    if system.portable:
+        assert boot is None
+    else:
+        assert len(boot) == 16
+        assert boot == System().boot_id()
+
+
+def test_no_boot_id_where_nothing_tells(monkeypatch):
+    def missing(*_args, **_more):
+        raise OSError(errno.ENOENT, "no /proc")
+
+    monkeypatch.setattr(module, "open", missing, raising=False)
+    assert System().boot_id() is None
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+23 22 0:40 / {0} rw shared:2 - nfs4 server:/export rw
+24 22 0:41 / {0}/inner\\040disk rw - ext4 /dev/sdb rw
+25 22 0:42 / /mnt/ceph rw - ceph monitor:/ rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "network"),
+    [
+        ("", True),
+        ("deep/er", True),
+        ("inner disk", False),
+        ("inner disk/x", False),
+        ("../other", False),
+    ],
+)
+def test_network_file_systems_are_known_by_their_mount(monkeypatch, tmp_path, path, network):
+    import io
+
+    share = tmp_path / "share"
+    share.mkdir()
+    monkeypatch.setattr(module, "open", lambda _: io.StringIO(MOUNTS.format(share)), raising=False)
+    assert System().is_network(str(share / path)) == network
+    assert not System(portable=True).is_network(str(share / path))
+
+
+def test_the_lock_is_new_after_a_fork(system):
+    with system._seek:
+        system.reset_after_fork()
+    with system._seek:
+        pass
+
+
+# -- a whole life ------------------------------------------------------------------------------
+
+
+class PortableBuffer(ReplayBuffer):
+    disk = Disk(System(portable=True))
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_whole_life_on_the_fallbacks(tmp_path, durability):
+    path = tmp_path / "buf"
+    options = {"max_steps": 40, "history_len": 2, "path": path, "durability": durability, "seed": 0}
+    buf = PortableBuffer(**options)
+    lengths = {number: 3 + number % 9 for number in range(30)}
+    lengths[29] = 40
+    for number in range(29):
+        buf.write_episode(episode(number, lengths[number], {"number": number}))
+    kept = stored(buf)
+    assert kept[-1] == 28
+    assert sum(lengths[n] for n in kept) <= 40
+    prove(buf.sample(64), {n: lengths[n] for n in kept}, 2)
+
+    reader = PortableBuffer.open(path)
+    assert stored(reader) == kept
+    with pytest.raises(LockedError):
+        PortableBuffer(**options)
+    recording = buf.begin_episode()
+    recording.append({name: values[0] for name, values in episode(77, 1).items()})
+
+    shutil.copytree(path, tmp_path / "killed")  # as a kill at this moment would leave it
+    killed = PortableBuffer(**{**options, "path": tmp_path / "killed"}, interrupted="keep")
+    left = [*kept, 77] if sum(lengths[n] for n in kept) < 40 else [*kept[1:], 77]
+    assert stored(killed) == left
+    assert killed.get_episode_data()["number"] == [*left[:-1], None]
+    killed.close()
+
+    recording.abandon()
+    buf.write_episode(episode(29, 40))
+    assert stored(buf) == [29]
+    reader.refresh()
+    assert stored(reader) == [29]
+    buf.clear()
+    assert len(buf) == 0
+    buf.close()
+    reader.close()
+    again = PortableBuffer.open(path, mode="r+")
+    assert (again.num_episodes, again.column_names) == (0, list(episode(0, 1)))
+    again.close()
+
+
+def test_what_no_sync_vouches_for_is_verified_at_each_opening(tmp_path):
+    """Without a boot id nobody can tell a kill from a power cut, so damaged rows are found at once."""
+    path = tmp_path / "buf"
+    buf = PortableBuffer(max_steps=40, path=path, sync_every_s=0)
+    buf.write_episode(episode(0, 5))
+    buf.flush()
+    buf.write_episode(episode(1, 5))
+    shutil.copytree(path, tmp_path / "cut")
+    buf.close()
+    column = tmp_path / "cut/columns/003-action.npy"
+    with open(column, "r+b") as file:
+        file.seek(4096 + 16 * 7)
+        file.write(b"\xff")
+    cut = PortableBuffer.open(tmp_path / "cut", mode="r+")
+    assert stored(cut) == [0]
+    cut.close()
+
+
+def test_a_full_disk_shows_when_it_is_written_to(tmp_path):
+    class Full(Disk):
+        full = False
+
+        def before(self, change, path, *details):
+            if self.full and change == "write" and "columns" in path:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Buffer(ReplayBuffer):
+        disk = Full(System(portable=True))
+
+    buf = Buffer(max_steps=40, path=tmp_path / "buf")
+    buf.write_episode(episode(0, 5))
+    buf.disk.full = True
+    with pytest.raises(EnvironmentFault, match="No space left"):
+        buf.write_episode(episode(1, 5))
+    buf.disk.full = False
+    assert stored(buf) == [0]
+    buf.write_episode(episode(2, 5))
+    assert stored(buf) == [0, 2]
+    buf.close()
