@@ -122,7 +122,7 @@ class HoleyDisk(Disk):
         """Open a file that exists."""
         file = super().open(path, write)
         assert isinstance(file, FileHandle)
-        return HoleyFile(self, file.fd, path) if path.endswith("-pixels.npy") else file
+        return HoleyFile(self, file.detach(), path) if path.endswith("-pixels.npy") else file
 
 
 class HoleyFile(FileHandle):

@@ -104,12 +104,12 @@ class RecordingDisk(Disk):
         return path[len(self.root) :].split(os.sep)[1:] or ["."]
 
     def create(self, path, size=0):
-        fd = super().create(path, size).fd
+        fd = super().create(path, size).detach()
         self.note("create", path, size)
         return RecordingHandle(self, fd, path)
 
     def open(self, path, write=False):
-        return RecordingHandle(self, super().open(path, write).fd, path)
+        return RecordingHandle(self, super().open(path, write).detach(), path)
 
     def make_folder(self, path):
         super().make_folder(path)

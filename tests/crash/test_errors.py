@@ -5,6 +5,7 @@ again on a mended disk; readers go on; nothing leaks. After a failed sync the wr
 go on until the buffer is opened again. A control per promise breaks it, and must be caught.
 """
 
+import contextlib
 import errno
 import gc
 import itertools
@@ -132,7 +133,12 @@ SCENARIOS = {  # what is done before the disk fails, and the call that meets it
 
 
 def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    """Return what this process has open, by number."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found
 
 
 def normal(base, name, power):
@@ -153,6 +159,7 @@ def normal(base, name, power):
 def strike(base, name, power, before, after, at, error, sticky, partial):
     """Let the `at`-th change of a call fail, and check all that was promised. False: it has fewer."""
     prepare, call = SCENARIOS[name]
+    gc.collect()
     open_at_first = descriptors()
     world = World(base, power)
     disk = world.disk
@@ -188,7 +195,8 @@ def strike(base, name, power, before, after, at, error, sticky, partial):
         reader.refresh()
         shown = look(reader)
         assert shown in rests | {after}
-        reader.sample(4)
+        if shown:
+            reader.sample(4)
     disk.lift()
 
     if world.poisoned:
@@ -247,7 +255,8 @@ ALL = list(itertools.product((errno.ENOSPC, errno.EIO), (False, True), (False, T
 @LEVELS
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_change_fails(base, name, power):
-    assert strikes(base, name, power, SOME) >= 2
+    nothing_to_sync = name == "background sync" and power
+    assert strikes(base, name, power, SOME) >= 2 * (not nothing_to_sync)
 
 
 @LEVELS
@@ -346,12 +355,8 @@ def leaking(self):
         CLOSE(self)
 
 
-def stale_never(self, where):
-    self._stale = False
-    return READY(self, where)
-
-
-CLOSE, READY = FileHandle.close, Store._ready
+CLOSE = FileHandle.close
+TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {
     "errors of the system come out as they are": (store, "_clear_errors", Untranslated),
     "an error after the record is raised": (Journal, "_publish", failing_after_the_record),
@@ -359,17 +364,17 @@ CONTROLS = {
     "a failed sync may be tried again": (Journal, "poisoned", retrying),
     "files stay open": (FileHandle, "close", leaking),
     "the lock stays": (WriterLock, "release", lambda self: None),
-    "memory is trusted after an error": (Store, "_ready", stale_never),
+    "memory is trusted after an error": (Store, "_stale", TRUSTED),
 }
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(base, monkeypatch, name):
-    calls = ("commit", "eviction", "opening")
+    calls = ("commit", "eviction", "opening", "finish")
     expected = {
         (call, power): normal(base, call, power) for call in calls for power in (False, True)
     }
-    monkeypatch.setattr(*CONTROLS[name])
+    monkeypatch.setattr(*CONTROLS[name], raising=False)
     for (call, power), (before, after) in expected.items():
         for error, sticky in ((errno.ENOSPC, False), (errno.EIO, True)):
             for at in itertools.count(1):

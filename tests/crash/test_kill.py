@@ -21,10 +21,7 @@ from tests import ROOT
 from tests.crash.kill.planted import PLANTS, UNSEEN
 from tests.crash.kill.script import SCENARIOS
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process"),
-    pytest.mark.campaign,  # test_sample.py runs a part of it by default
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
 
 BIRTH = [name for name in SCENARIOS if "birth" in name or "first" in name]
 COMMIT = [name for name in SCENARIOS if name.startswith("commit")]
@@ -78,7 +75,7 @@ def passes(root, **job):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_kills_and_interrupts(memory, group):
-    kinds = [["changes", 1], ["lines", 199], ["interrupts", 97], ["calls", 997]]
+    kinds = [["changes", 2], ["lines", 499], ["interrupts", 251], ["calls", 1999]]
     passes(memory, kinds=kinds, scenarios=GROUPS[group], levels=["process"])
 
 
@@ -91,7 +88,7 @@ def test_kills_and_interrupts_at_the_level_of_power_cuts(memory):
         "flush",
         "stream, keep",
     ]
-    kinds = [["changes", 2], ["lines", 97], ["interrupts", 53]]
+    kinds = [["changes", 3], ["lines", 197], ["interrupts", 151]]
     passes(memory, kinds=kinds, scenarios=chosen, levels=["power"])
 
 
@@ -103,12 +100,12 @@ def test_killed_again_during_recovery(memory):
         "open with streams, keep",
     ]
     chosen += ["open after a reboot that lost rows"]
-    passes(memory, kinds=[["changes", 3], ["again", 61]], scenarios=chosen, levels=["process"])
+    passes(memory, kinds=[["changes", 3], ["again", 199]], scenarios=chosen, levels=["process"])
 
 
 def test_interrupted_again_during_recovery(memory):
     chosen = ["first episode", "commit of a long episode", "clear", "stream, keep"]
-    passes(memory, kinds=[["twice", 43]], scenarios=chosen, levels=["process"])
+    passes(memory, kinds=[["twice", 101]], scenarios=chosen, levels=["process"])
 
 
 def test_interrupts_of_a_buffer_in_ram(memory):
@@ -119,11 +116,11 @@ def test_interrupts_of_a_buffer_in_ram(memory):
         "clear",
         "stream, keep",
     ]
-    passes(memory, kinds=[["in_ram", 11]], scenarios=chosen, levels=["process"])
+    passes(memory, kinds=[["in_ram", 23]], scenarios=chosen, levels=["process"])
 
 
 def test_random_kills(memory):
-    passes(memory, kinds=[["randomly", 1]], scripts=list(range(10)))
+    passes(memory, kinds=[["randomly", 1]], scripts=list(range(4)))
 
 
 def test_a_second_writer_is_kept_out_and_a_dead_one_keeps_nobody_out(memory):

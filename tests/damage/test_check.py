@@ -246,7 +246,7 @@ class Vandal:
         table = EpisodeTable.open(
             Disk(), self.paths.table, self.manifest.table_slots, self.manifest.uuid, write=True
         )
-        records, valid = table.scan()
+        records, valid, _ = table.scan()
         self.records = {int(r["seq"]): Record.of(r) for r in records[valid]}
         self.seq = max(self.records)
         table.close()

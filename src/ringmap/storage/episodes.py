@@ -111,10 +111,9 @@ class EpisodeTable:
         self.slots = slots
         self._file = file
         self._seed = xxhash.xxh3_64_intdigest(uuid)
-        self._bytes = file.map()[_HEADER : _HEADER + slots * RECORD.itemsize]
-        self._view = self._bytes.view(RECORD)
-        self._starts, self._kinds = self._view["start"], self._view["kind"]
-        self._flags = self._view["flags"]
+        # For walks over records that are there; the rest of the map is never touched, see `_read`.
+        view = file.map()[_HEADER : _HEADER + slots * RECORD.itemsize].view(RECORD)
+        self._starts, self._kinds, self._flags = view["start"], view["kind"], view["flags"]
 
     @staticmethod
     def nbytes(slots: int) -> int:
@@ -172,8 +171,7 @@ class EpisodeTable:
 
     def read(self, seq: int) -> Record | None:
         """Return record `seq`, or None when its slot holds anything else. O(1)."""
-        at = (seq % self.slots) * RECORD.itemsize
-        data = self._bytes[at : at + RECORD.itemsize].tobytes()  # a copy: it may change under us
+        data = self._read(seq % self.slots, 1).tobytes()
         fields = _PACK.unpack(data)
         if fields[0] != seq or fields[-1] != self._check_of(data):
             return None
@@ -198,8 +196,7 @@ class EpisodeTable:
 
     def is_empty(self, slot: int) -> bool:
         """Tell whether a slot was never written, or was wiped."""
-        at = slot * RECORD.itemsize
-        return not self._bytes[at : at + RECORD.itemsize].any()
+        return not any(self._read(slot, 1).tobytes())
 
     def sync(self) -> None:
         """Return once every record written is on the disk itself."""
@@ -207,9 +204,7 @@ class EpisodeTable:
 
     def close(self) -> None:
         """Give the descriptor and the map back."""
-        self._bytes = np.empty(0, np.uint8)
-        self._view = np.empty(0, RECORD)
-        self._starts = self._kinds = self._flags = self._bytes
+        self._starts = self._kinds = self._flags = np.empty(0, np.uint8)
         self._file.close()
 
     # -- many records ------------------------------------------------------------------------
@@ -218,38 +213,45 @@ class EpisodeTable:
         """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised."""
         records = np.empty(max(0, last + 1 - first), RECORD)
         at = 0
-        while at < len(records):  # as one run, or two where it wraps
+        while at < len(records):
             slot = (first + at) % self.slots
-            run = self._view[slot : slot + len(records) - at]
+            run = self._read(slot, min(BLOCK, len(records) - at, self.slots - slot))
             records[at : at + len(run)] = run
             at += len(run)
         valid = self._valid(records)
-        for at in range(0, len(records), BLOCK):
-            seqs = records["seq"][at : at + BLOCK]
-            valid[at : at + BLOCK] &= seqs == np.arange(
-                first + at, first + at + len(seqs), dtype=np.uint64
-            )
+        valid &= records["seq"] == np.arange(first, first + len(records), dtype=np.uint64)
         return records, valid
 
-    def scan(self) -> tuple[Array, Array]:
-        """Return the whole table and whether each slot holds a valid record of its own slot."""
-        records = self._view
+    def scan(self) -> tuple[Array, Array, Array]:
+        """Return a copy of every record that was ever written, whether it is valid in its slot, and the slot."""
+        found, slots = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
+        for at in range(0, self.slots, BLOCK):
+            block = self._read(at, min(BLOCK, self.slots - at))
+            written = np.flatnonzero(_words(block).any(axis=1))
+            if len(written):  # most of a young table was never written
+                found.append(block[written])
+                slots.append(written + at)
+        records, slot = np.concatenate(found), np.concatenate(slots)
         valid = self._valid(records)
-        valid &= records["seq"] % np.uint64(self.slots) == np.arange(self.slots, dtype=np.uint64)
-        return records, valid & (records["seq"] > 0)
+        valid &= (records["seq"] % np.uint64(self.slots) == slot) & (records["seq"] > 0)
+        return records, valid, slot
+
+    def _read(self, slot: int, count: int) -> Array:
+        """Return `count` records from `slot` on: by a read, as a map of a hole takes room on a full tmpfs."""
+        size = RECORD.itemsize
+        return np.frombuffer(self._file.read(count * size, _HEADER + slot * size), RECORD)
 
     def _valid(self, records: Array) -> Array:
-        words = records.view("<u8").reshape(len(records), RECORD.itemsize // 8)
+        words = _words(records)
         valid = np.zeros(len(records), np.bool_)
         if len(records) < _FEW:
-            for i, row in enumerate(words.copy()):
+            for i, row in enumerate(words):
                 valid[i] = self._check_of(row.tobytes()) == row[-1]
             return valid
         for at in range(0, len(records), BLOCK):
-            block = words[at : at + BLOCK].copy()  # it may change under us
+            block = words[at : at + BLOCK].copy()
             block[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
-            if block[:, 0].any():  # most of a young table was never written
-                valid[at : at + BLOCK] = xxh3_64_of_rows(block, self._seed) == block[:, -1]
+            valid[at : at + BLOCK] = xxh3_64_of_rows(block, self._seed) == block[:, -1]
         return valid
 
     def _check_of(self, data: bytes) -> int:
@@ -257,6 +259,11 @@ class EpisodeTable:
             kept = data[_FLAGS_BYTE] & ~DROPPED & 0xFF
             data = data[:_FLAGS_BYTE] + bytes((kept,)) + data[_FLAGS_BYTE + 1 :]
         return xxhash.xxh3_64_intdigest(data[:_CHECKED], self._seed)
+
+
+def _words(records: Array) -> Array:
+    """Return the records as 64-bit words, one row each. No copy."""
+    return records.view("<u8").reshape(len(records), RECORD.itemsize // 8)
 
 
 def _header(slots: int) -> bytes:

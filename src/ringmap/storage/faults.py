@@ -208,7 +208,7 @@ def stream_of(survey: Survey, folder: str) -> Stream | None:
 
 def orphans_in(survey: Survey, without: Collection[int] = ()) -> list[str]:
     """Return the segments that no record names, but for those `without`, and that are not the newest."""
-    records, valid = survey.table.scan()
+    records, valid, _ = survey.table.scan()
     valid = valid & ~np.isin(records["seq"], list(without))
     live = survey.live()
     newest = live["blob_segment"][~np.isin(live["seq"], list(without))].max(initial=0)

@@ -118,6 +118,16 @@ class FileHandle:
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        """Give the descriptor back when the last user is gone, as of a stream that nobody ended."""
+        with contextlib.suppress(AttributeError, OSError):  # half made; closed behind our back
+            self.close()
+
+    def detach(self) -> int:
+        """Return the descriptor, which is the caller's from now on."""
+        fd, self.fd = self.fd, -1
+        return fd
+
 
 _BINARY = getattr(os, "O_BINARY", 0)
 

@@ -138,26 +138,24 @@ def _walk(table: EpisodeTable, shown: State, path: str) -> Found:
 
 def _scan(table: EpisodeTable) -> Found:
     """Take the greatest number whose live records are all whole."""
-    records, valid = table.scan()
+    records, valid, slots = table.scan()
+    torn = slots[~valid]
     found = Found()
-    slots = np.flatnonzero(valid)
-    numbers = records["seq"][slots].astype(np.int64)
-    order = np.argsort(numbers)
-    numbers, slots = numbers[order], slots[order]
+    order = np.argsort(records["seq"][valid])
+    records, slots = records[valid][order], slots[valid][order]
+    numbers = records["seq"].astype(np.int64)
     if len(numbers):
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         starts = np.zeros(len(numbers), np.int64)
         starts[breaks] = breaks
         run_first = numbers[np.maximum.accumulate(starts)]
-        firsts = records["first"][slots].astype(np.int64)
+        firsts = records["first"].astype(np.int64)
         whole = np.flatnonzero(run_first <= firsts)
         if len(whole):
-            record = Record.of(records[slots[whole[-1]]])
+            record = Record.of(records[whole[-1]])
             found = Found(record.seq, record.first, record.tail, record.head)
-        found.segment = int(records["blob_segment"][slots].max())
+        found.segment = int(records["blob_segment"].max())
     newer = slots[numbers > found.seq]
-    raw = records.view(np.uint64).reshape(len(records), -1)
-    torn = np.flatnonzero(~valid & raw.any(axis=1))
     found.wipe = sorted({*newer.tolist(), *torn.tolist()})
     return found
 

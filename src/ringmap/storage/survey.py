@@ -106,7 +106,7 @@ class Survey:
         self.table = self.files.table(
             self.parts.table.at or "", manifest.table_slots, manifest.uuid
         )
-        records, valid = self.table.scan()
+        records, valid, _ = self.table.scan()
         self.reached = self._find_reached(records, valid)
         if self.reached.seq:
             self.records, self.valid = self.table.read_range(self.reached.first, self.reached.seq)

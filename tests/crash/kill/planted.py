@@ -64,11 +64,11 @@ class HoldBack(CrashDisk):
 
     def create(self, path, size=0):
         file = super().create(path, size)
-        return HeldFile(self, file.fd, path)
+        return HeldFile(self, file.detach(), path)
 
     def open(self, path, write=False):
         file = super().open(path, write)
-        return HeldFile(self, file.fd, path)
+        return HeldFile(self, file.detach(), path)
 
     def rename(self, source, target):
         self.make(kind_of("rename", target), lambda: super(HoldBack, self).rename(source, target))
@@ -80,11 +80,11 @@ class HoldBack(CrashDisk):
 class HeldFile(FileHandle):
     def write(self, data, offset):
         copied = bytes(memoryview(data).cast("B"))
-        fd = os.dup(self.fd)  # the file may be closed by the time it is let go
+        file = FileHandle(self.disk, os.dup(self.fd), self.path)  # ours may be closed by then
 
         def change():
-            FileHandle(self.disk, fd, self.path).write(copied, offset)
-            os.close(fd)
+            file.write(copied, offset)
+            file.close()
 
         self.disk.make(kind_of("write", self.path, offset, copied), change)
 
