@@ -24,7 +24,7 @@ class Column:
         self.array = np.full((rows, *spec.shape), -1, spec.dtype)
         self.before = self.after = lambda: None
 
-    def take(self, slots):
+    def take(self, slots, out=None):
         self.before()
         taken = self.array[slots]
         self.after()

@@ -608,32 +608,37 @@ class ReplayBuffer(Dataset):
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.sample", "batch_size", batch_size)
         positive("ReplayBuffer.sample", "history_len", history)
-        source = self._source
-        self.refresh()
+        self._pins.clear()
+        self._source.refresh()
         self._draws += 1
         if step is None:
             step = self._counter
             self._counter += 1
         reader, span = self._clip_reader, history * self.frameskip
+        if self.sampler is None:
+            positions = reader.draw(batch_size, span, self._rng)
+            if positions is None:
+                raise self._no_clips(span)
+            return reader.at(positions, history, self.frameskip)
         pinned = reader.pin(span)
         if not pinned.count:
-            raise NoClipsError(
-                f"ReplayBuffer.sample: no clips of {span} steps are stored ({len(source.live)} episodes); "
-                "collect more first"
+            raise self._no_clips(span)
+        numbers = self._ask(self.sampler, step, batch_size, history) + pinned.base
+        # The sampler may have seen, and asked for, what came meanwhile.
+        newest = reader.pin(span)
+        wrong = (numbers < pinned.base) | (numbers >= newest.end)
+        if wrong.any() and newest.era == pinned.era:
+            raise ClipIndexError(
+                f"ReplayBuffer.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
+                f"out of range for {newest.end - pinned.base} clips"
             )
-        if self.sampler is None:
-            numbers = self._rng.integers(pinned.base, pinned.end, batch_size)
-        else:
-            numbers = self._ask(self.sampler, step, batch_size, history) + pinned.base
-            # The sampler may have seen, and asked for, what came meanwhile.
-            newest = reader.pin(span)
-            wrong = (numbers < pinned.base) | (numbers >= newest.end)
-            if wrong.any() and newest.era == pinned.era:
-                raise ClipIndexError(
-                    f"ReplayBuffer.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
-                    f"out of range for {newest.end - pinned.base} clips"
-                )
         return reader.batch(numbers, pinned, history, self.frameskip)
+
+    def _no_clips(self, span: int) -> NoClipsError:
+        return NoClipsError(
+            f"ReplayBuffer.sample: no clips of {span} steps are stored ({self.num_episodes} episodes); "
+            "collect more first"
+        )
 
     def _ask(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
         ids = np.asarray(sampler(step, self, batch_size, history))

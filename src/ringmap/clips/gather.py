@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex
+from ringmap.clips.threads import take
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.source import Source
 
@@ -62,8 +63,9 @@ class ClipReader:
             return Pinned(index.base, index.end, self.source.live.era)
 
     def batch(
-        self, numbers: Array, pinned: Pinned, history_len: int, frameskip: int
-    ) -> dict[str, Array]:
+        self, numbers: Array, pinned: Pinned, history_len: int, frameskip: int,
+        out: dict[str, Array] | None = None, threads: int = 1,
+    ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these numbers, column -> `(B, history, ...)`.
 
         Args:
@@ -72,29 +74,49 @@ class ClipReader:
             pinned: that moment.
             history_len: H, observations per clip.
             frameskip: K, stride between them; `action` comes dense, `(B, H, K * action)`.
+            out: arrays to fill and return, of just these shapes and dtypes, C-contiguous.
+            threads: that copy at most.
 
         Raises:
             NoClipsError: nothing is left to draw from.
             LappedError: the writer overtook this reader ten times in a row.
         """
+        positions = self._positions(numbers, pinned, history_len * frameskip)
+        return self.at(positions, history_len, frameskip, out, threads)
+
+    def at(
+        self, positions: Array, history_len: int, frameskip: int,
+        out: dict[str, Array] | None = None, threads: int = 1,
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return the clips that start at these positions, as `batch` does; `positions` shows what came of it."""
         source, span = self.source, history_len * frameskip
-        positions = self._positions(numbers, pinned, span)
-        batch = self._gather(positions, history_len, frameskip)
+        batch = self._gather(positions, history_len, frameskip, out, threads)
+        tail = source.newest_tail()
+        if not len(positions) or np.minimum.reduce(positions) >= tail:
+            return batch
         unsure = np.arange(len(positions))  # those not yet shown to have lived through their copy
         for _ in range(_TRIES):
-            lost = positions[unsure] < source.newest_tail()
+            lost = positions[unsure] < tail
             if not lost.any():
                 return batch
             source.refresh()
             unsure = unsure[lost]
-            positions[unsure] = self._draw(len(unsure), span)
+            positions[unsure] = self._redraw(len(unsure), span)
             again = self._gather(positions[unsure], history_len, frameskip)
             for name, values in again.items():
                 batch[name][unsure] = values
+            tail = source.newest_tail()
         raise LappedError(
             f"{source.folder}: the writer overtook this reader {_TRIES} times while one batch was read; raise "
             "max_steps, or ask for smaller batches"
         )
+
+    def draw(self, count: int, span: int, rng: np.random.Generator) -> Array | None:
+        """Return the positions of `count` clips drawn uniformly, or None when there are none."""
+        with self.source.memory:
+            index = self.index.of(span)
+            base, end = index.base, index.end
+            return index.positions(rng.integers(base, end, count)) if end > base else None
 
     def _positions(self, numbers: Array, pinned: Pinned, span: int) -> Array:
         source = self.source
@@ -111,34 +133,45 @@ class ClipReader:
             if len(kept):
                 positions[~gone] = index.positions(kept)
         source.refresh()  # they are drawn from the newest state
-        positions[gone] = self._draw(int(gone.sum()), span)
+        positions[gone] = self._redraw(int(gone.sum()), span)
         return positions
 
-    def _draw(self, count: int, span: int) -> Array:
+    def _redraw(self, count: int, span: int) -> Array:
         """Return the positions of `count` clips drawn uniformly from the newest state."""
-        with self.source.memory:
-            index = self.index.of(span)
-            if index.end == index.base:
-                raise NoClipsError(
-                    f"{self.source.folder}: no clips of {span} steps are left: all were evicted or cleared; "
-                    "collect more first"
-                )
-            self.num_redraws += count
-            return index.positions(self.rng.integers(index.base, index.end, count))
+        positions = self.draw(count, span, self.rng)
+        if positions is None:
+            raise NoClipsError(
+                f"{self.source.folder}: no clips of {span} steps are left: all were evicted or cleared; "
+                "collect more first"
+            )
+        self.num_redraws += count
+        return positions
 
-    def _gather(self, positions: Array, history_len: int, frameskip: int) -> dict[str, Array]:
+    def _gather(
+        self, positions: Array, history_len: int, frameskip: int,
+        out: dict[str, Array] | None = None, threads: int = 1,
+    ) -> dict[str, Array]:  # fmt: skip
         rows = self.source.rows
         assert rows is not None
         sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
         batch: dict[str, Array] = {}
         for name, column in rows.by_name.items():
-            if name != "action":
-                batch[name] = column.take(sparse)
-                continue
-            span = history_len * frameskip
-            dense = sparse if frameskip == 1 else _slots(positions, span, 1, rows.ring.rows)
-            width = math.prod(column.spec.shape) * frameskip
-            batch[name] = column.take(dense).reshape(len(positions), history_len, width)
+            slots, into = sparse, None if out is None else out[name]
+            if name == "action":
+                span, shape = history_len * frameskip, column.spec.shape
+                if frameskip > 1:
+                    slots = _slots(positions, span, 1, rows.ring.rows)
+                if into is not None:
+                    into = into.reshape(len(positions), span, *shape)
+                taken = (
+                    take(column, slots, into, threads) if threads > 1 else column.take(slots, into)
+                )
+                width = math.prod(shape) * frameskip
+                batch[name] = taken.reshape(len(positions), history_len, width)
+            elif threads > 1:
+                batch[name] = take(column, slots, into, threads)
+            else:
+                batch[name] = column.take(slots, into)
         return batch
 
 

@@ -70,7 +70,7 @@ class Deque:
 
     def at(self, ordinal: int) -> int:
         """Return one value. O(1)."""
-        return int(self._data[ordinal - self._offset])
+        return self._data.item(ordinal - self._offset)  # type: ignore[no-any-return]
 
 
 class LiveEpisodes:

@@ -162,7 +162,8 @@ class MemmapColumn:
     def take(self, slots: Array, out: Array | None = None) -> Array:
         """Return a copy of the rows at `slots`. One copy, GIL released."""
         # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
-        taken: Array = self.view().take(slots, axis=0, out=out, mode="clip")
+        rows = self._map if self._map is not None else self.view()
+        taken: Array = rows.take(slots, 0, out, "clip")
         return taken
 
     def read(self, slot: int, count: int) -> Array:

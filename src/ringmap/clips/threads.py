@@ -1,0 +1,65 @@
+"""One gather over several threads: NumPy lets go of the interpreter lock while it copies rows.
+
+    slots (B, H) -> [B/n | B/n | B/n] -> take into the same `out`, each part by another thread
+
+Small gathers stay on the calling thread: handing work over takes longer than they do.
+Not here: which rows, and whether they lived through the copy (gather.py).
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ringmap.storage.columns.base import Column
+
+__all__ = ["SPLIT_NBYTES", "take"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SPLIT_NBYTES = 1 << 21
+"""Bytes below which a second thread does not pay: 2 MiB are copied in 0.2 ms, a hand-over takes 0.05 ms."""
+
+_pool: ThreadPoolExecutor | None = None
+_workers = 0
+
+
+def take(column: Column, slots: Array, out: Array | None, threads: int) -> Array:
+    """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads."""
+    spec = column.spec
+    parts = min(threads, len(slots), slots.size * spec.row_nbytes // (SPLIT_NBYTES // 2))
+    if parts < 2:
+        return column.take(slots, out)
+    if out is None:
+        out = np.empty((*slots.shape, *spec.shape), spec.dtype)
+    bounds = [len(slots) * part // parts for part in range(parts + 1)]
+    pieces = [slice(a, b) for a, b in pairwise(bounds)]
+    pool = _threads(parts - 1)
+    others = [pool.submit(column.take, slots[piece], out[piece]) for piece in pieces[1:]]
+    try:
+        column.take(slots[pieces[0]], out[pieces[0]])
+    finally:
+        for other in others:
+            other.result()  # they write into `out`: nobody may go on before they are done
+    return out
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Return the pool of this process, grown to `count` threads."""
+    global _pool, _workers
+    if _pool is None or _workers < count:
+        _pool, _workers = ThreadPoolExecutor(count, "ringmap-gather"), count
+    return _pool
+
+
+def _forget_after_fork() -> None:
+    global _pool, _workers
+    _pool, _workers = None, 0  # a child has none of its parent's threads
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
