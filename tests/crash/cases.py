@@ -80,22 +80,23 @@ def size_of(episodes):
     return sum(length for _, length in episodes)
 
 
-class Reports(logging.Handler):
-    """Counts the episodes that are reported as dropped."""
+class Reports:
+    """Counts the episodes that are reported as dropped, ahead of filters that drop what is logged."""
 
     def __init__(self):
-        super().__init__()
+        self.filters = logging.getLogger("ringmap").filters
         self.count = 0
 
-    def emit(self, record):
+    def filter(self, record):
         self.count += "dropped a damaged episode" in record.msg
+        return True
 
     def __enter__(self):
-        logging.getLogger("ringmap").addHandler(self)
+        self.filters.insert(0, self)
         return self
 
     def __exit__(self, *_):
-        logging.getLogger("ringmap").removeHandler(self)
+        self.filters.remove(self)
 
 
 # -- what a crash may show ---------------------------------------------------------------------------

@@ -355,6 +355,11 @@ def leaking(self):
         CLOSE(self)
 
 
+def first_line(error):
+    line, *_ = str(error).partition("\n")
+    return f"{type(error).__name__}: {line}"
+
+
 CLOSE = FileHandle.close
 TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {
@@ -381,9 +386,8 @@ def test_control(base, monkeypatch, name):
                 try:
                     if not strike(base, call, power, before, after, at, error, sticky, False):
                         break
-                except (AssertionError, RingmapError, OSError):
-                    return
-                except pytest.fail.Exception:
+                except (AssertionError, RingmapError, OSError, pytest.fail.Exception) as caught:
+                    print(f"{name}: caught in {call}, change {at}: {first_line(caught)}")
                     return
     pytest.fail(f"{name}: nothing was noticed")
 
