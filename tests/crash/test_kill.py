@@ -177,6 +177,7 @@ def test_control(memory, planted):
     )
     found = violations(reports)
     assert found, cases(reports)
+    print(f"{planted}: caught after {cases(reports)[kind]} cases: {found[-1]}")
     # Left alone the wrong order must go well, or the kills prove nothing; but a torn record is there from the start.
     assert "wiped" in planted or not [text for text in found if ", uncut:" in text]
 

@@ -172,7 +172,7 @@ class Case:
                 self.wrong.append(f"{what.__name__} raised {type(error).__name__}: {error}")
         findings = self.findings
         return {
-            "case": str(self.plan), "kind": self.plan.kind, "rebooted": self.rebooted, "hurt": sorted(self.hurt),
+            "case": str(self.plan), "how": self.how, "kind": self.plan.kind, "rebooted": self.rebooted, "hurt": sorted(self.hurt),
             "findings": [str(f) for f in findings], "seen": self.seen, "wrong": self.wrong,
         }  # fmt: skip
 

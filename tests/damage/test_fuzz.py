@@ -15,7 +15,7 @@ from ringmap.storage.files import Disk
 from ringmap.storage.parts import Parts
 from ringmap.storage.survey import Survey
 from tests import ROOT
-from tests.damage.fuzz import Bench, Plan, judge
+from tests.damage.fuzz import HOWS, Bench, Plan, judge
 
 BATCH = 250
 
@@ -33,25 +33,36 @@ def run(place, seed, start, stop):
 
 
 def campaign(place, seed, count):
-    """Judge cases, and return how many came out how."""
+    """Judge cases, and return how many came out how: by what is told of each, and by (damage, what is told)."""
     counts = collections.Counter()
     wrong = []
     for start in range(0, count, BATCH):
         results, code, error = run(place, seed, start, min(count, start + BATCH))
-        counts["cases"] += len(results)
         counts["crashed"] += code != 0
         if code:
             wrong.append(f"crashed at case {start + len(results)}: {code}: {error}")
         for result in results:
             where = f"seed {seed} case {result['number']} ({result['kind']}: {result['case']})"
             wrong += [f"{where}: {what}" for what in result["wrong"]]
-            counts["served wrong"] += any("served wrong" in what for what in result["wrong"])
-            counts["harmless" if not result["hurt"] else "harmful"] += 1
-            counts["reported"] += bool(result["findings"])
-            counts["refused"] += result["seen"].get("r+", "").startswith("refused")
-            counts["repaired, every episode kept"] += _all_kept(result["seen"].get("repair", ""))
-            counts["opened after a reboot"] += result["rebooted"]
+            for what in told_of(result):
+                counts[what] += 1
+                counts[result["how"], what] += 1
     return counts, wrong
+
+
+def told_of(result):
+    """Return what holds of a case, in words."""
+    holds = {
+        "cases": True,
+        "harmless": not result["hurt"],
+        "harmful": result["hurt"],
+        "reported": result["findings"],
+        "refused": result["seen"].get("r+", "").startswith("refused"),
+        "repaired, every episode kept": _all_kept(result["seen"].get("repair", "")),
+        "opened after a reboot": result["rebooted"],
+        "served wrong": any("served wrong" in what for what in result["wrong"]),
+    }
+    return [what for what, so in holds.items() if so]
 
 
 def _all_kept(told):
@@ -71,8 +82,14 @@ def test_300_damages(place):
 def test_campaign(place, seed):
     """2,000 damages each: `-k campaign[1]` is the short campaign, all of them are 22,000."""
     counts, wrong = campaign(place, seed, 2_000)
-    print(f"\nseed {seed}:", ", ".join(f"{what} {n}" for what, n in counts.most_common()))
+    print(f"\nseed {seed}:", ", ".join(f"{what} {counts[what]:,}" for what in TOLD))
+    for how in HOWS:
+        print(f"| {how} |", " | ".join(f"{counts[how, what]:,}" for what in COLUMNS), "|")
     assert wrong == []
+
+
+COLUMNS = ["cases", "harmful", "reported", "refused", "served wrong"]
+TOLD = [*COLUMNS, "crashed", "repaired, every episode kept", "opened after a reboot"]
 
 
 # -- controls: the fuzz notices a guard that is missing --------------------------------------------
