@@ -239,8 +239,11 @@ def interrupt_at(bench, places, numbers, blow, level):
     bench.report.impossible += len(numbers) - len(struck)
     cases = [(blow(at, interrupt), None) for at in struck]
     for case, ended in interrupt_all(bench, cases, level):
+        place = places[case.at - 1][0]
         if "error" in ended:
-            bench.fail(f"interrupt ({level}) at {places[case.at - 1][0]}", ended["error"])
+            bench.fail(f"interrupt ({level}) at {place}", ended["error"])
+        elif ended["struck"] != place:  # one place is hit twice, then, and another never
+            bench.fail(f"interrupt ({level}) at {place}", f"it fell at {ended['struck']}")
 
 
 def interrupt_all(bench, cases, level):
@@ -276,19 +279,26 @@ def twice(bench, every, offset):
 
 
 def locked(bench, every, offset):
-    """Open for writing while the victim lives: refused, as long as it holds the lock."""
-    for at in chosen(len(bench.places(AtChange(0, kill))), every, offset):
+    """Open for writing while the victim lives: refused, unless it is about to take the lock (again)."""
+    places = bench.places(AtChange(0, kill))
+    for at in chosen(len(places), every, offset):
         ready, said = os.pipe()
+        free = places[at - 1][0] == "lock lock"
 
         def wait(_, said=said):
             os.write(said, b"!")
             signal.pause()
 
-        def meanwhile(pid, ready=ready):
+        def meanwhile(pid, ready=ready, free=free):
             os.read(ready, 1)
-            with contextlib.suppress(LockedError):
+            try:
                 Hands(bench.case, bench.scenario, bench.level).open().close()
-                bench.fail("a second writer", "was let in while the first one lives")
+                let_in = True
+            except LockedError:
+                let_in = False
+            if let_in != free:
+                told = "let in while the first one lives" if let_in else "kept out by nobody"
+                bench.fail("a second writer", f"was {told}")
             os.kill(pid, signal.SIGKILL)
 
         bench.strike(AtChange(at, wait), meanwhile)

@@ -22,7 +22,7 @@ def interrupt(fresh, scenario, level, cases):
         cases: `(blow, again)`: `again` falls in what follows the interrupt.
 
     Returns:
-        How each case ended, `{}` when well; shorter than `cases` if one ended ill: it may have left
+        How each case ended, with `error` unless well; shorter than `cases` if one ended ill: it may have left
         the process in any state.
     """
 
@@ -53,7 +53,7 @@ def person_at(folder, scenario, level, blow, again):
     except BaseException:
         sys.settrace(None)
         return {"error": traceback.format_exc(limit=-12)}
-    return person.said
+    return person.said | {"struck": blow.struck}
 
 
 class Person:

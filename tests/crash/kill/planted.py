@@ -12,6 +12,7 @@ from ringmap.storage import blobs, live, lock, store
 from ringmap.storage.episodes import EPISODE, RETIRE, EpisodeTable
 from ringmap.storage.files import FileHandle
 from ringmap.storage.streaming import OpenEpisode
+from tests.crash.kill import victim
 from tests.crash.kill.blows import CrashDisk
 
 _KIND_AT = 80
@@ -167,6 +168,10 @@ def finished_stream_forgotten():
     store.Store.commit = forgetful
 
 
+def cold_cache():
+    victim.FileLock = lambda path: None
+
+
 def never_stale():
     assert "_stale" in store.Store.__init__.__code__.co_names
     store.Store._stale = property(lambda self: False, lambda self, value: None)
@@ -214,6 +219,7 @@ PLANTS = {
     "orphaned segments kept": orphans_kept,
     "torn record not wiped": torn_record_left,
     "lock not taken": no_lock,
+    "places counted in another state": cold_cache,
     "memory never marked stale": never_stale,
     "memory changed before the files": memory_before_the_files,
 }  # fmt: skip

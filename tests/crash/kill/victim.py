@@ -9,6 +9,8 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from filelock import FileLock
+
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.storage import blobs
@@ -119,6 +121,7 @@ def run(body, before_wait=None):
         try:
             os.close(ear)
             voice = Voice(mouth)
+            FileLock(os.devnull)  # fills a cache that a fork empties: now, not in one of the cases
             try:
                 body(voice)
             except BaseException:
