@@ -157,7 +157,10 @@ def test_three_attributes_may_be_reassigned(buffer):
 
 
 def test_nothing_of_a_dataset_of_torch_is_imported():
-    assert ReplayBuffer.__mro__[1].__module__ == "ringmap.datasets.base"
+    assert all(
+        kind.__module__.partition(".")[0] in ("ringmap", "builtins")
+        for kind in ReplayBuffer.__mro__
+    )
 
 
 # -- what it shows -----------------------------------------------------------------------------

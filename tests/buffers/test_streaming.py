@@ -22,7 +22,7 @@ from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import columns, episode, same, snapshot, stored
-from tests.crash.kill.blows import can_be_interrupted
+from tests.crash.kill.blows import _in_del, can_be_interrupted
 
 
 def step(number, t):
@@ -432,6 +432,8 @@ class Interrupting:
     def trace(self, frame, event, _):
         code, before = frame.f_code, (None, None)
         if "ringmap/storage" not in code.co_filename.replace(os.sep, "/"):
+            return None
+        if _in_del(frame):  # there Python swallows it
             return None
         frame.f_trace_opcodes = True
 

@@ -171,9 +171,12 @@ def test_everything_is_evicted_in_mid_pass(pen, buffer, method):
 
 
 def test_control_workers_that_look_once(pen):
-    with one_look(), parked(pen.buffer, "fork") as passing:
-        pen.write_a_round()
-    assert sum(num_torn(batch) for batch in passing) > 0
+    # Those of a reader: those of the writer look for what is newest before each batch.
+    with ReplayBuffer.open(pen.buffer.path, seed=0) as reader:
+        with one_look(), parked(reader, "fork") as passing:
+            pen.write_a_round()
+        assert sum(num_torn(batch) for batch in passing) > 0
+    reader.close()
 
 
 @both

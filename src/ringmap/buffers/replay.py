@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.options import (
     Options,
@@ -30,16 +31,13 @@ from ringmap.buffers.options import (
     settings_of,
     spare_of,
 )
-from ringmap.clips.gather import ClipReader, Pinned
-from ringmap.clips.index import ClipPairs
+from ringmap.buffers.sampled import Sampled
 from ringmap.clips.samplers.uniform import Sampler
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.batch import worker
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import (
-    ClipIndexError,
     ClosedError,
     InputError,
-    NoClipsError,
     ReadOnlyError,
 )
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
@@ -66,7 +64,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 _BAR_AFTER_S = 2.0
 
 
-class ReplayBuffer(Dataset):
+class ReplayBuffer(Sampled):
     """A ring of whole episodes that is sampled as clips.
 
     Without `path` the columns are in RAM; with it they are files in that directory, survive the
@@ -93,6 +91,8 @@ class ReplayBuffer(Dataset):
         spare_rows: rows beyond `max_steps`; an episode that fits in them commits in one step.
             Default: a sixteenth of max_steps, at least 1024, at most max_steps. Fixed on disk.
         sync_every_s: seconds between background syncs at durability="process".
+        threads: that copy a large batch; None: as many as there are cores for this process, which DataLoader
+            workers share. May be assigned.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is fixed on disk.
@@ -140,12 +140,15 @@ class ReplayBuffer(Dataset):
         seed: int | None = None,
         spare_rows: int | None = None,
         sync_every_s: float = 30.0,
+        threads: int | None = None,
     ) -> None:
         where = "ReplayBuffer"
         positive(where, "max_steps", max_steps)
         options = Options(history_len, frameskip, durability, casting, interrupted, sync_every_s)
         options.check(where)
         check_storage(storage, where)
+        if threads is not None:
+            positive(where, "threads", threads)
         parsed = None if schema is None else Schema.parse(schema)
         folder, disk = ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), self.disk)
         settings = settings_of(options, storage)
@@ -159,6 +162,7 @@ class ReplayBuffer(Dataset):
                 spare = spare_of(steps, spare_rows, where)
                 opened.append(Store.create(disk, folder, steps, spare, settings, parsed))
             self._start(opened[0], options, sampler, transform, key_filter, seed)
+        self.threads = threads
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str = "r", **overrides: Any) -> ReplayBuffer:
@@ -168,7 +172,7 @@ class ReplayBuffer(Dataset):
             path: its directory.
             mode: "r" for a live reader, of which there may be any number; "r+" for the writer.
             overrides: history_len, frameskip, sampler, transform, key_filter, durability, casting,
-                interrupted, sync_every_s, seed (of a reader's generator).
+                interrupted, sync_every_s, threads, seed (of a reader's generator).
 
         Raises:
             InputError: an unknown mode or override.
@@ -184,10 +188,15 @@ class ReplayBuffer(Dataset):
             name: overrides.pop(name, None)
             for name in ("sampler", "transform", "key_filter", "seed")
         }
+        threads = overrides.pop("threads", None)
+        if threads is not None:
+            positive(where, "threads", threads)
         known = [field.name for field in fields(Options)]
         for name in overrides:
             if name not in known:
-                raise InputError(f"{where}: unknown option {name!r}; known: {[*known, *calls]}")
+                raise InputError(
+                    f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads']}"
+                )
         folder = os.path.abspath(path)
         remembered = read_manifest(cls.disk, folder).settings
         options = Options(**{**{n: v for n, v in remembered.items() if n in known}, **overrides})
@@ -200,6 +209,7 @@ class ReplayBuffer(Dataset):
             else:
                 opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap")))
             buffer._start(opened[0], options, **calls)
+        buffer.threads = threads
         return buffer
 
     def _start(
@@ -211,11 +221,9 @@ class ReplayBuffer(Dataset):
         self.num_steps = options.history_len
         self.transform = transform
         self.key_filter = key_filter
-        self.sampler = sampler
-        self._rng = np.random.default_rng(seed)
-        self._counter = 0
-        self._draws = self._draws_stored = 0
+        self._sampling_with(sampler, seed)
         self._attach(source)
+        self._beacon = Beacon()
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
             if saved is not None:
@@ -230,9 +238,8 @@ class ReplayBuffer(Dataset):
     def _attach(self, source: Source) -> None:
         self._owned = source
         self._pid = os.getpid()
-        self._clip_reader = ClipReader(source, self._rng)
+        self._sample_from(source)
         self._reads_episodes = StoredEpisodes(source)
-        self._pins: dict[int, Pinned] = {}
         self._closed = False
 
     # -- roles -------------------------------------------------------------------------------
@@ -257,6 +264,8 @@ class ReplayBuffer(Dataset):
     def _reopen(self) -> None:
         """Become a live reader of our own: what the parent process had open is not ours."""
         self._rng = np.random.default_rng()
+        if worker() is None:
+            self._beacon = Beacon()  # it follows nobody
         self._attach(Reader(self._owned.disk, self._owned.folder))
 
     def _writer(self, where: str) -> Store:
@@ -409,9 +418,11 @@ class ReplayBuffer(Dataset):
         draws = self._draws
         if draws == self._draws_stored:
             yield None
-            return
-        yield {"sampling": {"step": self._counter, "rng": self._rng.bit_generator.state}}
-        self._draws_stored = draws
+        else:
+            yield {"sampling": {"step": self._counter, "rng": self._rng.bit_generator.state}}
+            self._draws_stored = draws
+        if self._owned.disk.volatile:
+            self._tell_copies(self._owned.seq)
 
     # -- what is stored ----------------------------------------------------------------------
 
@@ -521,157 +532,6 @@ class ReplayBuffer(Dataset):
         shape = next(spec.shape for spec in schema.columns if spec.name == col)
         return int(np.prod(shape, dtype=np.int64))
 
-    # -- clips -------------------------------------------------------------------------------
-
-    @property
-    def clip_indices(self) -> Sequence[tuple[int, int]]:
-        """The `(episode, first step)` of every clip, oldest first: a lazy sequence, no memory per clip."""
-        self._source  # noqa: B018 - a fork or an interrupt may have made another index
-        return ClipPairs(self._clip_reader.index, self.span)
-
-    def num_valid_ends(self, history_len: int | None = None) -> int:
-        """Return the number of clips of `history_len` observations: ids run over `[0, n)`. O(1)."""
-        history = self.num_steps if history_len is None else history_len
-        positive("ReplayBuffer.num_valid_ends", "history_len", history)
-        return self._pin(history * self.frameskip).count
-
-    def _pin(self, span: int) -> Pinned:
-        """Return which clips there are: of a writer now, of a reader when it was last refreshed.
-
-        A reader moves on inside when it redraws; its length and ids must not.
-        """
-        source = self._source
-        if isinstance(source, Store):
-            return self._clip_reader.pin(span)
-        if span not in self._pins:
-            self._pins[span] = self._clip_reader.pin(span)
-        return self._pins[span]
-
-    def __len__(self) -> int:
-        return self.num_valid_ends()
-
-    def __getitem__(self, idx: int) -> dict[str, Any]:
-        """Return one clip, transformed: observations `(history, ...)`, `action` `(history, -1)`.
-
-        Raises:
-            ClipIndexError: the id is out of range, or the buffer is empty. Negative ids count from
-                the end.
-        """
-        number = operator.index(idx)
-        size = len(self)
-        if not -size <= number < size:
-            raise ClipIndexError(
-                f"ReplayBuffer: clip {number} is out of range for {size} clips"
-                if size
-                else f"ReplayBuffer: empty: no clip of {self.span} steps is stored"
-            )
-        return self.__getitems__([number % size])[0]
-
-    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips, transformed: what PyTorch's DataLoader calls.
-
-        One that was evicted since its id was drawn is drawn anew and counted, so that a pass goes
-        on whatever is written meanwhile.
-        """
-        ids = np.asarray(list(indices), np.int64)
-        pinned = self._pin(self.span)
-        ids = np.where(ids < 0, ids + pinned.count, ids)
-        if not pinned.count or (len(ids) and ids.max() >= pinned.count):
-            # A worker's own look may be older than that of the process that drew the ids.
-            self.refresh()
-            pinned = self._pin(self.span)
-        batch = self._clip_reader.batch(ids + pinned.base, pinned, self.num_steps, self.frameskip)
-        clips = [{name: values[i] for name, values in batch.items()} for i in range(len(ids))]
-        return clips if self.transform is None else [self.transform(clip) for clip in clips]
-
-    def sample(
-        self, batch_size: int, history_len: int | None = None, step: int | None = None
-    ) -> dict[str, Array]:
-        """Draw a batch of clips through the sampler.
-
-        Args:
-            batch_size: B, clips.
-            history_len: H, observations per clip; None for the buffer's own.
-            step: handed to the sampler; None uses the internal counter, and advances it.
-
-        Returns:
-            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied.
-
-        Raises:
-            InputError: a size is not positive, or the sampler's result has not shape `(B,)`.
-            ClipIndexError: the sampler returned an id that is out of range.
-            NoClipsError: no clip is stored.
-            LappedError: the writer overtook this reader ten times in a row.
-
-        Cost: O(B log episodes), one copy of the rows.
-        """
-        history = self.num_steps if history_len is None else history_len
-        positive("ReplayBuffer.sample", "batch_size", batch_size)
-        positive("ReplayBuffer.sample", "history_len", history)
-        self._pins.clear()
-        self._source.refresh()
-        self._draws += 1
-        if step is None:
-            step = self._counter
-            self._counter += 1
-        reader, span = self._clip_reader, history * self.frameskip
-        if self.sampler is None:
-            positions = reader.draw(batch_size, span, self._rng)
-            if positions is None:
-                raise self._no_clips(span)
-            return reader.at(positions, history, self.frameskip)
-        pinned = reader.pin(span)
-        if not pinned.count:
-            raise self._no_clips(span)
-        numbers = self._ask(self.sampler, step, batch_size, history) + pinned.base
-        # The sampler may have seen, and asked for, what came meanwhile.
-        newest = reader.pin(span)
-        wrong = (numbers < pinned.base) | (numbers >= newest.end)
-        if wrong.any() and newest.era == pinned.era:
-            raise ClipIndexError(
-                f"ReplayBuffer.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
-                f"out of range for {newest.end - pinned.base} clips"
-            )
-        return reader.batch(numbers, pinned, history, self.frameskip)
-
-    def _no_clips(self, span: int) -> NoClipsError:
-        return NoClipsError(
-            f"ReplayBuffer.sample: no clips of {span} steps are stored ({self.num_episodes} episodes); "
-            "collect more first"
-        )
-
-    def _ask(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
-        ids = np.asarray(sampler(step, self, batch_size, history))
-        if ids.shape != (batch_size,):
-            raise InputError(
-                f"ReplayBuffer.sample: the sampler returned shape {ids.shape}, expected ({batch_size},)"
-            )
-        if ids.dtype.kind not in "iu":
-            raise InputError(
-                f"ReplayBuffer.sample: the sampler returned dtype {ids.dtype}, expected integers"
-            )
-        return ids.astype(np.int64)
-
-    def refresh(self) -> bool:
-        """Show a reader the newest state; tell whether anything changed. A writer is always up to date."""
-        self._pins.clear()
-        return self._source.refresh()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sampling state (counter, generator, and the sampler's own), to go beside a checkpoint."""
-        state: dict[str, Any] = {"step": self._counter, "rng": self._rng.bit_generator.state}
-        if hasattr(self.sampler, "state_dict"):
-            state["sampler"] = self.sampler.state_dict()  # type: ignore[union-attr]
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken."""
-        self._rng.bit_generator.state = state["rng"]
-        self._counter = int(state["step"])
-        self._draws += 1
-        if "sampler" in state:
-            self.sampler.load_state_dict(state["sampler"])  # type: ignore[union-attr]
-
     # -- out ---------------------------------------------------------------------------------
 
     def dump(
@@ -725,8 +585,9 @@ class ReplayBuffer(Dataset):
         """Pickle path and settings; a buffer in RAM pickles what is stored."""
         state: dict[str, Any] = {
             "options": asdict(replace(self.options, history_len=self.num_steps, frameskip=self.frameskip)),
-            "sampler": self.sampler, "transform": self.transform, "key_filter": self.key_filter,
+            "sampler": self._sampler, "transform": self.transform, "key_filter": self.key_filter,
         }  # fmt: skip
+        state |= {"threads": self.threads, "beacon": self._beacon}
         if self.path is not None:
             return {**state, "path": self._owned.folder}
         source = self._source
@@ -736,12 +597,14 @@ class ReplayBuffer(Dataset):
             "max_steps": self.max_steps,
             "spare": source.manifest.spare if ring is None else ring.spare,
             "schema": source.schema,
+            "seq": source.seq,
+            "begin": int(source.live.starts[0]) if len(source.live) else source.head,
             "episodes": [
                 (found[0], found[1], found[2].flags)
                 for o in range(source.live.first, source.live.last)
                 if (found := source.read_episode(o)) is not None
             ],
-            "sampling": self.state_dict() if self.sampler is None else None,
+            "sampling": self.state_dict() if self._sampler is None else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -749,6 +612,7 @@ class ReplayBuffer(Dataset):
         calls = state["sampler"], state["transform"], state["key_filter"]
         if "path" in state:
             self._start(Reader(self.disk, state["path"]), options, *calls, None)
+            self._sent_along(state)
             return
         store = Store.create(
             MemoryDisk(),
@@ -758,11 +622,18 @@ class ReplayBuffer(Dataset):
             settings_of(options, "memmap"),
             state["schema"],
         )
+        store.begin_at(state["begin"])  # positions mean the same in every copy
         for steps, data, flags in state["episodes"]:
             store.commit(state["schema"], steps, encode_data(data, "ReplayBuffer"), flags)
         self._start(store, options, *calls, None)
         if state["sampling"] is not None:
             self.load_state_dict(state["sampling"])
+        self._sent_along(state)
+        self._copied = state["seq"]
+
+    def _sent_along(self, state: Mapping[str, Any]) -> None:
+        self.threads = state["threads"]
+        self._beacon = state["beacon"] or self._beacon
 
     def __repr__(self) -> str:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.threads import take
+from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.source import Source
 
@@ -74,7 +74,7 @@ class ClipReader:
             pinned: that moment.
             history_len: H, observations per clip.
             frameskip: K, stride between them; `action` comes dense, `(B, H, K * action)`.
-            out: arrays to fill and return, of just these shapes and dtypes, C-contiguous.
+            out: column -> array to fill and return, of just that shape and dtype, C-contiguous.
             threads: that copy at most.
 
         Raises:
@@ -118,6 +118,12 @@ class ClipReader:
             base, end = index.base, index.end
             return index.positions(rng.integers(base, end, count)) if end > base else None
 
+    def pin_before(self, head: int, count: int, span: int) -> Pinned:
+        """Return the `count` clips of the episodes that start before position `head`: another's moment."""
+        with self.source.memory:
+            end = self.index.of(span).end_before(head)
+            return Pinned(end - count, end, self.source.live.era)
+
     def _positions(self, numbers: Array, pinned: Pinned, span: int) -> Array:
         source = self.source
         with source.memory:
@@ -154,9 +160,11 @@ class ClipReader:
         rows = self.source.rows
         assert rows is not None
         sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
+        if threads > 1 and sparse.size * frameskip * rows.row_nbytes < SPLIT_NBYTES:
+            threads = 1
         batch: dict[str, Array] = {}
         for name, column in rows.by_name.items():
-            slots, into = sparse, None if out is None else out[name]
+            slots, into = sparse, None if out is None else out.get(name)
             if name == "action":
                 span, shape = history_len * frameskip, column.spec.shape
                 if frameskip > 1:

@@ -113,6 +113,11 @@ class SpanIndex:
         """One past the number of the newest clip."""
         return self._ends.at(self.last - 1) if self.last > self.first else self.base
 
+    def end_before(self, position: int) -> int:
+        """Return one past the number of the last clip of the episodes that start before `position`. O(log episodes)."""
+        count = int(self.live.starts.searchsorted(position))
+        return self._ends.at(self.first + count - 1) if count else self.base
+
     def locate(self, numbers: Array) -> tuple[Array, Array]:
         """Return the episode ordinal and the first step in it of each clip number in `[base, end)`."""
         ends = self._ends.span(self.first, self.last)

@@ -57,6 +57,7 @@ class Rows:
         self.columns = columns
         self.ring = ring
         self.by_name = dict(zip(schema.names, columns, strict=True))
+        self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
     def open(cls, disk: Disk, folder: str, manifest: Manifest, write: bool, head: int) -> Rows:

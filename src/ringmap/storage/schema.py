@@ -44,7 +44,7 @@ class ColumnSpec:
     @property
     def row_nbytes(self) -> int:
         """Bytes of one step."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.name!r} {self.shape} {self.dtype}"

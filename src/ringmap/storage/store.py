@@ -317,6 +317,12 @@ class Store(Source):
         """Whether this process may write: not a forked child, not closed."""
         return not self._child and not self._closed
 
+    def begin_at(self, position: int) -> None:
+        """Lay the first episode at this position: the copy of another ring. Before any commit only."""
+        if self.seq or len(self.live):
+            raise RoleError(f"Store.begin_at: {self.folder} has commits already")
+        self.head = self.tail = position
+
     # -- commits -----------------------------------------------------------------------------
 
     def commit(

@@ -10,6 +10,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | sync a folder | fsync | fsync | - | nothing: the file system journals names |
 | reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
+| cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
 
 Not here: when any of these is called, and faults (files.py).
@@ -18,13 +19,14 @@ Not here: when any of these is called, and faults (files.py).
 from __future__ import annotations
 
 import errno
+import math
 import os
 import subprocess
 import sys
 import threading
 import uuid
 
-__all__ = ["Data", "System"]
+__all__ = ["Data", "System", "cores"]
 
 Data = bytes | bytearray | memoryview
 """What can be written."""
@@ -118,6 +120,47 @@ class System:
         if self.portable:
             return False
         return _file_system(path) in _NETWORK
+
+
+def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """Return how many cores this process may really use, at least 1: its affinity, and its cgroup's quota."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        count = os.cpu_count() or 1
+    return max(1, math.ceil(min(count, _quota(proc, root))))
+
+
+def _quota(proc: str, root: str) -> float:
+    """Return the cores that the cgroup, and each above it, is given; infinity where nothing limits it."""
+    try:
+        with open(proc, encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return math.inf
+    least = math.inf
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        home = root if not controllers else os.path.join(root, "cpu")
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts) + 1):
+            folder = os.path.join(home, *parts[:depth])
+            given = _numbers(f"{folder}/cpu.max") or [
+                *_numbers(f"{folder}/cpu.cfs_quota_us"), *_numbers(f"{folder}/cpu.cfs_period_us")
+            ]  # fmt: skip
+            if len(given) == 2 and given[0] > 0 and given[1] > 0:
+                least = min(least, given[0] / given[1])
+    return least
+
+
+def _numbers(path: str) -> list[float]:
+    """Return the numbers in a small file; none when it is not there, or says "max"."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [float(word) for word in file.read(100).split()]
+    except (OSError, ValueError):
+        return []
 
 
 def _read_boot_id() -> bytes | None:

@@ -1,0 +1,136 @@
+"""A pass: each clip of one moment once, in an order that can be saved and taken up again.
+
+    pass 0                        pass 1
+    pin -> order -> ids ......... pin -> order -> ids
+                  ^ taken
+
+Invariants: the length and the clips of a pass stand still while it runs; the order follows from
+seed and number of the pass.
+Not here: reading (sampled.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmap.buffers.sampled import PINNED
+from ringmap.buffers.view import BufferView
+from ringmap.errors import InputError
+
+if TYPE_CHECKING:
+    from ringmap.buffers.sampled import Sampled
+
+__all__ = ["PassSampler"]
+
+_CHUNK = 4096
+_GONE = 2 * PINNED - 1  # a position beyond any: drawn anew
+
+
+class PassSampler:
+    """Order the clips of a buffer for a DataLoader: made by `buffer.pass_sampler()`.
+
+    Its ids name places on the ring (PINNED + position), so that workers, persistent ones too, read what the
+    pass began with. Go on with a pass after a restart:
+
+        state = {"sampler": sampler.state_dict(taken=batches * batch_size), ...}     # when saving
+        sampler.load_state_dict(state["sampler"])                                    # before the next `for`
+
+    Args:
+        buffer: whose clips.
+        shuffle: a new order for each pass; False: oldest first.
+        seed: of the orders.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100)
+        >>> buf.write_episode({"obs": np.arange(6)})
+        >>> sampler = buf.pass_sampler(seed=1)
+        >>> sorted(int(buf[i]["obs"][0]) for i in sampler)
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(self, buffer: Sampled, shuffle: bool = True, seed: int = 0) -> None:
+        if seed < 0:
+            raise InputError(f"ReplayBuffer.pass_sampler: seed must not be negative, got {seed}")
+        self._buffer = buffer
+        self.shuffle = shuffle
+        self.seed = seed
+        self._pass = 0
+        self._taken = 0
+        self._restored: tuple[int, int, int] | None = None  # head, clips, taken
+        self._now: tuple[int, int] | None = None  # head, clips
+
+    def __len__(self) -> int:
+        """Return the clips of the pass under way; between passes those that there are now."""
+        if self._restored is not None:
+            return self._restored[1]
+        return len(self._buffer) if self._now is None else self._now[1]
+
+    def __iter__(self) -> Iterator[int]:
+        buffer = self._buffer
+        if self._restored is None:
+            buffer.refresh()
+        view = BufferView.of(buffer)
+        head = int(view._starts[-1] + view.lengths[-1]) if len(view.lengths) else 0
+        count, taken, gone = len(view), 0, 0
+        if self._restored is not None:
+            head, count, taken = self._restored
+            kept = np.flatnonzero(view._starts < head)
+            view = view.take(kept)
+            gone = count - len(view)  # evicted since: the oldest
+        self._restored, self._now = None, (head, count)
+        number = self._pass
+        order = (
+            np.random.default_rng([self.seed, number]).permutation(count)
+            if self.shuffle
+            else np.arange(count)
+        )
+        for begin in range(taken, count, _CHUNK):
+            ids = order[begin : begin + _CHUNK] - gone
+            places = np.full(len(ids), _GONE, np.int64)
+            if (ids >= 0).any():
+                places[ids >= 0] = PINNED + view.positions(ids[ids >= 0])
+            for place in places.tolist():
+                self._taken = taken = taken + 1
+                yield place
+        if self._pass == number:
+            self._pass, self._taken, self._now = number + 1, 0, None
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Return where in which pass this sampler is.
+
+        Args:
+            taken: clips of this pass that the training loop has had: batches times batch size. None: all
+                that were handed to the loader, whose workers are some batches ahead of the loop.
+        """
+        head, count = self._now or (0, 0)
+        if self._restored is not None:
+            head, count, had = self._restored
+        else:
+            had = self._taken
+        had = had if taken is None else int(taken)
+        if not 0 <= had <= count:
+            raise InputError(
+                f"PassSampler.state_dict: taken must lie between 0 and {count}, got {taken}"
+            )
+        return {
+            "shuffle": self.shuffle, "seed": self.seed, "pass": self._pass,
+            "head": head, "clips": count, "taken": had,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken: the next pass is the rest of that one.
+
+        Clips that were evicted since are drawn anew.
+        """
+        self.shuffle, self.seed = bool(state["shuffle"]), int(state["seed"])
+        self._pass, self._now = int(state["pass"]), None
+        head, clips, taken = (int(state[name]) for name in ("head", "clips", "taken"))
+        if taken == clips:  # it had ended, or has not begun
+            self._pass += clips > 0
+            self._restored = None
+        else:
+            self._restored = head, clips, taken

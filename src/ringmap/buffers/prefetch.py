@@ -1,0 +1,141 @@
+"""Batches drawn ahead: a thread gathers the next ones while the model trains on this one.
+
+    thread: sample -> tensors -> page-locked   | queue of `prefetch` |   __next__: device
+
+Invariants: batches come in the order in which they were drawn; an error comes out where the batch would have;
+after `close` no thread is left.
+Not here: what is drawn (sampled.py).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ringmap.buffers.options import positive
+from ringmap.errors import InputError
+
+if TYPE_CHECKING:
+    from ringmap.buffers.sampled import Sampled
+
+__all__ = ["Batches"]
+
+Batch = dict[str, Any]
+_LOOK_S = 0.1
+
+
+class Batches(Iterator[Batch]):
+    """An endless, closable iterator over `buffer.sample`: made by `buffer.batches()`.
+
+    Draws run ahead of the loop by up to `prefetch` + 1 batches, and the sampling state with them.
+    Close it, or use it in a `with` block: its thread ends then (and when nobody holds it any more).
+    """
+
+    def __init__(
+        self, buffer: Sampled, batch_size: int, steps: int | None, prefetch: int, to: str, device: Any,
+        pin_memory: bool,
+    ) -> None:  # fmt: skip
+        where = "ReplayBuffer.batches"
+        positive(where, "batch_size", batch_size)
+        if steps is not None and steps < 0:
+            raise InputError(f"{where}: steps must not be negative, got {steps}")
+        if prefetch < 0:
+            raise InputError(f"{where}: prefetch must not be negative, got {prefetch}")
+        if to not in ("numpy", "torch"):
+            raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
+        if to == "numpy" and (device is not None or pin_memory):
+            raise InputError(f"{where}: device and pin_memory are for tensors; pass to='torch'")
+        self._make = _maker(buffer, batch_size, to == "torch", pin_memory)
+        self._device = device
+        self._left = steps
+        self._stop = threading.Event()
+        self._queue: queue.Queue[tuple[Batch | None, BaseException | None]] = queue.Queue(
+            max(1, prefetch)
+        )
+        self._thread: threading.Thread | None = None
+        if prefetch and steps != 0:
+            self._thread = threading.Thread(
+                target=_fill, args=(self._make, self._queue, self._stop, steps), daemon=True,
+                name="ringmap-batches",
+            )  # fmt: skip
+            self._thread.start()
+
+    def __next__(self) -> Batch:
+        if self._stop.is_set() or self._left == 0:
+            self.close()
+            raise StopIteration
+        if self._thread is None:
+            batch: Batch | None = self._make()
+        else:
+            batch, error = self._queue.get()
+            if error is not None:
+                self.close()
+                raise error
+        assert batch is not None
+        if self._left is not None:
+            self._left -= 1
+        if self._device is not None:  # here, on the stream that the caller computes on
+            return {
+                n: v.to(self._device, non_blocking=True) if hasattr(v, "to") else v
+                for n, v in batch.items()
+            }
+        return batch
+
+    def close(self) -> None:
+        """End the thread. What it had drawn is dropped."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            while thread.is_alive():  # it may be waiting for room
+                try:
+                    self._queue.get_nowait()
+                except queue.Empty:
+                    thread.join(0.01)
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stop"):
+            self._stop.set()
+
+
+def _maker(buffer: Sampled, size: int, tensors: bool, pinned: bool) -> Callable[[], Batch]:
+    def make() -> Batch:
+        batch: Batch = buffer.sample(size)
+        if tensors:
+            from ringmap.datasets.loader import as_tensor
+
+            batch = {name: as_tensor(values) for name, values in batch.items()}
+            if pinned:
+                batch = {
+                    n: v.pin_memory() if hasattr(v, "pin_memory") else v for n, v in batch.items()
+                }
+        return batch
+
+    return make
+
+
+def _fill(
+    make: Callable[[], Batch], filled: queue.Queue[Any], stop: threading.Event, steps: int | None
+) -> None:
+    left = steps
+    while not stop.is_set() and left != 0:
+        try:
+            item: tuple[Batch | None, BaseException | None] = (make(), None)
+        except BaseException as error:
+            item = None, error
+        while not stop.is_set():
+            try:
+                filled.put(item, timeout=_LOOK_S)
+                break
+            except queue.Full:
+                continue
+        if item[1] is not None:
+            return
+        left = None if left is None else left - 1

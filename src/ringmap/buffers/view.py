@@ -1,0 +1,163 @@
+"""A view: the episodes of one moment, as a dataset whose ids stand still.
+
+    starts   [40, 52, 60]   positions on the ring, the same in every process
+    lengths  [12,  8, 30]   ids -> (episode, step) -> position -> the buffer's own reader
+
+Invariants: ids and length never change; a clip whose episode was evicted since is drawn anew from what the
+buffer holds by then, and counted.
+Not here: rows (the buffer's), orders of a pass (passes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmap.buffers.sampled import PINNED
+from ringmap.datasets.base import Dataset
+from ringmap.errors import ClipIndexError, InputError
+
+if TYPE_CHECKING:
+    from ringmap.buffers.sampled import Sampled
+
+__all__ = ["BufferView", "split"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class BufferView(Dataset):
+    """Some episodes of a buffer, pinned: made by `buffer.view()` and `buffer.split()`.
+
+    Pickled, it takes its episodes along (12 bytes each) and the buffer as that pickles itself, so that every
+    rank that it is sent to counts alike: `DistributedSampler(view)` never sees another length.
+
+    Args:
+        buffer: whose clips.
+        starts: position of the first step of each episode, int64.
+        lengths: steps of each episode.
+
+    Processes and threads: as the buffer.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100)
+        >>> buf.write_episode({"obs": np.arange(10)})
+        >>> view = buf.view()
+        >>> buf.write_episode({"obs": np.arange(5)})
+        >>> len(view), len(buf), view[9]["obs"].tolist()
+        (10, 15, [9])
+    """
+
+    def __init__(self, buffer: Sampled, starts: Array, lengths: Array) -> None:
+        sizes = np.asarray(lengths, np.int64)
+        super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
+        self._buffer = buffer
+        self._starts = np.array(starts, np.int64)
+
+    @classmethod
+    def of(cls, buffer: Sampled) -> BufferView:
+        """Return a view of all that is stored now (of a reader: when it was last refreshed)."""
+        source = buffer._source
+        with source.memory:
+            return cls(buffer, source.live.starts, source.live.lengths)
+
+    def take(self, episodes: Sequence[int] | Array) -> BufferView:
+        """Return a view of some of the episodes, in this order."""
+        chosen = self._episode_numbers(episodes)
+        return BufferView(self._buffer, self._starts[chosen], self.lengths[chosen])
+
+    @property
+    def transform(self) -> Any:
+        """The buffer's."""
+        return self._buffer.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        if transform is not None:
+            raise InputError(
+                "BufferView: set transform on the buffer; a view hands out the same clips"
+            )
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return self._buffer.column_names
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips that the buffer drew anew so far, in this process."""
+        return self._buffer._clip_reader.num_redraws
+
+    def positions(self, ids: Array) -> Array:
+        """Return where on the ring the clips with these ids start."""
+        episodes, starts = self._locate(ids)
+        found: Array = self._starts[episodes] + starts
+        return found
+
+    def __getitem__(self, idx: Any) -> Any:
+        """Return one clip, or with a list of ids the batch, as the buffer does."""
+        ids = np.asarray(idx, np.int64)
+        return self._buffer[
+            PINNED + self.positions(ids) if ids.ndim else int(PINNED + self.positions(ids[None])[0])
+        ]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """Return several clips at once: what PyTorch's DataLoader calls."""
+        ids = np.asarray(list(indices), np.int64)
+        return self._buffer.__getitems__(PINNED + self.positions(ids))
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        return self._buffer._load_slice(self._index_now(ep), start, end)
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the episode data of what the buffer holds by now."""
+        return self._buffer.episode_column_names
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return values constant within an episode, as the buffer does.
+
+        Raises:
+            ClipIndexError: there is no such episode, or it was evicted since.
+        """
+        numbers = self._episode_numbers(idx)
+        return self._buffer.get_episode_data([self._index_now(ep) for ep in numbers.tolist()])
+
+    def _index_now(self, ep: int) -> int:
+        """Return the number that the buffer gives to this episode by now."""
+        start, source = int(self._starts[ep]), self._buffer._source
+        with source.memory:
+            index = int(source.live.starts.searchsorted(start))
+            if index < len(source.live) and source.live.starts[index] == start:
+                return index
+        raise ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
+
+    def __repr__(self) -> str:
+        return f"BufferView(episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
+
+
+def split(view: BufferView, train: float, seed: int) -> tuple[BufferView, BufferView]:
+    """Return two views that share no episode."""
+    if not 0 <= train <= 1:
+        raise InputError(f"ReplayBuffer.split: train must lie between 0 and 1, got {train!r}")
+    # By a hash of each episode's place: as the buffer grows, hardly an episode changes sides.
+    ranks = np.argsort(_mixed(view._starts.astype(np.uint64), seed), kind="stable")
+    count = round(train * len(ranks))
+    return view.take(np.sort(ranks[:count])), view.take(np.sort(ranks[count:]))
+
+
+def _mixed(values: Array, seed: int) -> Array:
+    """Return splitmix64 of each value.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    golden = 0x9E3779B97F4A7C15
+    mixed = values * np.uint64(golden) + np.uint64(((seed + 1) * golden) % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    found: Array = mixed ^ (mixed >> np.uint64(31))
+    return found

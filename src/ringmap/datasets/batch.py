@@ -1,0 +1,153 @@
+"""A batch of clips as PyTorch's DataLoader asks for it: a list of clips that is one block already.
+
+    __getitems__(ids) -> ClipBatch {column: (B, H, ...)}     one gather per column
+        default_collate  takes the block as it is            loader.py
+        collate_fn=mine  gets B clips, each {column: (H, ...)}, made when it looks
+
+Invariants: a batch that somebody changed, or looked into, is collated clip by clip as any list.
+Not here: tensors, and how they travel between processes (loader.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Clip", "ClipBatch", "Layout", "as_clip", "as_mapping", "of_columns", "room", "worker"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class Clip(dict[str, Any]):
+    """One clip of a batch: column -> `(H, ...)`. A dict; its type is how `default_collate` knows it."""
+
+    __slots__ = ()
+
+
+class ClipBatch(list[Clip]):
+    """B clips over one block of columns; a list whose items are made when they are looked at.
+
+    Args:
+        columns: column -> `(B, H, ...)`.
+        size: B.
+    """
+
+    def __init__(self, columns: dict[str, Array], size: int) -> None:
+        super().__init__()
+        self.columns = columns
+        self._size = size
+        self._first: Clip | None = None
+        self._first_values: list[Any] = []
+        self._made = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether nobody has looked at more than the first clip, nor changed that."""
+        if self._made:
+            return False
+        first = self._first
+        return first is None or (
+            first.keys() == self.columns.keys()
+            and all(a is b for a, b in zip(first.values(), self._first_values, strict=True))
+        )
+
+    def _clip(self, number: int) -> Clip:
+        return Clip((name, values[number]) for name, values in self.columns.items())
+
+    def _make(self) -> None:
+        """Become an ordinary list."""
+        if not self._made:
+            self._made = True
+            clips = [self._clip(i) for i in range(self._size)]
+            if self._first is not None:
+                clips[0] = self._first
+            super().extend(clips)
+
+    def __len__(self) -> int:
+        return super().__len__() if self._made else self._size
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self._made and isinstance(index, int) and index == 0 and self._size:
+            if self._first is None:
+                self._first = self._clip(0)
+                self._first_values = list(self._first.values())
+            return self._first
+        self._make()
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Clip]:
+        self._make()
+        return super().__iter__()
+
+    def __reduce__(self) -> Any:
+        self._make()
+        return list, (list(self),)
+
+
+def _after_making(name: str) -> Callable[..., Any]:
+    method = getattr(list, name)
+
+    def call(self: ClipBatch, *args: Any, **options: Any) -> Any:
+        self._make()
+        return method(self, *args, **options)
+
+    call.__name__ = name
+    return call
+
+
+for _name in (
+    "__add__", "__contains__", "__delitem__", "__eq__", "__ge__", "__gt__", "__iadd__", "__imul__", "__le__",
+    "__lt__", "__mul__", "__ne__", "__repr__", "__reversed__", "__rmul__", "__setitem__", "append", "clear", "copy",
+    "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort",
+):  # fmt: skip
+    setattr(ClipBatch, _name, _after_making(_name))
+ClipBatch.__hash__ = None
+
+
+def worker() -> Any:
+    """Return what PyTorch says of the DataLoader worker that this process is, or None."""
+    data = sys.modules.get("torch.utils.data")  # not there: nobody has made a DataLoader
+    return None if data is None else data.get_worker_info()
+
+
+def room(layout: Layout) -> dict[str, Array] | None:
+    """Return arrays to gather into that travel to the process of the DataLoader without a copy, in a worker."""
+    if worker() is None:
+        return None
+    from ringmap.datasets.loader import worker_slots
+
+    return worker_slots().room(layout)
+
+
+def of_columns(columns: dict[str, Array], size: int) -> ClipBatch:
+    """Return a batch as `__getitems__` does."""
+    _register()
+    return ClipBatch(columns, size)
+
+
+def as_clip(clip: Any) -> Any:
+    """Return a transformed clip as one that the DataLoader collates into a slot, if it is a plain dict."""
+    if type(clip) is not dict:
+        return clip
+    _register()
+    return Clip(clip)
+
+
+def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
+    """Return a batch that was asked for as a whole: in a worker, one that travels as the others do."""
+    if worker() is None:
+        return columns
+    from ringmap.datasets.loader import Parcel
+
+    return Parcel(columns)
+
+
+def _register() -> None:
+    if "torch" in sys.modules:
+        from ringmap.datasets.loader import register
+
+        register()
