@@ -237,7 +237,7 @@ class TestCampaign:
         campaign(memory, "both", kinds=[["changes", 1], ["again", 8]], scenarios=ALL)
 
     def test_interrupted_again_during_recovery(self, memory):
-        campaign(memory, "process", kinds=[["twice", 17]], scenarios=ALL, levels=["process"])
+        campaign(memory, "process", kinds=[["twice", 37]], scenarios=ALL, levels=["process"])
 
     def test_interrupts_of_a_buffer_in_ram(self, memory):
         without = [name for name in LONG if name not in ("close", "close and open")]
