@@ -721,7 +721,7 @@ def test_against_a_list(machine):
 @pytest.mark.parametrize("machine", [RamMachine, DiskMachine])
 def test_campaign(machine, capsys):
     profile = settings.get_profile("campaign")
-    run(machine, profile, max_examples=profile.max_examples // 10)
+    run(machine, profile, max_examples=profile.max_examples // 5)
     with capsys.disabled():
         print(
             f"\n{machine.__name__}: {Counts.examples} examples, {Counts.steps} steps, "
