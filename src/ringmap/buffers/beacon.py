@@ -1,11 +1,13 @@
-"""What the process that owns a loader tells its workers: a few numbers in memory that they share.
+"""What the process that owns a loader tells its workers, and they it: a few numbers in memory that they share.
 
-    owner   tell(...) --> | turn | 6 numbers |  --> told()   worker, batch by batch
+    owner   tell(...)  --> | turn | 6 numbers       |  --> told()      worker, batch by batch
+            counted()  <-- | a number of each worker |  <-- count(n)
 
 Forked workers inherit the block; spawned ones get one of their own with the pickled buffer. A pickle that is not on
 its way to a child process carries none: nobody will tell it anything.
 
-Invariants: only the process that made it tells; what is told is seen whole or not at all.
+Invariants: only the process that made it tells; what is told is seen whole or not at all; each worker writes
+a place of its own.
 Not here: what the numbers mean (sampled.py).
 """
 
@@ -23,6 +25,8 @@ __all__ = ["Beacon"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NUMBERS = 6
+_COUNTS = 8  # where they begin
+_SIZE = 512
 
 
 class Beacon:
@@ -35,8 +39,9 @@ class Beacon:
     def __init__(self, given: Any = None) -> None:
         self._pid = os.getpid() if given is None else -1
         self._given = given
-        block = mmap.mmap(-1, mmap.PAGESIZE) if given is None else given.buffer
-        self._blocks: list[Array] = [np.frombuffer(block, np.int64, _NUMBERS + 1)]
+        block = mmap.mmap(-1, max(mmap.PAGESIZE, 8 * _SIZE)) if given is None else given.buffer
+        self._blocks: list[Array] = [np.frombuffer(block, np.int64, _SIZE)]
+        self._counted_before: tuple[int, int] | None = None  # process, count
 
     @property
     def is_mine(self) -> bool:
@@ -54,9 +59,21 @@ class Beacon:
         """Return how often something was told (0: never), and the numbers told last."""
         block = self._blocks[0]
         while True:
-            seen = block.copy()
+            seen = block[: _NUMBERS + 1].copy()
             if seen[0] % 2 == 0 and seen[0] == block[0]:
                 return tuple(seen.tolist())
+
+    def count(self, number: int) -> None:
+        """Let the owner know how often something happened in this worker."""
+        block, pid = self._blocks[0], os.getpid()
+        at = _COUNTS + pid % (_SIZE - _COUNTS)
+        if self._counted_before is None or self._counted_before[0] != pid:
+            self._counted_before = pid, int(block[at])  # of an earlier worker
+        block[at] = self._counted_before[1] + number
+
+    def counted(self) -> int:
+        """Return the sum over all workers that there ever were."""
+        return sum(int(block[_COUNTS:].sum()) for block in self._blocks)
 
     def __reduce__(self) -> Any:
         from multiprocessing import heap
@@ -65,9 +82,9 @@ class Beacon:
         if get_spawning_popen() is None:
             return _nobody, ()
         if self._given is None:
-            self._given = heap.Arena(mmap.PAGESIZE)
-            block = np.frombuffer(self._given.buffer, np.int64, _NUMBERS + 1)
-            block[:] = self._blocks[0]
+            self._given = heap.Arena(max(mmap.PAGESIZE, 8 * _SIZE))
+            block = np.frombuffer(self._given.buffer, np.int64, _SIZE)
+            block[:_COUNTS] = self._blocks[0][:_COUNTS]
             self._blocks.append(block)
         if sys.platform == "win32":
             return Beacon, (self._given,)

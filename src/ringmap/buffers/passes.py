@@ -67,37 +67,36 @@ class PassSampler:
         """Return the clips of the pass under way; between passes those that there are now."""
         if self._restored is not None:
             return self._restored[1]
-        return len(self._buffer) if self._now is None else self._now[1]
+        if self._now is None or self._taken == self._now[1]:
+            return len(self._buffer)
+        return self._now[1]
 
     def __iter__(self) -> Iterator[int]:
         buffer = self._buffer
         if self._restored is None:
+            self._pass += self._now is not None
             buffer.refresh()
         view = BufferView.of(buffer)
         head = int(view._starts[-1] + view.lengths[-1]) if len(view.lengths) else 0
         count, taken, gone = len(view), 0, 0
         if self._restored is not None:
             head, count, taken = self._restored
-            kept = np.flatnonzero(view._starts < head)
-            view = view.take(kept)
+            view = view.take(np.flatnonzero(view._starts < head))
             gone = count - len(view)  # evicted since: the oldest
-        self._restored, self._now = None, (head, count)
+        self._restored, self._now, self._taken = None, (head, count), taken
         number = self._pass
-        order = (
-            np.random.default_rng([self.seed, number]).permutation(count)
-            if self.shuffle
-            else np.arange(count)
-        )
+        order = np.arange(count)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, number]).permutation(count)
         for begin in range(taken, count, _CHUNK):
             ids = order[begin : begin + _CHUNK] - gone
             places = np.full(len(ids), _GONE, np.int64)
             if (ids >= 0).any():
                 places[ids >= 0] = PINNED + view.positions(ids[ids >= 0])
             for place in places.tolist():
-                self._taken = taken = taken + 1
+                if self._pass == number:
+                    self._taken += 1
                 yield place
-        if self._pass == number:
-            self._pass, self._taken, self._now = number + 1, 0, None
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Return where in which pass this sampler is.
@@ -106,11 +105,7 @@ class PassSampler:
             taken: clips of this pass that the training loop has had: batches times batch size. None: all
                 that were handed to the loader, whose workers are some batches ahead of the loop.
         """
-        head, count = self._now or (0, 0)
-        if self._restored is not None:
-            head, count, had = self._restored
-        else:
-            had = self._taken
+        head, count, had = self._restored or (*(self._now or (0, 0)), self._taken)
         had = had if taken is None else int(taken)
         if not 0 <= had <= count:
             raise InputError(

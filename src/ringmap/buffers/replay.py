@@ -457,11 +457,6 @@ class ReplayBuffer(Sampled):
         return np.cumsum(lengths) - lengths
 
     @property
-    def num_redraws(self) -> int:
-        """Clips drawn anew so far because they were evicted before they could be read."""
-        return self._clip_reader.num_redraws
-
-    @property
     def episode_column_names(self) -> list[str]:
         """Names of the episode data of the stored episodes, first seen first.
 

@@ -60,6 +60,7 @@ class Sampled(Dataset):
     _told: tuple[int, ...] = ()
     _fetcher: Any = None
     _copied: int | None = None
+    _told_redraws = 0
 
     def _sampling_with(self, sampler: Sampler | None, seed: int | None) -> None:
         self._sampler = sampler
@@ -134,6 +135,13 @@ class Sampled(Dataset):
                 self._clip_reader.source.refresh()
             self._pins[span] = self._clip_reader.pin_before(head, count, span)
         return self._pins[span]
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips drawn anew so far because they were evicted before they could be read, by DataLoader workers too."""
+        return self._clip_reader.num_redraws + (
+            self._beacon.counted() if self._beacon.is_mine else 0
+        )
 
     def refresh(self) -> bool:
         """Show a reader the newest state; tell whether anything changed. A writer is always up to date."""
@@ -210,15 +218,27 @@ class Sampled(Dataset):
         if source.disk.volatile:
             self._check_copy()
         threads = self.threads or _threads_here()
+        reader = self._clip_reader
         if len(ids) and ids.max() >= PINNED:
-            return self._clip_reader.at(self._known(ids - PINNED), history, skip, out, threads)
+            batch = reader.at(self._known(ids - PINNED), history, skip, out, threads)
+            return self._counted(batch)
         pinned = self._pin(self.span)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if not pinned.count or (len(ids) and ids.max() >= pinned.count):
             # Its own look may be older than that of the process that drew the ids.
             self.refresh()
             pinned = self._pin(self.span)
-        return self._clip_reader.batch(ids + pinned.base, pinned, history, skip, out, threads)
+        batch = reader.batch(ids + pinned.base, pinned, history, skip, out, threads)
+        return self._counted(batch)
+
+    def _counted(self, batch: dict[str, Array]) -> dict[str, Array]:
+        """Let the process that owns the loader know of redraws in this worker."""
+        redraws = self._clip_reader.num_redraws
+        if redraws != self._told_redraws:
+            self._told_redraws = redraws
+            if not self._beacon.is_mine and worker() is not None:
+                self._beacon.count(redraws)
+        return batch
 
     def _known(self, positions: Array) -> Array:
         """Return the positions, -1 for one that lies beyond what is stored: it is drawn anew."""

@@ -87,8 +87,8 @@ class BufferView(Dataset):
 
     @property
     def num_redraws(self) -> int:
-        """Clips that the buffer drew anew so far, in this process."""
-        return self._buffer._clip_reader.num_redraws
+        """Clips that the buffer drew anew so far."""
+        return self._buffer.num_redraws
 
     def positions(self, ids: Array) -> Array:
         """Return where on the ring the clips with these ids start."""

@@ -1,0 +1,204 @@
+"""`batches()`: drawn ahead by a thread, in order, and closed without a trace; `out=` and `threads=`."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from ringmap import ReplayBuffer
+from ringmap.clips import threads
+from ringmap.errors import InputError, NoClipsError
+from ringmap.storage import system
+from tests.loading.conftest import HISTORY, SKIP, fill, prove
+
+
+def ours():
+    return [t for t in threading.enumerate() if t.name == "ringmap-batches"]
+
+
+def same_seed():
+    buf = ReplayBuffer(2000, HISTORY, SKIP, seed=3)
+    fill(buf, 20)
+    return buf
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 7])
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+def test_they_are_what_sample_draws(prefetch, to):
+    expected = [(buf := same_seed()).sample(8), *[buf.sample(8) for _ in range(4)]]
+    with same_seed().batches(8, 5, prefetch, to) as batches:
+        got = list(batches)
+    assert len(got) == 5
+    for one, other in zip(got, expected, strict=True):
+        for name, values in other.items():
+            assert isinstance(one[name], torch.Tensor if to == "torch" else np.ndarray)
+            assert np.array_equal(np.asarray(one[name]), values)
+    assert not ours()
+
+
+def test_endless_until_it_is_closed(buffer):
+    batches = buffer.batches(4, to="torch")
+    for _ in range(50):
+        prove(next(batches))
+    assert len(ours()) == 1
+    batches.close()
+    batches.close()
+    assert not ours()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_its_thread_ends_when_nobody_holds_it(buffer):
+    batches = buffer.batches(4)
+    next(batches)
+    gone = weakref.ref(batches)
+    del batches
+    gc.collect()
+    assert gone() is None
+    for thread in ours():
+        thread.join(5)
+    assert not ours()
+
+
+def test_an_error_comes_where_its_batch_would():
+    buf = ReplayBuffer(100)
+    batches = buf.batches(4)
+    with pytest.raises(NoClipsError, match="no clips"):
+        next(batches)
+    assert not ours()
+    buf.write_episode({"x": np.arange(10)})
+    drawn = iter([np.arange(3), np.arange(3), np.array([99, 0, 0])])
+    buf.sampler = lambda *_: next(drawn)
+    batches = buf.batches(3, prefetch=2)
+    assert [next(batches)["x"][:, 0].tolist() for _ in range(2)] == [[0, 1, 2]] * 2
+    with pytest.raises(IndexError, match="out of range"):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"batch_size": 0}, "batch_size"), ({"batch_size": 2, "steps": -1}, "steps"),
+        ({"batch_size": 2, "prefetch": -1}, "prefetch"), ({"batch_size": 2, "to": "jax"}, "to"),
+        ({"batch_size": 2, "device": "cpu"}, "torch"), ({"batch_size": 2, "pin_memory": True}, "torch"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(buffer, options, word):
+    with pytest.raises(InputError, match=word):
+        buffer.batches(**options)
+
+
+def test_on_a_device(buffer):
+    with buffer.batches(4, 2, to="torch", device="cpu") as batches:
+        assert [batch["pixels"].device.type for batch in batches] == ["cpu", "cpu"]
+
+
+def test_while_another_thread_writes(buffer):
+    stop = threading.Event()
+
+    def write():
+        number = 100
+        while not stop.is_set():
+            fill(buffer, 1, number)
+            number += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        with buffer.batches(16, 200, to="torch") as batches:
+            assert sum(len(prove(batch)) for batch in batches) == 3200
+    finally:
+        stop.set()
+        thread.join()
+
+
+# -- out= --------------------------------------------------------------------------------------
+
+
+def test_a_batch_into_arrays_that_are_there(buffer):
+    first = buffer.sample(8)
+    twin = {name: values.copy() for name, values in first.items()}
+    second = buffer.sample(8, out=first)
+    assert second.keys() == first.keys()
+    assert all(np.shares_memory(second[name], first[name]) for name in first)
+    assert any(not np.array_equal(second[name], twin[name]) for name in first)
+    prove({name: torch.from_numpy(values) for name, values in second.items()})
+    part = buffer.sample(8, out={"pixels": first["pixels"]})
+    assert np.shares_memory(part["pixels"], first["pixels"])
+    assert not np.shares_memory(part["place"], first["place"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out: out | {"pixels": out["pixels"].astype(float)}, lambda out: out | {"pixels": out["pixels"][:4]},
+        lambda out: out | {"nothing": out["pixels"]}, lambda out: out | {"pixels": out["pixels"].tolist()},
+        lambda out: out | {"action": np.asfortranarray(out["action"])},
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_are_refused(buffer, change):
+    out = buffer.sample(8)
+    with pytest.raises(InputError, match="out"):
+        buffer.sample(8, out=change(out))
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("into", [False, True])
+def test_threads_gather_what_one_does(monkeypatch, tmp_path, count, into):
+    monkeypatch.setattr(threads, "SPLIT_NBYTES", 2)
+    monkeypatch.setattr("ringmap.clips.gather.SPLIT_NBYTES", 2)
+    for path in (None, tmp_path / "buf"):
+        buf = ReplayBuffer(2000, HISTORY, SKIP, path=path, seed=0, threads=count)
+        fill(buf, 20)
+        for size in (1, 2, 7, 64):
+            out = buf.sample(size) if into else None
+            batch = buf.sample(size, out=out)
+            assert (
+                len(prove({name: torch.from_numpy(values) for name, values in batch.items()}))
+                == size
+            )
+        buf.close()
+
+
+def test_threads_must_be_some():
+    with pytest.raises(InputError, match="threads"):
+        ReplayBuffer(10, threads=0)
+
+
+def test_cores_are_those_that_may_be_used(tmp_path, monkeypatch):
+    given = (
+        len(system.os.sched_getaffinity(0))
+        if hasattr(system.os, "sched_getaffinity")
+        else system.os.cpu_count()
+    )
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert given >= 1
+    here = tmp_path / "cgroup"
+
+    def cores(line, **files):
+        root = tmp_path / "root"
+        for name, text in files.items():
+            path = root / name.replace("__", "/").replace("_max", ".max")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        here.write_text(line)
+        found = system.cores(str(here), str(root))
+        for path in sorted(root.rglob("*.max")):
+            path.unlink()
+        return found
+
+    assert cores("0::/a/b\n", a__b__cpu_max="250000 100000\n") == 3
+    assert cores("0::/a/b\n", a__b__cpu_max="max 100000\n") == 8
+    assert cores("0::/a/b\n", a__cpu_max="100000 100000\n", a__b__cpu_max="400000 100000\n") == 1
+    assert cores("0::/\n", cpu_max="50000 100000\n") == 1
+    assert cores("garbage\n0::/a\n", a__cpu_max="what\n") == 8
+    assert system.cores(str(tmp_path / "nothing"), str(tmp_path)) == 8
+    monkeypatch.delattr(system.os, "sched_getaffinity")
+    monkeypatch.setattr(system.os, "cpu_count", lambda: None)
+    assert system.cores(str(tmp_path / "nothing"), str(tmp_path)) == 1

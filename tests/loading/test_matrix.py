@@ -1,0 +1,108 @@
+"""A plain DataLoader, in every way that it is called: each batch against the truth."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, default_collate
+
+from tests.loading.conftest import end, everything, prove
+
+
+def as_it_is(clip):
+    return clip
+
+
+def with_tensors(clip):
+    return {name: torch.from_numpy(np.array(values)) for name, values in clip.items()}
+
+
+def by_hand(clips):
+    assert all(isinstance(clip, dict) for clip in clips)
+    return {name: torch.stack([torch.as_tensor(clip[name]) for clip in clips]) for name in clips[0]}
+
+
+def wrapped(clips):
+    return default_collate(clips)
+
+
+CASES = [  # every worker and method with everything; what costs a start of processes, once each
+    *itertools.product(
+        [None],
+        [0],
+        [False],
+        [False, True],
+        [None, as_it_is, with_tensors],
+        [None, by_hand, wrapped],
+    ),
+    *itertools.product(
+        ["fork"], [1, 2], [False, True], [False], [None, as_it_is], [None, by_hand, wrapped]
+    ),
+    *itertools.product(["fork"], [2], [True], [True], [None, with_tensors], [None, by_hand]),
+    ("spawn", 2, True, False, None, None),
+    ("spawn", 1, False, True, with_tensors, by_hand),
+    ("spawn", 1, False, False, as_it_is, None),
+    ("forkserver", 2, True, True, None, None),
+    ("forkserver", 1, False, False, with_tensors, wrapped),
+]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:'pin_memory' argument"
+)  # without a GPU it does nothing, and says so
+@pytest.mark.parametrize(("method", "workers", "persistent", "pin", "transform", "collate"), CASES)
+def test_each_clip_once_and_as_it_was_written(
+    buffer, method, workers, persistent, pin, transform, collate
+):
+    buffer.transform = transform
+    torch.manual_seed(0)
+    loader = DataLoader(
+        buffer, batch_size=16, shuffle=True, num_workers=workers, multiprocessing_context=method,
+        persistent_workers=persistent, pin_memory=pin, collate_fn=collate,
+    )  # fmt: skip
+    for _ in range(2):
+        found = [clip for batch in loader for clip in prove(batch)]
+        assert sorted(found) == everything(buffer)
+    end(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_batch_sampler(buffer, workers):
+    torch.manual_seed(0)
+    sampler = BatchSampler(RandomSampler(buffer), 16, drop_last=False)
+    loader = DataLoader(buffer, batch_size=None, sampler=sampler, num_workers=workers)
+    found = [clip for batch in loader for clip in prove(batch)]
+    assert sorted(found) == everything(buffer)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_users_own_to_write_into(disk, workers):
+    loader = DataLoader(disk, batch_size=16, num_workers=workers)
+    kept = []
+    for batch in loader:
+        prove(batch)
+        batch["pixels"].zero_()
+        kept.append(batch)
+    assert all(not batch["pixels"].any() for batch in kept)
+    assert sorted(clip for batch in loader for clip in prove(batch)) == everything(disk)
+
+
+def test_a_collate_fn_that_keeps_clips_in_the_worker(disk):
+    """What somebody still holds in the worker is not written over."""
+    loader = DataLoader(disk, batch_size=8, num_workers=1, collate_fn=Keeping())
+    for before, now in loader:
+        prove(now)
+        if before is not None:
+            prove(before)
+
+
+class Keeping:
+    """Hands out each batch twice: now, and with the next one."""
+
+    def __init__(self):
+        self.before = None
+
+    def __call__(self, clips):
+        before, self.before = self.before, clips
+        return (None if before is None else default_collate(list(before)), default_collate(clips))

@@ -1,0 +1,377 @@
+"""Passes that pin one state, views and splits: ids that stand still, whatever is written meanwhile."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ringmap import ReplayBuffer
+from ringmap.errors import ClipIndexError, InputError, StaleCopyError
+from tests import ROOT
+from tests.loading.conftest import HISTORY, SKIP, end, episode, everything, fill, prove
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+def clips_of(loader):
+    return [clip for batch in loader for clip in prove(batch)]
+
+
+# -- passes ------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_a_pass_is_what_there_was_when_it_began(disk, workers):
+    sampler = disk.pass_sampler(seed=3)
+    loader = DataLoader(
+        disk, 16, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+    )
+    first, number = [], 20
+    for batch in loader:
+        first += prove(batch)
+        fill(disk, 1, number)
+        number += 1
+    assert sorted(first) == everything(disk)
+    second = clips_of(loader)
+    assert len(second) == len(disk) > len(first)
+    assert len(set(second)) == len(second)
+    assert disk.num_redraws == 0
+    end(loader)
+
+
+def test_the_same_seed_gives_the_same_orders(disk):
+    one, other = disk.pass_sampler(seed=3), disk.sampler(shuffle=True, seed=3)
+    first = list(one)
+    assert first == list(other)
+    second = list(one)
+    assert second == list(other)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert list(disk.pass_sampler(shuffle=False)) == sorted(first)
+    assert list(disk.pass_sampler(seed=4)) != first
+
+
+def test_in_a_spawned_worker_of_a_buffer_in_ram():
+    """Positions mean the same in a copy: what the ring held before it is not in it."""
+    buf = ReplayBuffer(150, HISTORY, SKIP)
+    fill(buf, 40)
+    assert buf.num_episodes < 20
+    loader = DataLoader(
+        buf, 16, sampler=buf.pass_sampler(), num_workers=1, multiprocessing_context="spawn"
+    )
+    found = clips_of(loader)
+    assert len(set(found)) == len(found) == len(buf)
+
+
+@WORKERS
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_pass_that_is_resumed_is_the_uninterrupted_one(disk, workers, persistent, tmp_path):
+    options = {
+        "batch_size": 16,
+        "num_workers": workers,
+        "persistent_workers": persistent and workers > 0,
+    }
+    whole = disk.pass_sampler(seed=5)
+    loader = DataLoader(disk, sampler=whole, **options)
+    expected = [[prove(batch) for batch in loader] for _ in range(2)]
+    end(loader)
+    for stop in (0, 1, 5, len(expected[0])):
+        sampler = disk.pass_sampler(seed=5)
+        loader = DataLoader(disk, sampler=sampler, **options)
+        passing = iter(loader)
+        had = [prove(next(passing)) for _ in range(stop)]
+        state = sampler.state_dict(taken=min(stop * 16, len(disk)))
+        del passing
+        end(loader)
+        with ReplayBuffer.open(disk.path) as again:
+            resumed = again.pass_sampler()
+            resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
+            loader = DataLoader(again, sampler=resumed, **options)
+            rest = [prove(batch) for batch in loader]
+            if stop == len(expected[0]):
+                assert rest == expected[1], "the pass had ended: the next one"
+            else:
+                assert had + rest == expected[0]
+                assert [prove(batch) for batch in loader] == expected[1]
+            end(loader)
+        again.close()
+
+
+def test_resumed_after_evictions_the_rest_is_drawn_anew(tmp_path):
+    buf = ReplayBuffer(220, HISTORY, SKIP, path=tmp_path / "buf", seed=0)
+    fill(buf, 20)
+    sampler = buf.pass_sampler(seed=5)
+    passing = iter(sampler)
+    had = [next(passing) for _ in range(10)]
+    state = sampler.state_dict()
+    assert state["taken"] == len(had)
+    fill(buf, 5, 20)
+    sampler = buf.pass_sampler()
+    sampler.load_state_dict(state)
+    ids = list(sampler)
+    assert len(ids) == state["clips"] - 10
+    found = prove({n: torch.from_numpy(v) for n, v in buf[ids].items()})
+    assert len(found) == len(ids)
+    assert buf.num_redraws > 0
+    buf.close()
+
+
+def test_everything_is_evicted_in_mid_pass(disk):
+    passing = iter(DataLoader(disk, 16, sampler=disk.pass_sampler(), num_workers=2))
+    first = prove(next(passing))
+    fill(disk, 200, 100)
+    rest = [clip for batch in passing for clip in prove(batch)]
+    assert len(first) + len(rest) == len(everything(disk))
+    assert all(number >= 100 for number, _ in rest[4 * 16 :])
+    assert len(rest) - 4 * 16 <= disk.num_redraws <= len(rest), "counted in the workers, read here"
+
+
+def test_wrong_arguments(disk):
+    with pytest.raises(InputError, match="seed"):
+        disk.pass_sampler(seed=-1)
+    sampler = disk.pass_sampler()
+    next(iter(sampler))
+    with pytest.raises(InputError, match="taken"):
+        sampler.state_dict(taken=10_000)
+
+
+# -- readers and their workers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_count_as_the_reader_that_owns_the_loader(disk, method):
+    """A reader's ids stand still until it is refreshed, in its workers too: a plain pass is exact."""
+    with ReplayBuffer.open(disk.path, seed=0) as reader:
+        size = len(reader)
+        loader = DataLoader(
+            reader,
+            16,
+            shuffle=True,
+            num_workers=2,
+            multiprocessing_context=method,
+            persistent_workers=True,
+        )
+        fill(disk, 10, 20)
+        assert sorted(clips_of(loader)) == everything(disk)
+        fill(disk, 1, 30)
+        assert sorted(clips_of(loader)) == everything(disk)
+        reader.refresh()
+        assert len(reader) == len(disk) > size
+        assert len(set(clips_of(loader))) == len(disk)
+        end(loader)
+    reader.close()
+
+
+def test_a_process_that_is_no_worker_counts_for_itself(disk):
+    with ReplayBuffer.open(disk.path) as reader:
+        size = len(reader)
+        fill(disk, 3, 20)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            reader.refresh()
+            os.write(write, str(len(reader)).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert int(os.read(read, 99)) == len(disk) > size == len(reader)
+        os.close(read)
+        os.close(write)
+    reader.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_persistent_workers_with_an_old_copy_say_so(method):
+    buf = ReplayBuffer(2000, HISTORY, SKIP, seed=0)
+    fill(buf, 20)
+    # One worker: PyTorch takes 5 s to end each of them after an error.
+    loader = DataLoader(
+        buf,
+        16,
+        shuffle=True,
+        num_workers=1,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+    first = []
+    for batch in loader:
+        first += prove(batch)
+        fill(buf, 1, 50)  # in mid-pass: the copy is what it was
+    assert set(first) <= {*everything(buf)}
+    with pytest.raises(
+        StaleCopyError, match=r"persistent_workers=False, or give the buffer a path="
+    ):
+        list(loader)
+    loader = DataLoader(buf, 16, num_workers=2, multiprocessing_context=method)
+    assert len(clips_of(loader)) == len(clips_of(loader)) == len(buf)
+
+
+# -- views -------------------------------------------------------------------------------------
+
+
+def test_a_view_stands_still(buffer):
+    view = buffer.view()
+    clips = everything(buffer)
+    fill(buffer, 5, 20)
+    assert len(view) == len(clips) < len(buffer)
+    assert [tuple(view[i]["place"][0].tolist()) for i in range(len(view))] == clips
+    assert tuple(view[-1]["place"][0].tolist()) == clips[-1]
+    assert view.column_names == buffer.column_names
+    assert view.lengths.tolist() == [9 + number % 5 for number in range(20)]
+    assert np.array_equal(view.load_episode(3)["pixels"], episode(3, 12)["pixels"])
+    assert list(view.clip_indices)[:2] == [(0, 0), (0, 1)]
+    assert view.get_col_data("place").shape == (int(view.lengths.sum()), 2)
+    with pytest.raises(ClipIndexError, match="out of range"):
+        view[len(view)]
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_a_view_in_a_loader(buffer, method):
+    view = buffer.view()
+    if buffer.path is not None:
+        fill(buffer, 5, 20)
+    loader = DataLoader(
+        view,
+        16,
+        shuffle=True,
+        num_workers=0 if method is None else 2,
+        multiprocessing_context=method,
+    )
+    for _ in range(2):
+        assert sorted(clips_of(loader)) == everything(buffer)
+
+
+def test_a_pickled_view_counts_alike(buffer):
+    view = buffer.view()
+    if buffer.path is not None:
+        fill(buffer, 5, 20)
+    again = pickle.loads(pickle.dumps(view))
+    ids = [7, 0, len(view) - 1]
+    for name, values in view[ids].items():
+        assert np.array_equal(again[ids][name], values)
+    assert len(pickle.dumps(disk_view(view))) < 10_000 if buffer.path is not None else True
+
+
+def disk_view(view):
+    return view
+
+
+def test_what_a_view_lost_is_drawn_anew(tmp_path):
+    buf = ReplayBuffer(220, HISTORY, SKIP, path=tmp_path / "buf", seed=0)
+    fill(buf, 20)
+    view = buf.view()
+    fill(buf, 10, 20)
+    batch = {name: torch.from_numpy(values) for name, values in view[range(len(view))].items()}
+    found = prove(batch)
+    assert view.num_redraws > 0
+    assert min(found)[0] >= 10
+    with pytest.raises(ClipIndexError, match="evicted since"):
+        view.load_episode(0)
+    assert view.get_episode_data([19]) == {}
+    buf.close()
+
+
+def test_views_keep_to_their_transform(buffer):
+    buffer.transform = lambda clip: {"n": clip["place"][0, 0]}
+    assert buffer.view()[0] == {"n": 0}
+    with pytest.raises(InputError, match="transform"):
+        buffer.view().transform = dict
+
+
+@pytest.mark.parametrize("train", [0.0, 0.25, 0.9, 1.0])
+def test_a_split_shares_no_episode(buffer, train):
+    one, other = buffer.split(train, seed=1)
+    first = {clip[0] for clip in clips_of(DataLoader(one, 16))} if len(one) else set()
+    second = {clip[0] for clip in clips_of(DataLoader(other, 16))} if len(other) else set()
+    assert not first & second
+    assert first | second == set(range(20))
+    assert len(one.lengths) == round(20 * train)
+    again, _ = buffer.split(train, seed=1)
+    assert again.lengths.tolist() == one.lengths.tolist()
+    with pytest.raises(InputError, match="between 0 and 1"):
+        buffer.split(1.5)
+
+
+def test_hardly_an_episode_changes_sides_as_a_buffer_grows(tmp_path):
+    buf = ReplayBuffer(100_000)
+    fill(buf, 300)
+    before = {*buf.split(0.8)[0]._starts.tolist()}
+    old = {*buf.view()._starts.tolist()}
+    fill(buf, 300, 300)
+    after = {*buf.split(0.8)[0]._starts.tolist()} & old
+    assert len(before ^ after) < 15
+    other = {*buf.split(0.8, seed=7)[0]._starts.tolist()} & old
+    assert len(before ^ other) > 50
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+from ringmap import ReplayBuffer
+path, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+box = [ReplayBuffer.open(path).view() if rank == 0 else None]
+dist.broadcast_object_list(box)
+view = box[0]
+sampler = DistributedSampler(view, shuffle=True, drop_last=True)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    seen = []
+    for batch in DataLoader(view, 16, sampler=sampler, num_workers=1):
+        seen += [tuple(place) for place in batch["place"][:, 0].tolist()]
+        dist.barrier()
+    print(repr(seen), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_over_a_view_while_a_writer_goes_on(disk, tmp_path):
+    stop = threading.Event()
+
+    def write():
+        number = 1000
+        while not stop.is_set() and number < 1100:  # less than what evicts
+            fill(disk, 1, number)
+            number += 1
+            stop.wait(0.05)
+
+    thread = threading.Thread(target=write)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(disk.path), str(rank), str(tmp_path / "store")], cwd=ROOT,
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    thread.start()
+    try:
+        said = [rank.communicate(timeout=200)[0].splitlines() for rank in ranks]
+    finally:
+        stop.set()
+        thread.join()
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    for one, other in zip(*said, strict=True):
+        one, other = eval(one), eval(other)
+        assert len(one) == len(other) > 20
+        assert not {*one} & {*other}
+    assert len(said[0]) == 3
+
+
+def test_a_distributed_sampler_of_one_process(buffer):
+    view = buffer.view()
+    halves = [
+        clips_of(
+            DataLoader(
+                view, 16, sampler=DistributedSampler(view, 2, rank, shuffle=False, drop_last=True)
+            )
+        )
+        for rank in range(2)
+    ]
+    assert not {*halves[0]} & {*halves[1]}

@@ -1,0 +1,228 @@
+"""The slots that batches travel in: used again, bounded, never written under a reader, gone with the processes."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ringmap import ReplayBuffer
+from ringmap.datasets import loader as glue
+from tests import ROOT
+from tests.loading.conftest import end, everything, prove
+
+SHM = Path("/dev/shm")
+linux = pytest.mark.skipif(not SHM.is_dir(), reason="looks into /dev/shm")
+
+
+def in_use():
+    """Return names in /dev/shm, and bytes used there, deleted files that are still mapped included."""
+    found = os.statvfs(SHM)
+    return {*os.listdir(SHM)}, (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+@contextlib.contextmanager
+def nothing_left(slack=1 << 20):
+    """Make sure that /dev/shm is in the end as it was."""
+    gc.collect()
+    names, used = in_use()
+    yield
+    for _ in range(100):  # the kernel frees a killed process's memory when it gets round to it
+        gc.collect()
+        now, still = in_use()
+        if now <= names and still <= used + slack:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"left in /dev/shm: {now - names}, {still - used:,} bytes")
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """A buffer whose batches of 16 take 3 MB."""
+    made = ReplayBuffer(4000, 4, path=tmp_path / "wide", seed=0, sync_every_s=0)
+    for number in range(16):
+        made.write_episode(
+            {"pixels": np.full((60, 128, 128, 3), number, np.uint8), "step": np.arange(60)}
+        )
+    yield made
+    made.close()
+
+
+def address(batch):
+    return batch["pixels"].data_ptr()
+
+
+def test_a_slot_is_used_again_once_its_batch_is_gone():
+    slots = glue.Slots()
+    layout = {"a": ((100, 100), np.dtype("f4")), "text": ((100,), np.dtype("U5"))}
+    room = slots.room(layout)
+    assert [*room] == ["a"]
+    where = room["a"].ctypes.data
+    del room
+    assert slots.room(layout)["a"].ctypes.data == where
+    kept = [slots.room(layout) for _ in range(glue.MAX_SLOTS)]
+    assert len({room["a"].ctypes.data for room in kept}) == glue.MAX_SLOTS
+    assert slots.room(layout) is None
+    view = kept.pop()["a"][3:5].T  # a view keeps its slot
+    assert slots.room(layout) is None
+    del view
+    assert slots.room(layout) is not None
+
+
+def test_a_slot_that_is_too_small_makes_room_for_a_larger_one():
+    slots = glue.Slots()
+    for rows in range(1, 3 * glue.MAX_SLOTS):
+        assert slots.room({"a": ((rows, 1000), np.dtype("f8"))})["a"].shape == (rows, 1000)
+    assert len(slots._slots) <= glue.MAX_SLOTS
+
+
+def test_a_sent_slot_waits_for_the_other_side():
+    slots = glue.Slots()
+    layout = {"a": ((1000,), np.dtype("f8"))}
+    slots.room(layout)
+    (slot,) = slots._slots
+    slot.sent = True
+    assert not slot.is_free
+    batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
+    part = batch["a"][10:20]
+    del batch
+    gc.collect()
+    assert not slot.is_free
+    del part
+    gc.collect()
+    assert slot.is_free
+
+
+def test_a_child_that_drops_its_copy_of_a_batch_frees_nothing():
+    slots = glue.Slots()
+    slots.room({"a": ((1000,), np.dtype("f8"))})
+    (slot,) = slots._slots
+    slot.sent = True
+    batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
+    child = os.fork()
+    if child == 0:
+        del batch
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not slot.is_free
+
+
+@linux
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_after_the_normal_end(wide, method, persistent):
+    with nothing_left():
+        loader = DataLoader(
+            wide, 16, num_workers=2, multiprocessing_context=method, persistent_workers=persistent
+        )
+        for _ in range(2):
+            assert sum(len(batch["step"]) for batch in loader) == len(wide)
+        end(loader)
+        del loader
+
+
+@linux
+@pytest.mark.parametrize("persistent", [False, True])
+def test_after_a_break_in_mid_pass(wide, persistent):
+    with nothing_left():
+        loader = DataLoader(wide, 16, num_workers=2, persistent_workers=persistent)
+        for _ in range(3):
+            for number, batch in enumerate(loader):
+                assert (batch["pixels"] == batch["pixels"][:, :, :1, :1, :1]).all()
+                if number == 5:
+                    break
+        assert sum(len(batch["step"]) for batch in loader) == len(wide)
+        end(loader)
+        del loader, batch
+
+
+@linux
+def test_after_an_exception_in_the_loop(wide):
+    with nothing_left():
+        loader = DataLoader(wide, 16, num_workers=2)
+        with pytest.raises(ZeroDivisionError):
+            for batch in loader:
+                1 / int(batch["step"].sum() * 0)
+        del loader, batch
+
+
+@linux
+def test_after_a_worker_is_killed(wide):
+    with nothing_left():
+        loader = DataLoader(wide, 16, num_workers=2)
+        passing = iter(loader)
+        next(passing)
+        os.kill(passing._workers[0].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="killed"):
+            list(passing)
+        del loader, passing
+
+
+@linux
+def test_after_the_main_process_is_killed(wide):
+    program = f"""
+import sys
+from torch.utils.data import DataLoader
+from ringmap import ReplayBuffer
+buf = ReplayBuffer.open({str(wide.path)!r})
+for batch in DataLoader(buf, 16, num_workers=2):
+    print("going", flush=True)
+    sys.stdin.readline()
+"""
+    with nothing_left():
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert child.stdout.readline() == b"going\n"
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+@linux
+def test_a_thousand_batches_kept(tmp_path):
+    """Each stays what it was; what no slot is left for travels as PyTorch sends any tensor."""
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    with ReplayBuffer(8000, 1, path=tmp_path / "buf", sync_every_s=0) as buf, nothing_left():
+        for number in range(10):
+            buf.write_episode({"x": np.arange(800) + 1000 * number})
+        kept = [batch["x"] for batch in DataLoader(buf, 8, num_workers=2)]
+        assert len(kept) == 1000
+        expected = np.concatenate([np.arange(800) + 1000 * number for number in range(10)])
+        assert np.array_equal(torch.cat(kept).numpy().ravel(), expected)
+        del kept
+    buf.close()
+
+
+def test_no_batch_changes_while_it_is_kept(disk):
+    loader = DataLoader(disk, 8, num_workers=2, persistent_workers=True)
+    window = []
+    for _ in range(4):
+        for batch in loader:
+            window.append(batch)
+            for one in window:
+                prove(one)
+            window = window[-3:]
+    end(loader)
+
+
+def test_a_full_shared_memory_is_left_alone(disk, monkeypatch):
+    monkeypatch.setattr(glue, "_has_space", lambda nbytes: False)
+    found = [clip for batch in DataLoader(disk, 16, num_workers=2) for clip in prove(batch)]
+    assert sorted(found) == everything(disk)
+
+
+def test_control_a_slot_that_is_written_too_early(disk, monkeypatch):
+    monkeypatch.setattr(glue._Slot, "is_free", property(lambda slot: True))
+    with pytest.raises(AssertionError):
+        test_no_batch_changes_while_it_is_kept(disk)
