@@ -372,7 +372,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.recordings.append((self.buf.begin_episode(), self.number()))
             for _ in range(min(steps, self.model.max_steps)):
                 self.call("append", 1, {}, len(self.recordings) - 1)[0]()
-            self.published()
+            self.published(self.shown)
 
     @precondition(lambda self: self.recordings)
     @rule(which=st.integers(0, 9))
@@ -821,6 +821,17 @@ PLANTED = {
 }
 
 
+def hide_the_newest_state(machine):
+    begun(machine)
+    for at in range(1, 13):
+        machine.cut_short("write", 2, {}, 0, at, "ENOSPC", None)
+        machine.begin_recording(0)
+        machine.open_reader()
+        machine.agrees()
+        machine.close_reader()
+        machine.abandon(0)
+
+
 def play(machine, script):
     played = machine()
     try:
@@ -836,3 +847,8 @@ def test_control_the_machine_finds(planted):
     play(machine, script)
     with mock.patch.object(*fault), pytest.raises((AssertionError, CorruptError)):
         play(machine, script)
+
+
+def test_what_the_campaign_found():
+    """Beginning a recording writes nothing, so readers are still shown what was before a hidden commit."""
+    play(DiskMachine, hide_the_newest_state)
