@@ -16,15 +16,15 @@ __all__ = ["fill", "noise", "pixels", "states"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def states(length: int) -> Iterator[dict[str, Array]]:
-    """Yield episodes of 4 small columns, 64 bytes a step: the same arrays again, numbered anew."""
+def states(length: int, first: int = 0) -> Iterator[dict[str, Array]]:
+    """Yield episodes of 4 small columns, 64 bytes a step: the same arrays again, numbered anew from `first` on."""
     episode = {
         "obs": np.zeros((length, 12), np.float32),
         "action": np.zeros((length, 2), np.float32),
         "reward": np.arange(length, dtype=np.float32),
         "discount": np.ones(length, np.float32),
     }
-    for number in count():
+    for number in count(first):
         episode["obs"][:, 0] = number
         yield episode
 
@@ -35,10 +35,10 @@ def noise(length: int, different: int = 32) -> Array:
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
 
-def pixels(frames: Array) -> Iterator[dict[str, Array]]:
-    """Yield episodes of these frames, over and over, and 3 small columns that number them."""
+def pixels(frames: Array, first: int = 0) -> Iterator[dict[str, Array]]:
+    """Yield episodes of these frames, over and over, and 3 small columns that number them from `first` on."""
     different, length = frames.shape[:2]
-    for number in count():
+    for number in count(first):
         yield {
             "pixels": frames[number % different],
             "action": np.full((length, 2), number, np.float32),

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.system import _file_system
-
 __all__ = ["Place"]
 
 
@@ -44,6 +42,9 @@ class Place:
 
     def machine(self) -> dict[str, Any]:
         """Return what the numbers depend on."""
+        # Here, because what is imported above is imported by every process that a benchmark spawns.
+        from ringmap.storage.system import _file_system
+
         return {
             "system": platform.platform(),
             "processor": _processor(),

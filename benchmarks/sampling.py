@@ -1,7 +1,7 @@
-"""Drawing a batch, rows in the page cache, one thread: against bare memory and bare NumPy.
+"""Drawing a batch, rows in the page cache: against other libraries, bare memory and bare NumPy.
 
-A rival from another package is one more entry of `calls`, over the same episodes, its batch
-asserted equal first.
+The original has its turn after TorchRL, whose threads spin for a while when they are done: it is slow
+enough not to notice.
 """
 
 from __future__ import annotations
@@ -11,122 +11,147 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import fill, noise, pixels, states
+from benchmarks import rivals
+from benchmarks.data import fill
 from benchmarks.place import Place
+from benchmarks.plots import rates
+from benchmarks.rivals import Field, Rival, open_rivals
+from benchmarks.stored import Stored
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
 from ringmap import ReplayBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BATCH = 256
+BATCH, HISTORY = 256, 4
+PIXELS, STATES = "64x64x3 pixels, clips of 4 steps", "state vectors, single steps"
+OURS, ONE_THREAD, MEMCPY = "ringmap", "ringmap, one thread", "memcpy of as many pixels, contiguous"
 
 
 def run(place: Place) -> list[Table]:
-    """Time pixels and state vectors."""
-    return [_pixels(place), _states(place)]
+    """Time pixels and state vectors; draw the plot."""
+    pixels, pixel_rivals = _pixels(place)
+    states, state_rivals = _states(place)
+    panels = {}
+    for title, table, ours, found in (
+        (PIXELS, pixels, [OURS, ONE_THREAD], pixel_rivals), (STATES, states, [OURS], state_rivals),
+    ):  # fmt: skip
+        names = [*ours, *(rival.name for rival in found)]
+        panels[title] = {name: BATCH / table.times[name]["median"] for name in names}
+    rates(place.out / "sampling.png", states, panels, f"clips/s, sample() of {BATCH}")
+    return [pixels, states]
 
 
-def _pixels(place: Place) -> Table:
-    steps, episodes, history = place.size(200, 100), place.size(500, 20), 4
+def _pixels(place: Place) -> tuple[Table, list[Rival]]:
+    stored = Stored.of_pixels(place.size(500, 20), place.size(200, 100))
     table = Table(
-        f"sample({BATCH}) of clips of {history} steps of 64x64x3 pixels and 3 small columns, "
-        f"{steps * episodes:,} steps stored"
+        f"sample({BATCH}) of clips of {HISTORY} steps of 64x64x3 pixels and 3 small columns, "
+        f"{stored.num_steps:,} steps stored"
     )
     rng = np.random.default_rng(0)
     with place.folder() as folder:
-        buffer = ReplayBuffer(steps * episodes, history, path=folder / "buffer", seed=0)
-        fill(buffer, pixels(noise(steps)), episodes)
+        buffer = ReplayBuffer(stored.num_steps, HISTORY, path=folder / "buffer", seed=0)
+        fill(buffer, iter(stored), stored.num_episodes)
         columns = _columns(folder / "buffer")
         frames = columns["pixels"]
 
+        def one_thread() -> dict[str, Array]:
+            buffer.threads = 1
+            batch = buffer.sample(BATCH)
+            buffer.threads = None
+            return batch
+
         def fancy_index() -> dict[str, Array]:
-            starts = _clip_starts(rng, steps, episodes, history, BATCH)
-            slots = starts[:, None] + np.arange(history)
+            episodes = rng.integers(stored.num_episodes, size=BATCH)
+            steps = rng.integers(stored.length - HISTORY + 1, size=BATCH)
+            slots = (episodes * stored.length + steps)[:, None] + np.arange(HISTORY)
             return {name: column[slots] for name, column in columns.items()}
 
         def memcpy() -> Array:
-            start = int(rng.integers(len(frames) - BATCH * history))
-            return frames[start : start + BATCH * history].copy()
+            start = int(rng.integers(len(frames) - BATCH * HISTORY))
+            return frames[start : start + BATCH * HISTORY].copy()
 
-        _assert_equal(buffer, columns, steps, history)
-        names = (
-            "sample",
-            "np.memmap, one fancy index per column",
-            "memcpy of as many pixels, contiguous",
-        )
-        calls = (lambda: buffer.sample(BATCH)), fancy_index, memcpy
-        table.add_all(in_turn(dict(zip(names, calls, strict=True)), place.size(1_000, 5)))
+        bare = "np.memmap, one fancy index per column"
+        for batch in (buffer.sample(BATCH), one_thread(), fancy_index()):
+            stored.assert_holds(batch, BATCH, HISTORY)
+        makers = [
+            rivals.torchrl_in_files, rivals.original, rivals.sheeprl_sequences,
+            rivals.sheeprl_episodes, rivals.cpprb_in_files,
+        ]  # fmt: skip
+        found = open_rivals(makers, Field(stored, folder, BATCH, HISTORY), table)
+        calls = {
+            OURS: lambda: buffer.sample(BATCH), ONE_THREAD: one_thread, bare: fancy_index, MEMCPY: memcpy,
+            **{rival.name: rival.sample for rival in found if rival.sample is not None},
+        }  # fmt: skip
+        table.add_all(in_turn(calls, place.size(300, 3)))
         buffer.close()
-    for name in names:
-        table.fact(f"clips/s, {name}", f"{BATCH / table.times[name]['median']:,.0f}")
-    table.ratio(names[0], names[1])
-    table.bar(
-        "memcpy / sample, median",
-        _median(table, names[2]) / _median(table, names[0]),
-        at_least=0.65,
+    _tell_rates(table)
+    peers = [rival.name for rival in found if rival.in_files]
+    best = min(peers, key=lambda name: table.times[name]["median"], default="")
+    for rival in found:
+        is_original = rival.name.startswith("stable-worldmodel")
+        table.faster(OURS, rival.name, 10 if is_original else 1.5 if rival.name == best else None)
+    table.faster(ONE_THREAD, bare)
+    table.faster(ONE_THREAD, MEMCPY, at_least=0.65)
+    table.notes.append(
+        "sheeprl's sequences and cpprb's steps do not keep to an episode; cpprb draws 4 steps for each clip"
     )
-    return table
+    return table, found
 
 
-def _states(place: Place) -> Table:
-    steps, episodes = place.size(10, 5), place.size(100_000, 100)
+def _states(place: Place) -> tuple[Table, list[Rival]]:
+    stored = Stored.of_states(place.size(100_000, 100), place.size(10, 5))
     table = Table(
-        f"sample({BATCH}) of state vectors, 4 small columns, history 1, {steps * episodes:,} steps stored"
+        f"sample({BATCH}) of state vectors, 4 small columns, history 1, {stored.num_steps:,} steps stored"
     )
     rng = np.random.default_rng(0)
     with place.folder() as folder:
-        buffer = ReplayBuffer(steps * episodes, path=folder / "buffer", seed=0)
-        fill(buffer, states(steps), episodes)
+        buffer = ReplayBuffer(stored.num_steps, path=folder / "buffer", seed=0)
+        fill(buffer, iter(stored), stored.num_episodes)
         columns = _columns(folder / "buffer")
 
         def takes() -> dict[str, Array]:
-            slots = rng.integers(steps * episodes, size=BATCH)
+            slots = rng.integers(stored.num_steps, size=BATCH)
             return {n: column.take(slots, axis=0, mode="clip") for n, column in columns.items()}
 
         def fancy_index() -> dict[str, Array]:
-            slots = rng.integers(steps * episodes, size=BATCH)
+            slots = rng.integers(stored.num_steps, size=BATCH)
             return {name: column[slots] for name, column in columns.items()}
 
-        _assert_equal(buffer, columns, steps, 1)
-        names = "sample", "draw and takes", "draw and fancy indexing"
-        calls = (lambda: buffer.sample(BATCH)), takes, fancy_index
-        table.add_all(in_turn(dict(zip(names, calls, strict=True)), place.size(10_000, 20)))
+        bare, with_next = "draw and takes", "ringmap, history 2 (the next step too)"
+        for batch in (buffer.sample(BATCH), takes()):
+            stored.assert_holds(batch, BATCH, 1)
+        stored.assert_holds(buffer.sample(BATCH, 2), BATCH, 2)
+        makers = [
+            rivals.torchrl_in_files, rivals.original, rivals.sheeprl_sequences, rivals.cpprb_in_ram,
+            rivals.stable_baselines3,
+        ]  # fmt: skip
+        found = open_rivals(makers, Field(stored, folder, BATCH, 1), table)
+        calls = {
+            OURS: lambda: buffer.sample(BATCH), with_next: lambda: buffer.sample(BATCH, 2),
+            bare: takes, "draw and fancy indexing": fancy_index,
+            **{rival.name: rival.sample for rival in found if rival.sample is not None},
+        }  # fmt: skip
+        table.add_all(in_turn(calls, place.size(200, 2), burst=20))
         buffer.close()
-    table.ratio(names[0], names[1], at_most=2)
-    table.ratio(names[0], names[2])
-    return table
+    table.ratio(OURS, bare, at_most=2)
+    for rival in found:
+        judged = rival.name.startswith(("cpprb", "Stable-Baselines3"))
+        table.faster(OURS, rival.name, at_least=1 if judged else None)
+        if rival.lacks:
+            table.faster(with_next, rival.name)
+    table.notes.append(
+        "Stable-Baselines3 returns obs twice, now and next, as tensors, and no discount"
+    )
+    return table, found
+
+
+def _tell_rates(table: Table) -> None:
+    for name, row in table.times.items():
+        table.fact(f"clips/s, {name}", f"{BATCH / row['median']:,.0f}")
 
 
 def _columns(folder: Path) -> dict[str, Array]:
     """Return the column files as NumPy alone opens them."""
     files = sorted((folder / "columns").glob("*.npy"))
     return {file.stem.partition("-")[2]: np.asarray(np.load(file, mmap_mode="r")) for file in files}
-
-
-def _clip_starts(
-    rng: np.random.Generator, steps: int, episodes: int, history: int, size: int
-) -> Array:
-    """Return the rows at which uniformly drawn clips start, for episodes of one length laid end to end."""
-    clips = steps - history + 1
-    episode, start = np.divmod(rng.integers(episodes * clips, size=size), clips)
-    return episode * steps + start
-
-
-def _assert_equal(
-    buffer: ReplayBuffer, columns: dict[str, Array], steps: int, history: int
-) -> None:
-    """Make sure that a batch of ours is, byte for byte, what NumPy reads at those rows."""
-    clips = steps - history + 1
-    ids = np.random.default_rng(1).integers(len(buffer), size=BATCH)
-    slots = (ids // clips * steps + ids % clips)[:, None] + np.arange(history)
-    drawn, buffer.sampler = buffer.sampler, lambda *_: ids
-    batch = buffer.sample(BATCH)
-    buffer.sampler = drawn
-    assert batch.keys() == columns.keys()
-    for name, values in batch.items():
-        assert np.array_equal(values, columns[name][slots].reshape(values.shape)), name
-
-
-def _median(table: Table, name: str) -> float:
-    return table.times[name]["median"]

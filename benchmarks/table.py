@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import quantiles
+from benchmarks.timing import QUANTILES, quantiles
 
 __all__ = ["Table"]
 
@@ -47,6 +47,13 @@ class Table:
         self.bar(
             f"{name} / {other}, {by}", self.times[name][by] / self.times[other][by], at_most=at_most
         )
+
+    def faster(self, name: str, other: str, at_least: float | None = None) -> None:
+        """Compare two rows: how many times as fast the first is as the second; medians are judged."""
+        by = {q: self.times[other][q] / self.times[name][q] for q in QUANTILES}
+        median, *tails = by.items()
+        also = ", ".join(f"{q} {_number(value)}" for q, value in tails)
+        self.bar(f"{name}: times as fast as {other} ({also}), median", median[1], at_least=at_least)
 
     def bar(
         self, what: str, value: float, at_most: float | None = None, at_least: float | None = None

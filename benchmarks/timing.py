@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["in_turn", "quantiles", "seconds"]
+__all__ = ["QUANTILES", "in_turn", "quantiles", "seconds"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
