@@ -14,7 +14,8 @@ from time import perf_counter
 from benchmarks.place import Place
 
 NAMES = [
-    "importing", "commit", "opening", "growth", "write", "sampling", "pickling", "torn",
+    "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers",
+    "pickling", "torn",
 ]  # fmt: skip
 
 
@@ -23,13 +24,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES, metavar="name", help=", ".join(NAMES))
     parser.add_argument("--tiny", action="store_true", help="seconds in all; figures mean nothing")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument(
+        "--plots", type=Path, help="folder of the pictures, if another than --out's"
+    )
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
     for name in asked.names:
         if name not in NAMES:
             parser.error(f"unknown benchmark {name!r}; known: {', '.join(NAMES)}")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    place = Place(asked.tiny, asked.out, asked.scratch)
+    plots = asked.plots or asked.out
+    for folder in (asked.out, plots):
+        folder.mkdir(parents=True, exist_ok=True)
+    place = Place(asked.tiny, plots, asked.scratch)
     for name in asked.names:
         start = perf_counter()
         machine = place.machine()
