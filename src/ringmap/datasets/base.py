@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex, ClipPairs
+from ringmap.datasets.batch import as_clip
 from ringmap.datasets.layout import EpisodeDict, stored_layout
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
@@ -222,7 +223,7 @@ class Dataset:
             ClipIndexError: as for one clip.
         """
         episodes, starts = self._locate(np.asarray(list(indices), np.int64))
-        return self._load_clips(episodes, starts)
+        return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
 
     # -- whole columns -----------------------------------------------------------------------
 
