@@ -9,6 +9,7 @@ import torch
 from ringmap import ReplayBuffer
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.source import Source
 from tests.buffers.steps import columns, episode, stored
 
 
@@ -167,3 +168,21 @@ def test_control_data_that_is_not_evicted_is_caught(buffer, monkeypatch):
     stale = buf.get_episode_data()
     buf.write_episode(episode(2, 5, {"n": 2}))
     assert buf.get_episode_data() != stale
+
+
+def test_each_blob_is_read_once_for_the_names(tmp_path, monkeypatch):
+    """After a write, what one episode holds costs one more blob: not all of them again."""
+    read = []
+    real = Source.read_data
+    monkeypatch.setattr(Source, "read_data", lambda self, o: read.append(o) or real(self, o))
+    with ReplayBuffer(40, path=tmp_path / "buf") as buf:
+        for number in range(30):
+            buf.write_episode({"x": [1, 2], "_episode_data": {f"n{number % 25}": number, "all": 1}})
+            assert buf.get_episode_data([-1])["all"] == [1]
+        assert len(read) == 2 * 30
+        assert buf.num_episodes == 20
+        names = ["n10", "all", *[f"n{n}" for n in range(11, 25)], *[f"n{n}" for n in range(5)]]
+        assert buf.episode_column_names == names
+        buf.clear()
+        assert buf.episode_column_names == []
+    buf.close()

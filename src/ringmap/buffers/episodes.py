@@ -7,6 +7,7 @@ Not here: clips (clips/gather.py).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class StoredEpisodes:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._names: tuple[Any, list[str]] | None = None
+        self._names = _Names(source.live.era)
 
     def each(self) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first; one that is evicted meanwhile is left out."""
@@ -94,21 +95,43 @@ class StoredEpisodes:
         )
 
     def data_names(self) -> list[str]:
-        """Return the names of the episode data of all episodes. Reads every blob, once per state."""
-        live = self._source.live
-        state = (live.era, live.first, live.last)
-        if self._names is None or self._names[0] != state:
-            names: dict[str, None] = {}
-            for ordinal in range(live.first, live.last):
-                names.update(dict.fromkeys(self._source.read_data(ordinal) or {}))
-            self._names = state, list(names)
-        return list(self._names[1])
+        """Return the names of the episode data of all episodes. Reads each blob once: O(those that came since)."""
+        live, names = self._source.live, self._names
+        if names.era != live.era or live.last < names.last:
+            names = self._names = _Names(live.era)
+        for ordinal in range(max(names.last, live.first), live.last):
+            names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
+        return names.since(live.first)
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:
         """Return name -> one value per episode number, None where it has none."""
         first = self._source.live.first
         found = [self._source.read_data(first + number) or {} for number in numbers.tolist()]
         return {name: [data.get(name) for data in found] for name in self.data_names()}
+
+
+class _Names:
+    """Which names the data of the live episodes have: for each set of names, the episodes that have just these."""
+
+    def __init__(self, era: int) -> None:
+        self.era = era
+        self.last = 0
+        self._episodes: dict[tuple[str, ...], deque[int]] = {}
+
+    def add(self, ordinal: int, names: tuple[str, ...]) -> None:
+        self.last = ordinal + 1
+        if names:
+            self._episodes.setdefault(names, deque()).append(ordinal)
+
+    def since(self, first: int) -> list[str]:
+        """Return the names in use from episode `first` on, first seen first."""
+        for names, ordinals in list(self._episodes.items()):
+            while ordinals and ordinals[0] < first:
+                ordinals.popleft()
+            if not ordinals:
+                del self._episodes[names]
+        in_order = sorted(self._episodes, key=lambda names: self._episodes[names][0])
+        return list(dict.fromkeys(name for names in in_order for name in names))
 
 
 def _evicted(where: str, episode: int) -> ClipIndexError:
