@@ -124,6 +124,8 @@ class AfterCall(AtLine):
                 if before in looks:
                     self.here(_name(frame) + ", after a call", possible)
                 before = frame.f_lasti
+            elif event == "exception":  # of a call: CPython goes to the handler without a look
+                before = None
             return local
 
         return local
