@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ringmap.clips.gather import ClipReader, _slots
 from ringmap.errors import LappedError, NoClipsError
+from ringmap.storage.files import Disk
 from ringmap.storage.live import LiveEpisodes
 from ringmap.storage.ring import Ring
 from ringmap.storage.schema import ColumnSpec
@@ -44,7 +45,8 @@ class Stage:
             ColumnSpec("action", action, np.dtype("f8")),
         ]
         self.columns = {spec.name: Column(spec, self.ring.rows) for spec in specs}
-        self.rows = SimpleNamespace(ring=self.ring, by_name=self.columns)
+        self.rows = SimpleNamespace(ring=self.ring, by_name=self.columns, large=[])
+        self.disk = Disk()
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.memory = threading.RLock()
         self.folder = "/somewhere"

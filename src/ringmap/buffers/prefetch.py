@@ -47,7 +47,7 @@ class Batches(Iterator[Batch]):
             raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
         if to == "numpy" and (device is not None or pin_memory):
             raise InputError(f"{where}: device and pin_memory are for tensors; pass to='torch'")
-        self._make = _maker(buffer, batch_size, to == "torch", pin_memory)
+        self._make = _maker(buffer, batch_size, steps, prefetch > 0, to == "torch", pin_memory)
         self._device = device
         self._left = steps
         self._stop = threading.Event()
@@ -105,9 +105,13 @@ class Batches(Iterator[Batch]):
             self._stop.set()
 
 
-def _maker(buffer: Sampled, size: int, tensors: bool, pinned: bool) -> Callable[[], Batch]:
+def _maker(
+    buffer: Sampled, size: int, steps: int | None, ahead: bool, tensors: bool, pinned: bool
+) -> Callable[[], Batch]:
+    drawn = buffer._drawn_ahead(size, steps) if ahead else None
+
     def make() -> Batch:
-        batch: Batch = buffer.sample(size)
+        batch: Batch = buffer.sample(size) if drawn is None else next(drawn)
         if tensors:
             from ringmap.datasets.loader import as_tensor
 

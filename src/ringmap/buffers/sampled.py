@@ -12,11 +12,12 @@ Not here: writing and roles (replay.py), pinned views (view.py).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -362,6 +363,32 @@ class Sampled(Dataset):
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.sample", "batch_size", batch_size)
         positive("ReplayBuffer.sample", "history_len", history)
+        into = None if out is None else self._fitting(out, batch_size, history)
+        positions = self._draw(batch_size, history, step)
+        threads = self.threads or _threads_here()
+        return self._clip_reader.at(positions, history, self.frameskip, into, threads)
+
+    def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[dict[str, Array]]:
+        """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
+        reader, history, skip = self._clip_reader, self.num_steps, self.frameskip
+        positions = self._draw(batch_size, history, None)
+        reader.want(positions, history, skip)
+        for number in itertools.count(1):
+            failed: BaseException | None = None
+            try:
+                if number != count:
+                    following = self._draw(batch_size, history, None)
+                    reader.want(following, history, skip)
+            except BaseException as error:  # it is the next one's, not this one's
+                failed = error
+            threads = self.threads or _threads_here()
+            yield reader.at(positions, history, skip, None, threads, asked=True)
+            if failed is not None:
+                raise failed
+            positions = following
+
+    def _draw(self, batch_size: int, history: int, step: int | None) -> Array:
+        """Return the positions of the next batch, drawn through the sampler."""
         self._pins.clear()
         self._source.refresh()
         self._draws += 1
@@ -369,13 +396,11 @@ class Sampled(Dataset):
             step = self._counter
             self._counter += 1
         reader, span = self._clip_reader, history * self.frameskip
-        threads = self.threads or _threads_here()
-        into = None if out is None else self._fitting(out, batch_size, history)
         if self._sampler is None:
             positions = reader.draw(batch_size, span, self._rng)
             if positions is None:
                 raise self._no_clips(span)
-            return reader.at(positions, history, self.frameskip, into, threads)
+            return positions
         pinned = reader.pin(span)
         if not pinned.count:
             raise self._no_clips(span)
@@ -388,7 +413,7 @@ class Sampled(Dataset):
                 f"ReplayBuffer.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
                 f"out of range for {newest.end - pinned.base} clips"
             )
-        return reader.batch(numbers, pinned, history, self.frameskip, into, threads)
+        return reader.place(numbers, pinned, span)
 
     def _no_clips(self, span: int) -> NoClipsError:
         return NoClipsError(

@@ -19,6 +19,8 @@ import numpy as np
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import LappedError, NoClipsError
+from ringmap.storage.columns.cold import Watch
+from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
 
 __all__ = ["ClipReader", "Pinned"]
@@ -55,6 +57,7 @@ class ClipReader:
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
+        self.watch = Watch(source.disk.system)
 
     def pin(self, span: int) -> Pinned:
         """Return which clips there are now. O(1) when nothing changed."""
@@ -81,16 +84,19 @@ class ClipReader:
             NoClipsError: nothing is left to draw from.
             LappedError: the writer overtook this reader ten times in a row.
         """
-        positions = self._positions(numbers, pinned, history_len * frameskip)
+        positions = self.place(numbers, pinned, history_len * frameskip)
         return self.at(positions, history_len, frameskip, out, threads)
 
     def at(
         self, positions: Array, history_len: int, frameskip: int,
-        out: dict[str, Array] | None = None, threads: int = 1,
+        out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, as `batch` does; `positions` shows what came of it."""
+        """Return the clips that start at these positions, as `batch` does; `positions` shows what came of it.
+
+        `asked`: whether `want` was called for them already.
+        """
         source, span = self.source, history_len * frameskip
-        batch = self._gather(positions, history_len, frameskip, out, threads)
+        batch = self._gather(positions, history_len, frameskip, out, threads, asked)
         tail = source.newest_tail()
         if not len(positions) or np.minimum.reduce(positions) >= tail:
             return batch
@@ -124,7 +130,8 @@ class ClipReader:
             end = self.index.of(span).end_before(head)
             return Pinned(end - count, end, self.source.live.era)
 
-    def _positions(self, numbers: Array, pinned: Pinned, span: int) -> Array:
+    def place(self, numbers: Array, pinned: Pinned, span: int) -> Array:
+        """Return where the clips with these numbers start; one that is gone is drawn anew."""
         source = self.source
         with source.memory:
             index = self.index.of(span)
@@ -155,13 +162,17 @@ class ClipReader:
 
     def _gather(
         self, positions: Array, history_len: int, frameskip: int,
-        out: dict[str, Array] | None = None, threads: int = 1,
+        out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
         rows = self.source.rows
         assert rows is not None
         sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
         if threads > 1 and sparse.size * frameskip * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
+        if rows.large:
+            if not asked:
+                self._want(rows, positions, sparse, history_len * frameskip)
+            self.watch.begin()
         batch: dict[str, Array] = {}
         for name, column in rows.by_name.items():
             slots, into = sparse, None if out is None else out.get(name)
@@ -180,7 +191,24 @@ class ClipReader:
                 batch[name] = take(column, slots, into, threads)
             else:
                 batch[name] = column.take(slots, into)
+        if rows.large:
+            self.watch.end()
         return batch
+
+    def want(self, positions: Array, history_len: int, frameskip: int) -> None:
+        """Ask the disk for clips that are to be read soon, if that pays."""
+        rows = self.source.rows
+        if rows is not None and rows.large:
+            sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
+            self._want(rows, positions, sparse, history_len * frameskip)
+
+    def _want(self, rows: Rows, positions: Array, sparse: Array, span: int) -> None:
+        """Ask for all columns before any of them is touched."""
+        if self.watch.is_cold:
+            for name in rows.large:
+                dense = name == "action" and sparse.shape[1] < span
+                slots = _slots(positions, span, 1, rows.ring.rows) if dense else sparse
+                rows.by_name[name].want(slots)
 
 
 def _slots(positions: Array, count: int, stride: int, rows: int) -> Array:

@@ -49,8 +49,15 @@ class File(Protocol):
         """Return once all that was written is on the disk itself."""
         ...
 
-    def map(self) -> Array:
-        """Return the whole file as a read-only uint8 array that shows later writes."""
+    def map(self, random: bool = False) -> Array:
+        """Return the whole file as a read-only uint8 array that shows later writes.
+
+        With `random`, touching it reads nothing ahead from the disk: `will_need` does.
+        """
+        ...
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask for a byte range that is to be read soon. A hint."""
         ...
 
     def size(self) -> int:
@@ -102,11 +109,18 @@ class FileHandle:
         self.disk.before("sync", self.path)
         self.disk.system.sync(self.fd)
 
-    def map(self) -> Array:
+    def map(self, random: bool = False) -> Array:
         """Return the whole file as a read-only uint8 array that shows later writes."""
         if self.size() == 0:
             return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ), np.uint8)
+        mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
+        if random:
+            self.disk.system.expect_random(mapped)
+        return np.frombuffer(mapped, np.uint8)
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask for a byte range that is to be read soon."""
+        self.disk.system.will_need(self.fd, offset, nbytes)
 
     def size(self) -> int:
         """Return the size in bytes."""

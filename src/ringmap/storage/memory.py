@@ -52,7 +52,10 @@ class MemoryFile:
     def sync(self) -> None:
         """Do nothing: RAM holds nothing back."""
 
-    def map(self) -> Array:
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Do nothing: it is there."""
+
+    def map(self, random: bool = False) -> Array:
         """Return the whole file as a read-only array that shows later writes."""
         view = self.data[: self.used]
         view.flags.writeable = False

@@ -142,6 +142,9 @@ class _Unread:
         """Return what its size should be."""
         return self._nbytes
 
-    def map(self) -> Array:
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Do nothing."""
+
+    def map(self, random: bool = False) -> Array:
         """Return zeros."""
         return np.zeros(self._nbytes, np.uint8)

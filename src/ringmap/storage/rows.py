@@ -57,6 +57,7 @@ class Rows:
         self.columns = columns
         self.ring = ring
         self.by_name = dict(zip(schema.names, columns, strict=True))
+        self.large = [name for name, column in self.by_name.items() if column.is_large]
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod

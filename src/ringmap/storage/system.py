@@ -9,6 +9,8 @@ every fallback at once, so that a test on Linux exercises them all.
 | sync a file | fdatasync | F_FULLFSYNC | - | fsync |
 | sync a folder | fsync | fsync | - | nothing: the file system journals names |
 | reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
+| ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
+| reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
@@ -18,8 +20,10 @@ Not here: when any of these is called, and faults (files.py).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
+import mmap
 import os
 import subprocess
 import sys
@@ -40,6 +44,15 @@ _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 """What `posix_fallocate` answers where the file system has no such service: then nothing is reserved."""
 
 _F_FULLFSYNC = 51
+
+_FADVISE = hasattr(os, "posix_fadvise")
+
+try:
+    import resource
+except ImportError:  # Windows
+    _RUSAGE_THREAD = None
+else:
+    _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 
 
 class System:
@@ -106,6 +119,25 @@ class System:
         except OSError as error:
             if error.errno not in _CANNOT_RESERVE:
                 raise
+
+    def will_need(self, fd: int, offset: int, nbytes: int) -> None:
+        """Let the system begin to read a byte range. Returns at once, more or less."""
+        if _FADVISE and not self.portable and nbytes > 0:  # 0 would mean all that follows
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def expect_random(self, mapped: mmap.mmap) -> None:
+        """Let the system read nothing ahead where this map is touched: what is needed is asked for."""
+        if _FADVISE and not self.portable and hasattr(mmap, "MADV_RANDOM"):
+            with contextlib.suppress(OSError):
+                mapped.madvise(mmap.MADV_RANDOM)
+
+    def disk_reads(self) -> int:
+        """Return a number that grows when this thread reads from the disk; always 0 where nothing tells."""
+        if _RUSAGE_THREAD is None or self.portable:
+            return 0
+        used = resource.getrusage(_RUSAGE_THREAD)
+        return used.ru_inblock + used.ru_majflt
 
     def boot_id(self) -> bytes | None:
         """Return 16 bytes that change at each boot, or None where the system has no such thing."""

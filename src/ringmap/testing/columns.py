@@ -94,6 +94,16 @@ class ColumnTests:
         _same(column.read(_ROWS - 1, 1), rows[-1:])
         _same(column.read(3, 0), rows[:0])
 
+    def test_asking_ahead_changes_nothing(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+        """Rows may be asked for in any order, before and after they are written."""
+        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+        assert column.is_large in (False, True)
+        column.want(np.array([[_ROWS - 1, 0], [3, 3]]))
+        _write(column, 0, rows)
+        column.want(np.arange(_ROWS))
+        column.want(np.empty((0, 2), np.int64))
+        _same(column.read(0, _ROWS), rows)
+
     def test_writes_touch_no_other_row(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
         """A write changes its own rows only, at either end too."""
         column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)

@@ -37,6 +37,15 @@ class Column(Protocol):
         """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous."""
         ...
 
+    @property
+    def is_large(self) -> bool:
+        """Whether its rows may be on the disk only, so that it pays to call `want`."""
+        ...
+
+    def want(self, slots: Array) -> None:
+        """Ask for the rows at `slots`, which are to be taken soon. A hint: nothing changes."""
+        ...
+
     def take(self, slots: Array, out: Array | None = None) -> Array:
         """Return a copy of the rows at `slots` (int64, any order, duplicates welcome), shape `slots.shape + shape`."""
         ...

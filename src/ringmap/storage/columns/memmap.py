@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.cold import LARGE_NBYTES, runs
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import ColumnSpec
 
@@ -33,6 +34,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _PAGE = 4096
 _EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
 """Blocks are reserved ahead by what is reserved already, within these bounds: few calls, little waste."""
+
+_AHEAD = 8 << 20
 
 _LABEL = b"ringmap-column "
 _LABEL_LIMIT = 1 << 20
@@ -55,13 +58,16 @@ class MemmapColumn:
 
     backend = "memmap"
 
-    def __init__(self, file: File, spec: ColumnSpec, rows: int, reserved: int) -> None:
+    def __init__(
+        self, file: File, spec: ColumnSpec, rows: int, reserved: int, volatile: bool
+    ) -> None:
         self.spec = spec
         self.rows = rows
         self._file = file
         self._row = spec.row_nbytes
         self._reserved = reserved
         self._map: Array | None = None
+        self.is_large = not volatile and rows * self._row >= LARGE_NBYTES
 
     @staticmethod
     def nbytes(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
@@ -98,7 +104,7 @@ class MemmapColumn:
         """
         for fault in cls.faults(disk, path, spec, rows, label):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        return cls(disk.open(path, write), spec, rows, reserved)
+        return cls(disk.open(path, write), spec, rows, reserved, disk.volatile)
 
     @classmethod
     def faults(
@@ -145,7 +151,7 @@ class MemmapColumn:
         """Return the rows as one read-only array `(rows, *shape)` over the map."""
         view = self._map
         if view is None:
-            raw = self._file.map()[_PAGE : _PAGE + self.rows * self._row]
+            raw = self._file.map(random=self.is_large)[_PAGE : _PAGE + self.rows * self._row]
             if len(raw) < self.rows * self._row:
                 raise CorruptError(
                     f"{self._file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
@@ -159,6 +165,12 @@ class MemmapColumn:
             self._map = view
         return view
 
+    def want(self, slots: Array) -> None:
+        """Ask for the pages that hold the rows at `slots`."""
+        if self.is_large and slots.size:
+            for offset, nbytes in runs(slots, self._row, _PAGE):
+                self._file.will_need(offset, nbytes)
+
     def take(self, slots: Array, out: Array | None = None) -> Array:
         """Return a copy of the rows at `slots`. One copy, GIL released."""
         # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
@@ -168,7 +180,19 @@ class MemmapColumn:
 
     def read(self, slot: int, count: int) -> Array:
         """Return a copy of `count` rows from `slot`."""
-        return self.view()[slot : slot + count].copy()
+        rows = self.view()
+        if not self.is_large:
+            return rows[slot : slot + count].copy()
+        copied, step = (
+            np.empty((count, *self.spec.shape), self.spec.dtype),
+            max(1, _AHEAD // self._row),
+        )
+        self._file.will_need(_PAGE + slot * self._row, min(step, count) * self._row)
+        for at in range(0, count, step):  # the next piece is on its way while this one is copied
+            stop, then = min(at + step, count), min(at + 2 * step, count)
+            self._file.will_need(_PAGE + (slot + stop) * self._row, (then - stop) * self._row)
+            copied[at:stop] = rows[slot + at : slot + stop]
+        return copied
 
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
