@@ -73,6 +73,8 @@ def test_every_backend_is_under_the_suite():
 class Flawed:
     """Rows in one array, with one obligation broken."""
 
+    is_large = True
+
     def __init__(self, spec, rows, flaw):
         self.spec, self.rows, self.flaw = spec, rows, flaw
         self.array = np.zeros((rows, *spec.shape), spec.dtype)
@@ -93,6 +95,10 @@ class Flawed:
         self.array[slot : slot + len(values)] = values
         if self.flaw == "write spills" and slot + len(values) < self.rows and len(values):
             self.array[slot + len(values)] = values[-1]
+
+    def want(self, slots):
+        if self.flaw == "asking wipes" and slots.size:
+            self.array[slots] = np.zeros(1, self.spec.dtype)
 
     def take(self, slots, out=None):
         if self.flaw == "take sorts":
@@ -160,6 +166,7 @@ def broken(flaw):
         ("write keeps what it was given", "test_keeps_copies"),
         ("write casts", "test_keeps_every_bit"),
         ("write spills", "test_writes_touch_no_other_row"),
+        ("asking wipes", "test_asking_ahead_changes_nothing"),
         ("take sorts", "test_takes_any_order"),
         ("take flattens", "test_takes_any_order"),
         ("take hands out a view", "test_hands_out_copies"),
