@@ -109,7 +109,8 @@ class Expect:
     `newest`: what a kill may show, and at level power a cut: the last acknowledged state, or one
     of the call under way. `states`: what a cut may show at level process, but for the
     episodes in `droppable`, which no completed sync covers. `streams`: (number, steps that
-    must be kept, steps that may be) of each episode that was being streamed.
+    must be kept, steps that may be) of each episode that was being streamed; `ended`: of each that
+    was finished since the last completed sync, and that a cut at level process may bring back.
     """
 
     power: bool
@@ -120,6 +121,11 @@ class Expect:
     newest_samplings: frozenset = frozenset()
     samplings: frozenset = frozenset()
     streams: tuple = ()
+    ended: tuple = ()
+
+    def streams_after(self, cut):
+        """Return the streams that an opening may find."""
+        return self.streams if self.power or not cut else (*self.streams, *self.ended)
 
     def judge(self, seen, dropped, sampling, cut, max_steps):
         """Raise unless `seen` may be there, with so many reported as dropped (None: nobody counted)."""
@@ -133,7 +139,7 @@ class Expect:
             allowed = sorted(self.newest if strict else self.states)
             raise AssertionError(
                 f"shows {seen}, dropped {dropped}; expected one of {allowed}, less {sorted(self.droppable)}, "
-                f"streams {self.streams}, strict {strict}"
+                f"streams {self.streams_after(cut)}, strict {strict}"
             )
         samplings = self.newest_samplings if strict else self.samplings
         if sampling is not None and self.born:
@@ -142,7 +148,7 @@ class Expect:
     def _fits(self, state, seen, dropped, strict, max_steps):
         droppable = frozenset() if strict else self.droppable
         stored_numbers = {number for number, _ in state}
-        streams = {n: (low, high) for n, low, high in self.streams if n not in stored_numbers}
+        streams = {n: s for n, *s in self.streams_after(not strict) if n not in stored_numbers}
         kept = tuple(e for e in seen if e[0] in streams)
         stored = seen[: len(seen) - len(kept)]
         if seen[len(stored) :] != kept or stored != tuple(e for e in state if e in stored):
@@ -268,9 +274,11 @@ class Session:
         self.streams = {}
         self.trace = []
         self.abandoned = {}  # streams whose end may not be on the disk
+        self.ended = {}  # likewise, of those that were finished
         self.appended = {}  # a step may be there though its append was interrupted
         known = {e[0] for state in expect.states | expect.newest for e in state}
-        self.numbers = itertools.count(1 + max({0, *known, *(s[0] for s in expect.streams)}))
+        streamed = {s[0] for s in (*expect.streams, *expect.ended)}
+        self.numbers = itertools.count(1 + max({0, *known, *streamed}))
 
     # -- what to expect --
 
@@ -303,6 +311,15 @@ class Session:
             (n, low if self.power else 0, high) for n, (low, high) in sorted(found.items())
         )
 
+    def end_stream(self, number):
+        """Note that a stream is stored, if it is one."""
+        stream = self.streams.pop(number, None)
+        if stream is not None and self.case.keep and not self.power:
+            self.ended[number] = max(stream.num_steps, self.appended.get(number, 0))
+
+    def ended_streams(self):
+        return tuple((number, 0, high) for number, high in sorted(self.ended.items()))
+
     # -- opening and the end --
 
     def open(self, fault=None, power=None):
@@ -331,9 +348,9 @@ class Session:
         sampling, seen = sampling_of(self.buf), look(self.buf)
         dropped = reports.count if self.fresh else None
         before.judge(seen, dropped, sampling, self.cut, self.case.max_steps)
-        if {e[0] for e in seen} & {s[0] for s in before.streams}:
+        if {e[0] for e in seen} & {s[0] for s in before.streams_after(self.cut)}:
             self.buf.flush()  # what was kept of a stream is not synced yet, as if just written
-        self.streams, self.abandoned, self.cut, self.fresh = {}, {}, False, True
+        self.streams, self.abandoned, self.ended, self.cut, self.fresh = {}, {}, {}, False, True
         one, sampled = frozenset([seen]), frozenset([sampling])
         self.after(Expect(self.power, True, one, one, frozenset(), sampled, sampled))
         if self.opened_at is None:
@@ -406,10 +423,13 @@ class Session:
             seen = look(self.buf)
             assert seen in during.newest, f"{seen} after a fault, expected one of {during.newest}"
             if number in dict(seen):
-                self.streams.pop(number, None)
+                self.end_stream(number)
             self.after(
-                replace(during, newest=frozenset([seen]), streams=self.open_streams(streams))
-            )
+                replace(
+                    during, newest=frozenset([seen]), streams=self.open_streams(streams),
+                    ended=self.ended_streams(),
+                )
+            )  # fmt: skip
             return False
         except Cut:
             self.disk.lift()
@@ -423,7 +443,7 @@ class Session:
             f"{seen} after the call, expected {ends}"
         )
         if number is not None:
-            self.streams.pop(number, None)
+            self.end_stream(number)
             if number not in dict(
                 seen
             ):  # there was nothing to sync, so nothing was written meanwhile
@@ -440,12 +460,13 @@ class Session:
             assert synced or syncs != "surely", "flush returned, and nothing was synced"
             if synced:
                 self.abandoned.clear()
+                self.ended.clear()
                 late = fresh & {e[0] for e in seen}  # stored while the sync ran
                 done = replace(
                     done, states=before.newest | one if late else one, droppable=late,
                     samplings=before.newest_samplings | done.newest_samplings,
                 )  # fmt: skip
-        self.after(replace(done, streams=self.open_streams()))
+        self.after(replace(done, streams=self.open_streams(), ended=self.ended_streams()))
         return True
 
     def store(self, do, number, length, fault=None, **options):
@@ -478,7 +499,7 @@ class Session:
                 self.after(
                     replace(
                         before, states=before.newest, droppable=frozenset(), samplings=sampled,
-                        newest_samplings=sampled,
+                        newest_samplings=sampled, ended=(),
                     )
                 )  # fmt: skip
         self.disk.lift()
@@ -660,7 +681,7 @@ class Campaign:
             session = Session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
             session.power = expect.power
             seen = session.open()
-            kept = {s[0] for s in expect.streams} & {e[0] for e in seen}
+            kept = {s[0] for s in expect.streams_after(cut)} & {e[0] for e in seen}
             if reboots and shown is not None and not kept:
                 assert shown == seen, f"a reader saw {shown}, the writer {seen}"
             goes_on = depth < 2 and rng.random() < self.share

@@ -87,6 +87,10 @@ FOUND = {
     ),
     # An abandoned stream came back with its folder's old name, and was kept.
     "abandoned stream": ([True], Case(True, (("append",), ("append",), ("abandon",), W), keep=True)),
+    # The same after an opening that did not see its folder, whose removal no sync had made durable.
+    "abandoned stream, opened again": (
+        [False, True], Case(True, (("append",), ("abandon", ("EIO", 3)), ("reopen", "kill"), W), keep=True),
+    ),
     # A retired segment could not be deleted: a commit that stood raised, or a bare OSError did.
     "segment not deleted": (
         [False, True], Case(False, (W, W, ("sync", ("EIO", 8)), ("write", 3, ("EIO", 9)), W), segment=1, warm=12),

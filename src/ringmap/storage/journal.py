@@ -110,6 +110,7 @@ class Journal:
                 rows.sync()
             self.segments.sync_all(_segments_in(found))
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
+            self.disk.sync_folder(self.paths.open)  # a stream that is gone must not come back
             self.table.sync()
         self._show(found, NO_BOOT)
         self._show(found, self.disk.boot_id() or NO_BOOT)
