@@ -41,11 +41,12 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
-from ringmap.storage.birth import examine, read_manifest
+from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
-from ringmap.storage.episodes import TERMINATED, TRUNCATED
+from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import describe, holder_of
+from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema, as_columns
@@ -211,6 +212,39 @@ class ReplayBuffer(Sampled):
             buffer._start(opened[0], options, **calls)
         buffer.threads = threads
         return buffer
+
+    @staticmethod
+    def estimate(
+        schema: Any,
+        max_steps: int,
+        storage: str | Mapping[str, str] = "memmap",
+        spare_rows: int | None = None,
+    ) -> dict[str, int]:
+        """Return the bytes that a full buffer takes: file -> bytes, and "total". Episode data comes on top.
+
+        Args:
+            schema: as for the constructor: column -> (shape, dtype), a Gymnasium space or an example episode.
+            max_steps: capacity in steps.
+            storage: backend of the columns, as for the constructor.
+            spare_rows: rows beyond `max_steps`, as for the constructor.
+
+        Cost: none; nothing is made. Files are sparse: they grow to this as the ring fills for the first time.
+
+        Example:
+            >>> ReplayBuffer.estimate({"pixels": ((64, 64, 3), "u1")}, max_steps=1_000_000)["total"] // 10**6
+            13192
+        """
+        where = "ReplayBuffer.estimate"
+        positive(where, "max_steps", max_steps)
+        check_storage(storage, where)
+        parsed = Schema.parse(schema)
+        spare = spare_of(int(max_steps), spare_rows, where)
+        blank = Manifest(bytes(16), int(max_steps), spare, int(max_steps) + spare + SPARE_SLOTS)
+        chosen = {} if isinstance(storage, str) else storage
+        default = storage if isinstance(storage, str) else "memmap"
+        backends = tuple(chosen.get(name, default) for name in parsed.names)
+        sizes = sizes_when_full(blank.with_columns(parsed, backends, locked=True))
+        return {**sizes, "total": sum(sizes.values())}
 
     def _start(
         self, source: Source, options: Options, sampler: Sampler | None, transform: Transform | None,

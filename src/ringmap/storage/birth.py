@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from dataclasses import replace
 from typing import Literal
 
@@ -25,7 +26,10 @@ from ringmap.storage.manifest import Manifest, read_limit
 from ringmap.storage.rows import BACKENDS
 from ringmap.storage.state import StateFile
 
-__all__ = ["Paths", "examine", "make_columns", "make_folder", "make_home", "read_manifest"]
+__all__ = [
+    "Paths", "examine", "make_columns", "make_folder", "make_home", "read_manifest", "sizes_when_full",
+    "warn_of_space",
+]  # fmt: skip
 
 _PARTS = {"lock", "manifest.json", "manifest.json.tmp", "episodes.npy", "state.bin", "columns",
           "columns.tmp", "data", "open"}  # fmt: skip
@@ -125,6 +129,30 @@ def make_home(disk: Disk, paths: Paths, manifest: Manifest) -> None:
     StateFile.create(disk, paths.state, manifest.uuid)
     disk.sync_folder(paths.folder)
     disk.replace_file(paths.manifest, manifest.encode())
+
+
+def sizes_when_full(manifest: Manifest) -> dict[str, int]:
+    """Return the bytes of each file once the ring is full, episode data apart."""
+    assert manifest.schema is not None
+    sizes = {
+        name: BACKENDS[manifest.backends[i]].nbytes(spec, manifest.rows, manifest.label(i))
+        for i, (name, spec) in enumerate(zip(manifest.files, manifest.schema.columns, strict=True))
+    }
+    table = EpisodeTable.nbytes(manifest.table_slots)
+    return {**sizes, "episodes.npy": table, "state.bin": StateFile.nbytes}
+
+
+def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
+    """Warn if the files, which are sparse and grow as they fill, may come to more than there is room for."""
+    need, free = sum(sizes_when_full(manifest).values()), disk.free(folder)
+    if free is not None and need > free:
+        steps = int(manifest.rows * free / need)
+        warnings.warn(
+            f"{folder}: a full ring of max_steps={manifest.max_steps} takes {need:,} bytes, but its file system has "
+            f"only {free:,} free: writing will fail with ENOSPC after about {steps:,} steps, and lose nothing; lower "
+            "max_steps, or choose another disk (ReplayBuffer.estimate tells beforehand)",
+            stacklevel=2,
+        )
 
 
 def make_columns(disk: Disk, paths: Paths, manifest: Manifest) -> Manifest:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 from typing import Any, Protocol
 
 import numpy as np
@@ -264,6 +265,13 @@ class Disk:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return sorted(os.listdir(path))
         return []
+
+    def free(self, path: str) -> int | None:
+        """Return the bytes that the file system of an existing folder has to give, or None where it does not say."""
+        try:
+            return shutil.disk_usage(path).free
+        except OSError:
+            return None
 
     def identity(self, path: str) -> tuple[int, int]:
         """Return what stays the same as long as a folder is not replaced: its device and inode."""

@@ -79,6 +79,10 @@ class MemoryDisk(Disk):
         self._files: dict[str, MemoryFile] = {}
         self._folders: set[str] = set()
 
+    def free(self, path: str) -> int | None:
+        """Return None: memory does not say."""
+        return None
+
     def create(self, path: str, size: int = 0) -> File:
         """Create a file of `size` zero bytes and open it for writing."""
         file = self._files[path] = MemoryFile(path, size)

@@ -47,6 +47,7 @@ from ringmap.storage.birth import (
     make_folder,
     make_home,
     read_manifest,
+    warn_of_space,
 )
 from ringmap.storage.episodes import (
     CLEAR,
@@ -466,9 +467,9 @@ class Store(Source):
                     f"ReplayBuffer: storage names column {name!r}, which is not in {schema.names}"
                 )
         backends = tuple(chosen.get(name, default) for name in schema.names)
-        manifest = make_columns(
-            self.disk, self.paths, self.manifest.with_columns(schema, backends, locked)
-        )
+        manifest = self.manifest.with_columns(schema, backends, locked)
+        warn_of_space(self.disk, self.folder, manifest)
+        manifest = make_columns(self.disk, self.paths, manifest)
         rows = Rows.open(self.disk, self.folder, manifest, True, self.head)
         self.manifest, self.rows = manifest, rows
 
