@@ -1,0 +1,202 @@
+"""A ring eight times as large as memory may be: random clips, at the disk's own speed or not.
+
+python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT     what `run` starts: a process with a limit
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from benchmarks.limit import drop_cache, limit_memory
+from benchmarks.place import Place
+from benchmarks.rivals import Field, hdf5, open_rivals, sheeprl_sequences, torchrl_in_files
+from benchmarks.stored import Stored
+from benchmarks.table import Table
+from ringmap import ReplayBuffer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BATCH, HISTORY = 256, 4
+FRAME = 64 * 64 * 3
+CLIP = HISTORY * FRAME
+MODEL_S = 0.02
+ROUNDS = 3
+
+
+def run(place: Place) -> list[Table]:
+    """Time reading, and waiting, in a process of its own."""
+    steps, length = place.size(400_000, 400), place.size(200, 20)
+    limit = steps * FRAME // 8
+    table = Table(
+        f"cold: clips of {HISTORY} steps of 64x64x3 pixels, batches of {BATCH}, {steps * FRAME / 1e9:.1f} GB on disk, "
+        f"memory limited to {limit / 1e6:.0f} MB"
+    )
+    waiting = Table(f"the same ring, in a loop whose model takes {MODEL_S * 1e3:.0f} ms")
+    with place.folder() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.cold", str(folder), str(steps), str(length),
+             str(place.size(5, 0)), str(limit if not place.tiny else 0)],
+            stdout=subprocess.PIPE, check=True, text=True,
+        )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    table.notes += found["notes"]
+    for name, one in found["ways"].items():
+        table.add(name, one["seconds"])
+        rate = len(one["seconds"]) * BATCH * CLIP / sum(one["seconds"]) / 1e6
+        one["rate"] = rate
+        table.fact(
+            name,
+            f"{rate:,.0f} MB/s useful, {rate * 1e6 / CLIP:,.0f} clips/s, {one['read']:.1f} bytes read for a useful one",
+        )
+    table.fact("peak memory", f"{found['peak'] / 1e6:,.0f} MB")
+    rate_of = {name: one["rate"] for name, one in found["ways"].items()}
+    ours = rate_of["batches()"]
+    table.bar(
+        "batches() / the disk's own parallel random reads", ours / rate_of[_DISK], at_least=0.8
+    )
+    table.bar(
+        "sample() / the disk's own parallel random reads", rate_of["sample()"] / rate_of[_DISK]
+    )
+    table.bar("sample() / plain memmap gather", rate_of["sample()"] / rate_of[_PLAIN], at_least=50)
+    for name, share in found["waiting"].items():
+        waiting.fact(f"share of the time waiting, {name}", f"{share:.1%}")
+    return [table, waiting]
+
+
+_DISK = "O_DIRECT, 32 threads"
+_PLAIN = "np.memmap, one fancy index"
+
+
+def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
+    table = Table("")
+    buffer = ReplayBuffer(steps, HISTORY, path=folder / "ours", seed=0)
+    stored = Stored.of_pixels(steps // length, length)
+    for episode in stored:
+        buffer.write_episode(episode)
+    (folder / "theirs").mkdir()
+    field = Field(stored, folder / "theirs", BATCH, HISTORY)
+    rivals = open_rivals((torchrl_in_files, sheeprl_sequences, hdf5), field, table)
+    buffer.close()
+    if limit and not limit_memory(limit):
+        table.notes.append("memory could not be limited (it takes root): most of it was warm")
+    buffer = ReplayBuffer.open(folder / "ours", seed=0)
+    (pixels,) = (folder / "ours" / "columns").glob("*-pixels.npy")
+    with buffer.batches(BATCH) as batches:
+        ways: dict[str, Callable[[], object]] = {
+            "sample()": lambda: buffer.sample(BATCH),
+            "batches()": lambda: next(batches),
+            _PLAIN: _plain(pixels, steps),
+            _DISK: _direct(pixels, steps),
+        }
+        ways |= {r.name: r.sample for r in rivals if r.sample is not None}
+        ways |= {
+            r.name: _endless(r.batches)
+            for r in rivals
+            if r.batches is not None and r.sample is None
+        }
+        found: dict[str, Any] = {name: {"seconds": [], "read": 0.0} for name in ways}
+        for _ in range(ROUNDS):
+            for name, call in ways.items():
+                drop_cache(folder)
+                before, began = _read_bytes(), perf_counter()
+                times = found[name]["seconds"]
+                count = len(times)
+                while perf_counter() - began < seconds or len(times) == count:
+                    start = perf_counter()
+                    call()
+                    times.append(perf_counter() - start)
+                useful = (len(times) - count) * BATCH * CLIP
+                found[name]["read"] += (_read_bytes() - before) / useful / ROUNDS
+    waiting = {
+        "sample()": _waiting(lambda: buffer.sample(BATCH), folder, seconds),
+    }
+    with buffer.batches(BATCH) as batches:
+        waiting["batches()"] = _waiting(lambda: next(batches), folder, seconds)
+    buffer.close()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"ways": found, "waiting": waiting, "peak": peak, "notes": table.notes}
+
+
+def _plain(path: Path, steps: int) -> Callable[[], object]:
+    """Return what every memmap buffer does: one fancy index, read-ahead as the system has it."""
+    frames, rng = np.load(path, mmap_mode="r"), np.random.default_rng(1)
+
+    def gather() -> Array:
+        starts = rng.integers(steps - HISTORY, size=BATCH)
+        rows: Array = frames[starts[:, None] + np.arange(HISTORY)]
+        return rows
+
+    return gather
+
+
+def _direct(path: Path, steps: int) -> Callable[[], object]:
+    """Return the disk's own random reads: past the page cache, 32 at a time, nothing else done."""
+    flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError:  # tmpfs
+        fd = os.open(path, os.O_RDONLY)
+    pool, rng = ThreadPoolExecutor(32), np.random.default_rng(2)
+    rooms = [mmap.mmap(-1, CLIP + 4096) for _ in range(BATCH)]
+
+    def read(at: tuple[int, int]) -> None:
+        os.preadv(fd, [rooms[at[0]]], at[1] * FRAME & ~4095)
+
+    def gather() -> None:
+        list(pool.map(read, enumerate(rng.integers(steps - HISTORY - 2, size=BATCH).tolist())))
+
+    return gather
+
+
+def _endless(passes: Callable[[int], Any]) -> Callable[[], object]:
+    def all_of_them() -> Iterator[object]:
+        while True:
+            yield from passes(0)
+
+    batches = all_of_them()
+    return lambda: next(batches)
+
+
+def _waiting(batch: Callable[[], object], folder: Path, seconds: float) -> float:
+    """Return the share of a loop's time in which its model waits for the next batch."""
+    drop_cache(folder)
+    waited, began, first = 0.0, perf_counter(), True
+    while first or perf_counter() - began < seconds:
+        start = perf_counter()
+        batch()
+        waited += perf_counter() - start
+        sleep(MODEL_S)
+        first = False
+    return waited / (perf_counter() - began)
+
+
+def _read_bytes() -> int:
+    """Return what this process has read from the disk itself."""
+    try:
+        text = Path("/proc/self/io").read_text()
+    except OSError:
+        return 0
+    return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
+
+
+if __name__ == "__main__":
+    where, *numbers = sys.argv[1:]
+    print(
+        json.dumps(
+            _child(
+                Path(where), int(numbers[0]), int(numbers[1]), float(numbers[2]), int(numbers[3])
+            )
+        )
+    )
