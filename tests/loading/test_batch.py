@@ -108,3 +108,26 @@ def test_what_a_transform_returns_is_collated_as_ever(buffer):
     assert got["s"] == ["x", "x"]
     buffer.transform = lambda clip: (clip["place"], 1)
     assert default_collate(buffer.__getitems__([0, 1]))[0].shape == (2, 3, 2)
+
+
+class Marked(torch.Tensor):
+    """A tensor whose type means something to a collate function."""
+
+
+def test_types_that_somebody_registered_are_collated_their_way(buffer, monkeypatch):
+    from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+    buffer.transform = lambda clip: {
+        "marked": torch.tensor(clip["action"]).as_subclass(Marked),
+        "set": {clip["place"][0, 1]},
+        "x": clip["place"],
+    }
+    mine = {
+        Marked: lambda values, *, collate_fn_map=None: ("marked", len(values)),
+        set: lambda values, *, collate_fn_map=None: sorted(int(v) for s in values for v in s),
+    }
+    clips = buffer.__getitems__([0, 1])
+    got = collate(clips, collate_fn_map={**mine, **default_collate_fn_map})
+    assert got["marked"] == ("marked", 2)
+    assert got["set"] == [0, 1]
+    assert got["x"].shape == (2, 3, 2)

@@ -9,8 +9,9 @@ A fresh block of shared memory for each batch, which PyTorch's own transport mak
 than the gather: 19 ms against 1.1 ms for 12.6 MB. The blocks themselves are PyTorch's: it names no file that a
 killed process could leave behind.
 
-Invariants: a slot is written only while no array or tensor over it is left in either process; a worker keeps at
-most MAX_SLOTS, beyond them batches go the way PyTorch sends any tensor.
+Invariants: a slot is written only while no array or tensor over it is left in either process, nor in a child that the
+loader's process forked; it is sent once for each time that it is filled; a worker keeps at most MAX_SLOTS, beyond
+them batches go the way PyTorch sends any tensor.
 Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py).
 """
 
@@ -20,11 +21,12 @@ import math
 import os
 import weakref
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
@@ -36,7 +38,9 @@ MAX_SLOTS = 16
 """Slots of a worker: its batches that are being gathered, wait in the queue, or are still in use."""
 
 _ALIGN = 64
-_FREE, _TAKEN = 0, 1
+_FREE, _TAKEN, _SEEN = 0, 1, 2
+"""A slot that a forked child may still look at is SEEN, not free: the worker takes another in its place."""
+
 _TENSOR_KINDS = "biufc"
 
 
@@ -53,12 +57,12 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
     if isinstance(batch, ClipBatch) and batch.whole:
         tensors = {name: as_tensor(values) for name, values in batch.columns.items()}
     else:
-        tensors = _stack(batch)
+        tensors = _stack(batch, collate_fn_map)
     return tensors if worker() is None else Parcel(tensors)
 
 
-def _stack(clips: Any) -> dict[str, Any]:
-    """Collate clips that somebody has changed, as `default_collate` does, but into a slot."""
+def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
+    """Collate clips that somebody has changed, as PyTorch does, but arrays and tensors into a slot."""
     columns = {name: [_as_array(clip[name]) for clip in clips] for name in clips[0]}
     alike = {
         name: ((len(values), *values[0].shape), values[0].dtype)
@@ -71,12 +75,13 @@ def _stack(clips: Any) -> dict[str, Any]:
         if name in alike:
             done[name] = as_tensor(np.stack(values, out=into.get(name)))
         else:
-            done[name] = default_collate(values)  # type: ignore[no-untyped-call]
+            done[name] = collate(values, collate_fn_map=collate_fn_map)
     return done
 
 
 def _as_array(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.requires_grad:
+    """Return a plain tensor as an array over the same memory; anything else, and what no array can be, as it is."""
+    if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
         try:
             return value.numpy()
         except (TypeError, RuntimeError):  # bfloat16, sparse
@@ -114,8 +119,16 @@ class _Slot:
 
     @property
     def is_free(self) -> bool:
-        held_here = self._lease is not None and self._lease() is not None
-        return not held_here and (not self.sent or self.flag[0] == _FREE)
+        return not self._is_held and (not self.sent or bool(self.flag[0] == _FREE))
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether nobody but a forked child can have it: it is never free again."""
+        return not self._is_held and self.sent and bool(self.flag[0] == _SEEN)
+
+    @property
+    def _is_held(self) -> bool:
+        return self._lease is not None and self._lease() is not None
 
     def lease(self) -> Array:
         """Return the whole block as an array; the slot is taken while it, or a view of it, lives."""
@@ -148,6 +161,7 @@ class Slots:
         }
 
     def _find(self, nbytes: int) -> _Slot | None:
+        self._slots = [slot for slot in self._slots if not slot.is_seen]
         free = [slot for slot in self._slots if slot.is_free]
         for slot in free:
             if slot.block.numel() >= nbytes:
@@ -161,14 +175,14 @@ class Slots:
         self._slots.append(_Slot(nbytes))
         return self._slots[-1]
 
-    def holding(self, tensor: Any) -> tuple[_Slot, int] | None:
-        """Return the slot in which a tensor lies, and its offset in bytes."""
-        at = tensor.data_ptr()
+    def holding(self, array: Array) -> tuple[_Slot | None, int]:
+        """Return the slot in which an array lies, if in any, and its offset in bytes."""
+        at = array.__array_interface__["data"][0]
         for slot in self._slots:
             begin = slot.block.data_ptr()
             if begin < at < begin + slot.block.numel():
                 return slot, at - begin
-        return None
+        return None, 0
 
 
 def _cut(whole: Array, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -199,28 +213,36 @@ def worker_slots() -> Slots:
 
 
 class Parcel(dict[str, Any]):
-    """A collated batch on its way out of a worker; what arrives is a plain dict of tensors."""
+    """A collated batch on its way out of a worker; what arrives is a plain dict of tensors.
+
+    Only the pickler of `multiprocessing` sends the slot. To a plain one, and to a deep copy, this is a dict.
+    """
 
     def __copy__(self) -> Parcel:
-        return Parcel(self)  # not by way of __reduce__, which sends it
+        return Parcel(self)
 
     def __reduce__(self) -> Any:
-        slots, items, used = worker_slots(), {}, None
-        for name, value in self.items():
-            place = slots.holding(value) if isinstance(value, torch.Tensor) else None
-            if (
-                place is None
-                or not value.is_contiguous()
-                or (used is not None and used is not place[0])
-            ):
-                items[name] = value
-                continue
-            used, offset = place
-            items[name] = _Part(offset, tuple(value.shape), str(value.numpy().dtype))
-        if used is None:
-            return dict, (dict(self),)
-        used.sent = True
-        return _unpack, (used.block, items)
+        return dict, (dict(self),)
+
+
+def _send(parcel: Parcel) -> Any:
+    items, used = dict[str, Any](parcel), None
+    for name, value in parcel.items():
+        array = _as_array(value) if isinstance(value, torch.Tensor) else None
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            continue
+        slot, offset = worker_slots().holding(array)
+        # One that was sent before holds another batch too: whose end would free it?
+        if slot is not None and not slot.sent and (used is None or used is slot):
+            items[name] = _Part(offset, array.shape, str(array.dtype))
+            used = slot
+    if used is None:
+        return dict, (items,)
+    used.sent = True
+    return _unpack, (used.block, items)
+
+
+ForkingPickler.register(Parcel, _send)
 
 
 class _Part(tuple[int, tuple[int, ...], str]):
@@ -238,7 +260,7 @@ class _Part(tuple[int, tuple[int, ...], str]):
 def _unpack(block: Any, items: dict[str, Any]) -> dict[str, Any]:
     """Return the batch in the loader's process: tensors over the slot, which is free when all are gone."""
     whole: Array = block.numpy()
-    _when_gone(whole, _give_back, block[:1].numpy(), os.getpid())
+    _when_gone(whole, _give_back, block[:1].numpy(), os.getpid(), _forks)
     batch = {}
     for name, item in items.items():
         if isinstance(item, _Part):
@@ -252,6 +274,18 @@ def _when_gone(held: Array, call: Callable[..., None], *args: Any) -> None:
     weakref.finalize(held, call, *args).atexit = False
 
 
-def _give_back(flag: Array, pid: int) -> None:
+def _give_back(flag: Array, pid: int, forks: int) -> None:
     if os.getpid() == pid:  # a forked child has a copy of the tensors, not the say
-        flag[0] = _FREE
+        flag[0] = _FREE if forks == _forks else _SEEN
+
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork)
