@@ -5,7 +5,6 @@ import copy
 import gc
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -281,14 +280,25 @@ def test_after_an_exception_in_the_loop(wide):
 
 @linux
 def test_after_a_worker_is_killed(wide):
+    # In a process of its own: PyTorch's handler of SIGCHLD raises wherever the main thread happens to be.
+    program = f"""
+import os, signal
+from torch.utils.data import DataLoader
+from ringmap import ReplayBuffer
+buf = ReplayBuffer.open({str(wide.path)!r})
+try:
+    for number, batch in enumerate(passing := iter(DataLoader(buf, 16, num_workers=2))):
+        if number == 3:
+            os.kill(passing._workers[0].pid, signal.SIGKILL)
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
     with nothing_left():
-        loader = DataLoader(wide, 16, num_workers=2)
-        passing = iter(loader)
-        next(passing)
-        os.kill(passing._workers[0].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="killed|exited unexpectedly"):
-            list(passing)
-        del loader, passing
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+        )
+    assert "killed by signal" in done.stdout, done.stderr
 
 
 @linux
