@@ -16,6 +16,8 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _NUMBERS = 6
 _COUNTS = 8  # where they begin
 _SIZE = 512
+_WAIT_S = 10.0
+"""For an owner that is in the middle of telling: longer than it is ever kept waiting for a core, unless it was killed."""
 
 
 class Beacon:
@@ -42,6 +46,7 @@ class Beacon:
         block = mmap.mmap(-1, max(mmap.PAGESIZE, 8 * _SIZE)) if given is None else given.buffer
         self._blocks: list[Array] = [np.frombuffer(block, np.int64, _SIZE)]
         self._counted_before: tuple[int, int] | None = None  # process, count
+        self._telling = threading.RLock()
 
     @property
     def is_mine(self) -> bool:
@@ -50,18 +55,25 @@ class Beacon:
 
     def tell(self, *numbers: int) -> None:
         """Replace what is told, by up to 6 numbers."""
-        for block in self._blocks:
-            block[0] += 1  # odd: being written
-            block[1 : 1 + len(numbers)] = numbers
-            block[0] += 1
+        with self._telling:
+            for block in self._blocks:
+                turn = int(block[0]) | 1  # odd: being written, or left so by an interrupt
+                block[0] = turn
+                block[1 : 1 + len(numbers)] = numbers
+                block[0] = turn + 1
 
     def told(self) -> tuple[int, ...]:
-        """Return how often something was told (0: never), and the numbers told last."""
-        block = self._blocks[0]
+        """Return how often something was told (0: never, or by nobody who lives), and the numbers told last."""
+        block, until = self._blocks[0], 0.0
         while True:
             seen = block[: _NUMBERS + 1].copy()
             if seen[0] % 2 == 0 and seen[0] == block[0]:
                 return tuple(seen.tolist())
+            now = time.monotonic()
+            until = until or now + _WAIT_S
+            if now > until:
+                return (0,) * (_NUMBERS + 1)
+            time.sleep(0)
 
     def count(self, number: int) -> None:
         """Let the owner know how often something happened in this worker."""
@@ -84,8 +96,9 @@ class Beacon:
         if self._given is None:
             self._given = heap.Arena(max(mmap.PAGESIZE, 8 * _SIZE))
             block = np.frombuffer(self._given.buffer, np.int64, _SIZE)
-            block[:_COUNTS] = self._blocks[0][:_COUNTS]
-            self._blocks.append(block)
+            with self._telling:
+                block[:_COUNTS] = self._blocks[0][:_COUNTS]
+                self._blocks.append(block)
         if sys.platform == "win32":
             return Beacon, (self._given,)
         # By hand: the pickler under way took its table of reducers before `heap` was imported.
