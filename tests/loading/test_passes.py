@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ringmap import ReplayBuffer
-from ringmap.errors import ClipIndexError, InputError, StaleCopyError
+from ringmap.buffers.sampled import PINNED
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
 from tests import ROOT
 from tests.loading.conftest import HISTORY, SKIP, end, episode, everything, fill, prove
 
@@ -375,3 +376,127 @@ def test_a_distributed_sampler_of_one_process(buffer):
         for rank in range(2)
     ]
     assert not {*halves[0]} & {*halves[1]}
+
+
+# -- clips of another length -------------------------------------------------------------------
+
+
+def whole(batch):
+    """Tell whether each clip is of one episode, and its steps SKIP apart."""
+    places = np.asarray(batch["place"])
+    return (places[..., 0] == places[..., :1, 0]).all() and (np.diff(places[..., 1]) == SKIP).all()
+
+
+def test_a_view_keeps_the_length_of_its_clips(buffer):
+    view = buffer.view()
+    expected = [view[i] for i in range(len(view))]
+    buffer.num_steps = 4
+    assert len(view) == len(expected)
+    for number, clip in enumerate(expected):
+        assert np.array_equal(view[number]["place"], clip["place"])
+        assert np.array_equal(view[[number]]["action"][0], clip["action"])
+    assert sorted(clips_of(DataLoader(view, 16, num_workers=1))) == everything(buffer)
+    longer = buffer.view()
+    assert longer[len(longer) - 1]["place"].shape == (4, 2)
+    assert whole(longer[range(len(longer))])
+    assert buffer.num_redraws == 0
+
+
+@WORKERS
+def test_a_place_where_no_clip_starts_is_drawn_anew(buffer, workers):
+    """Ids of a pass that was begun with shorter clips: none reaches into the next episode."""
+    sampler = buffer.pass_sampler()
+    ids = list(sampler)
+    buffer.num_steps = 4
+    loader = DataLoader(buffer, 16, sampler=ids, num_workers=workers)
+    batches = list(loader)
+    assert sum(len(batch["place"]) for batch in batches) == len(ids)
+    assert all(whole(batch) for batch in batches)
+    assert buffer.num_redraws > 0
+
+
+def test_ids_must_be_integers(buffer):
+    view = buffer.view()
+    for data in (buffer, view):
+        for wrong in ([0.0, 1.0], np.array([True, False]), np.array([[0, 1]]), ["a"]):
+            with pytest.raises(InputError, match="integers"):
+                data[wrong]
+            with pytest.raises(InputError, match="integers"):
+                data.__getitems__(wrong)
+        for right in (
+            torch.tensor([1, 2]),
+            [torch.tensor(1), 2],
+            np.array([1, 2], np.uint8),
+            range(1, 3),
+        ):
+            assert data[right]["place"].tolist() == data[[1, 2]]["place"].tolist()
+        assert data[[]]["place"].shape == (0, HISTORY, 2)
+
+
+def test_an_empty_buffer_says_so(tmp_path):
+    for path in (None, tmp_path / "buf"):
+        buf = ReplayBuffer(100, path=path)
+        view = buf.view()
+        assert buf[[]] == {} == view[[]]
+        for ids in ([0], [PINNED]):
+            with pytest.raises(NoClipsError, match="no clips"):
+                buf[ids]
+        assert list(DataLoader(buf)) == list(DataLoader(buf, sampler=buf.pass_sampler())) == []
+        buf.close()
+
+
+def test_a_copy_that_is_made_while_the_ring_is_written_has_its_clips_in_place(monkeypatch):
+    """A buffer in RAM is pickled, for spawned workers, while another thread evicts what was not yet copied."""
+    buf = ReplayBuffer(200, HISTORY, SKIP)
+    fill(buf, 40)
+    source, read, calls = buf._owned, buf._owned.read_episode, []
+
+    def writing(ordinal):
+        found = read(ordinal)
+        calls.append(ordinal)
+        if len(calls) == 2:
+            fill(buf, 6, 40)
+        return found
+
+    monkeypatch.setattr(source, "read_episode", writing)
+    copy = pickle.loads(pickle.dumps(buf))
+    assert copy.num_episodes > 5
+    ids = list(copy.pass_sampler())
+    for name, values in copy[ids].items():
+        assert np.array_equal(values, buf[ids][name])
+    assert buf.num_redraws == 0
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, buffer, batches=4):
+        self.buffer, self.batches = buffer, batches
+
+    def __iter__(self):
+        for _ in range(self.batches):
+            yield self.buffer.sample(8)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_draw_apart(buffer, method):
+    """Each has a copy of the buffer, not of its generator: no batch comes twice."""
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        loader = DataLoader(Stream(buffer), None, num_workers=2, multiprocessing_context=method)
+        return [tuple(prove(batch)) for batch in loader]
+
+    first = drawn(1)
+    assert len(set(first)) == len(first) == 8
+    assert drawn(1) == first
+    assert not {*drawn(2)} & {*first}
+
+
+def test_a_worker_goes_on_where_its_init_function_says(buffer):
+    state = buffer.state_dict()
+
+    def begin(number):
+        torch.utils.data.get_worker_info().dataset.buffer.load_state_dict(state)
+
+    loader = DataLoader(Stream(buffer), None, num_workers=1, worker_init_fn=begin)
+    for batch in loader:
+        assert np.array_equal(batch["place"], buffer.sample(8)["place"])

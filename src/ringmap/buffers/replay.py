@@ -621,18 +621,21 @@ class ReplayBuffer(Sampled):
             return {**state, "path": self._owned.folder}
         source = self._source
         ring = source.rows.ring if source.rows is not None else None
+        seq, episodes = source.seq, list[Any]()
+        for ordinal in range(source.live.first, source.live.last):
+            found = source.read_episode(ordinal)
+            if found is None:  # evicted by another thread, and all before it too
+                episodes.clear()
+            else:
+                episodes.append(found)
         return {
             **state,
             "max_steps": self.max_steps,
             "spare": source.manifest.spare if ring is None else ring.spare,
             "schema": source.schema,
-            "seq": source.seq,
-            "begin": int(source.live.starts[0]) if len(source.live) else source.head,
-            "episodes": [
-                (found[0], found[1], found[2].flags)
-                for o in range(source.live.first, source.live.last)
-                if (found := source.read_episode(o)) is not None
-            ],
+            "seq": seq,
+            "begin": episodes[0][2].start if episodes else source.head,
+            "episodes": [(steps, data, record.flags) for steps, data, record in episodes],
             "sampling": self.state_dict() if self._sampler is None else None,
         }
 

@@ -27,7 +27,7 @@ from ringmap.buffers.options import positive
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.uniform import Sampler
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
 from ringmap.storage.source import Source
@@ -62,6 +62,7 @@ class Sampled(Dataset):
     _fetcher: Any = None
     _copied: int | None = None
     _told_redraws = 0
+    _draws_as: int | None = None
 
     def _sampling_with(self, sampler: Sampler | None, seed: int | None) -> None:
         self._sampler = sampler
@@ -118,11 +119,12 @@ class Sampled(Dataset):
             if worker() is not None and span == self.span:
                 return self._pin_as_told(beacon, span)
             beacon = self._beacon = Beacon() if worker() is None else beacon
-        if span not in self._pins:
+        pinned = self._pins.get(span)  # another thread may drop it meanwhile
+        if pinned is None:
             self._pins[span] = pinned = self._clip_reader.pin(span)
             if beacon.is_mine and span == self.span:
                 beacon.tell(_STANDS, source.head, pinned.count)
-        return self._pins[span]
+        return pinned
 
     def _pin_as_told(self, beacon: Beacon, span: int) -> Pinned:
         told = beacon.told()
@@ -130,12 +132,13 @@ class Sampled(Dataset):
         if not turn or how == _NEWEST:
             self._clip_reader.source.refresh()
             return self._clip_reader.pin(span)
-        if told != self._told or span not in self._pins:
+        pinned = self._pins.get(span)
+        if told != self._told or pinned is None:
             self._told = told
             if self._clip_reader.source.head < head:
                 self._clip_reader.source.refresh()
-            self._pins[span] = self._clip_reader.pin_before(head, count, span)
-        return self._pins[span]
+            self._pins[span] = pinned = self._clip_reader.pin_before(head, count, span)
+        return pinned
 
     @property
     def num_redraws(self) -> int:
@@ -160,9 +163,10 @@ class Sampled(Dataset):
         Raises:
             ClipIndexError: the id is out of range, or the buffer is empty. Negative ids count from
                 the end.
+            InputError: the ids of a list are no integers.
         """
         if np.ndim(idx):
-            return self._mapping(idx)
+            return self._mapping(clip_ids(idx, "ReplayBuffer"), self.num_steps, self.frameskip)
         number = operator.index(idx)
         if number < PINNED:
             size = len(self)
@@ -173,7 +177,11 @@ class Sampled(Dataset):
                     else f"ReplayBuffer: empty: no clip of {self.span} steps is stored"
                 )
             number %= size
-        clip = {name: values[0] for name, values in self._columns(np.array([number])).items()}
+        return self._clip(number, self.num_steps, self.frameskip)
+
+    def _clip(self, number: int, history: int, skip: int) -> Any:
+        block = self._columns(np.array([number]), history, skip)
+        clip = {name: values[0] for name, values in block.items()}
         return clip if self.transform is None else self.transform(clip)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
@@ -183,52 +191,52 @@ class Sampled(Dataset):
         on whatever is written meanwhile. What comes is a list of clips over one block of rows, which
         `default_collate` takes as it is; in a worker the block is shared memory that is used again.
         """
-        ids = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices), np.int64)
-        if self.transform is not None:
-            batch = ClipBatch(self._columns(ids), len(ids))
-            return [as_clip(self.transform(dict(clip))) for clip in batch]
-        return of_columns(self._columns(ids, self._room(len(ids))), len(ids))
+        return self._clips_of(clip_ids(indices, "ReplayBuffer"), self.num_steps, self.frameskip)
 
-    def _mapping(self, indices: Any) -> dict[str, Any]:
-        clips = self.__getitems__(indices)
+    def _clips_of(self, ids: Array, history: int, skip: int) -> list[Any]:
+        if self.transform is not None:
+            batch = ClipBatch(self._columns(ids, history, skip), len(ids))
+            return [as_clip(self.transform(dict(clip))) for clip in batch]
+        room = self._room(len(ids), history, skip)
+        return of_columns(self._columns(ids, history, skip, room), len(ids))
+
+    def _mapping(self, ids: Array, history: int, skip: int) -> dict[str, Any]:
+        clips = self._clips_of(ids, history, skip)
         if isinstance(clips, ClipBatch):
             return as_mapping(clips.columns)
         return as_mapping(
             {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
         )
 
-    def _room(self, size: int) -> dict[str, Array] | None:
+    def _room(self, size: int, history: int, skip: int) -> dict[str, Array] | None:
         """Return where to gather a batch of `size` clips: None unless this process is a worker."""
         schema = self._source.schema
         if schema is None or worker() is None:
             return None
-        shapes: Layout = {
-            s.name: ((size, self.num_steps, *s.shape), s.dtype) for s in schema.columns
-        }
+        shapes: Layout = {s.name: ((size, history, *s.shape), s.dtype) for s in schema.columns}
         if "action" in shapes:
             shape, dtype = shapes["action"]
-            shapes["action"] = (
-                (size, self.num_steps, math.prod(shape[2:]) * self.frameskip),
-                dtype,
-            )
+            shapes["action"] = (size, history, math.prod(shape[2:]) * skip), dtype
         return room(shapes)
 
-    def _columns(self, ids: Array, out: dict[str, Array] | None = None) -> dict[str, Array]:
+    def _columns(
+        self, ids: Array, history: int, skip: int, out: dict[str, Array] | None = None
+    ) -> dict[str, Array]:
         """Return the clips with these ids as one block; out of range or evicted: drawn anew."""
-        source, history, skip = self._source, self.num_steps, self.frameskip
+        source, span = self._source, history * skip
         if source.disk.volatile:
             self._check_copy()
         threads = self.threads or _threads_here()
         reader = self._clip_reader
         if len(ids) and ids.max() >= PINNED:
-            batch = reader.at(self._known(ids - PINNED), history, skip, out, threads)
+            batch = reader.at(self._known(ids - PINNED, span), history, skip, out, threads)
             return self._counted(batch)
-        pinned = self._pin(self.span)
+        pinned = self._pin(span)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if not pinned.count or (len(ids) and ids.max() >= pinned.count):
             # Its own look may be older than that of the process that drew the ids.
             self.refresh()
-            pinned = self._pin(self.span)
+            pinned = self._pin(span)
         batch = reader.batch(ids + pinned.base, pinned, history, skip, out, threads)
         return self._counted(batch)
 
@@ -241,13 +249,15 @@ class Sampled(Dataset):
                 self._beacon.count(redraws)
         return batch
 
-    def _known(self, positions: Array) -> Array:
-        """Return the positions, -1 for one that lies beyond what is stored: it is drawn anew."""
+    def _known(self, positions: Array, span: int) -> Array:
+        """Return the positions, -1 for one where no clip starts by now: it is drawn anew.
+
+        Beyond what is stored, or of a pass of shorter clips: one of `span` steps would reach into the next episode.
+        """
         source = self._source
-        if source.rows is None or (len(positions) and positions.max() + self.span > source.head):
+        if source.rows is None or (len(positions) and positions.max() + span > source.head):
             self.refresh()
-        wrong = (positions < 0) | (positions + self.span > source.head)
-        return np.where(wrong, -1, positions)
+        return self._clip_reader.starting(positions, span)
 
     def _check_copy(self) -> None:
         """Raise in a persistent worker that would go on serving an old copy of a buffer in RAM."""
@@ -391,6 +401,7 @@ class Sampled(Dataset):
         """Return the positions of the next batch, drawn through the sampler."""
         self._pins.clear()
         self._source.refresh()
+        self._draw_apart()
         self._draws += 1
         if step is None:
             step = self._counter
@@ -414,6 +425,13 @@ class Sampled(Dataset):
                 f"out of range for {newest.end - pinned.base} clips"
             )
         return reader.place(numbers, pinned, span)
+
+    def _draw_apart(self) -> None:
+        """Draw in a worker what no other worker does: a copy of a buffer in RAM brings the generator along."""
+        info = worker()
+        if info is not None and self._draws_as != info.seed:
+            self._draws_as = info.seed
+            self._rng = self._clip_reader.rng = np.random.default_rng(info.seed)
 
     def _no_clips(self, span: int) -> NoClipsError:
         return NoClipsError(
@@ -442,6 +460,8 @@ class Sampled(Dataset):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on sampling where `state_dict` was taken."""
+        self._source  # noqa: B018 - a fork makes another generator
+        self._draw_apart()
         self._rng.bit_generator.state = state["rng"]
         self._counter = int(state["step"])
         self._draws += 1

@@ -3,20 +3,21 @@
     starts   [40, 52, 60]   positions on the ring, the same in every process
     lengths  [12,  8, 30]   ids -> (episode, step) -> position -> the buffer's own reader
 
-Invariants: ids and length never change; a clip whose episode was evicted since is drawn anew from what the
+Invariants: ids, length, and the steps of a clip never change; a clip whose episode was evicted since is drawn anew from what the
 buffer holds by then, and counted.
 Not here: rows (the buffer's), orders of a pass (passes.py).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringmap.buffers.sampled import PINNED
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 
 if TYPE_CHECKING:
@@ -98,15 +99,17 @@ class BufferView(Dataset):
 
     def __getitem__(self, idx: Any) -> Any:
         """Return one clip, or with a list of ids the batch, as the buffer does."""
-        ids = np.asarray(idx, np.int64)
-        return self._buffer[
-            PINNED + self.positions(ids) if ids.ndim else int(PINNED + self.positions(ids[None])[0])
-        ]
+        cut = self.num_steps, self.frameskip
+        if np.ndim(idx):
+            return self._buffer._mapping(self._places(idx), *cut)
+        return self._buffer._clip(int(self._places([operator.index(idx)])[0]), *cut)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return several clips at once: what PyTorch's DataLoader calls."""
-        ids = np.asarray(list(indices), np.int64)
-        return self._buffer.__getitems__(PINNED + self.positions(ids))
+        return self._buffer._clips_of(self._places(indices), self.num_steps, self.frameskip)
+
+    def _places(self, indices: Any) -> Array:
+        return PINNED + self.positions(clip_ids(indices, "BufferView"))
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         return self._buffer._load_slice(self._index_now(ep), start, end)

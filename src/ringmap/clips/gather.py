@@ -96,6 +96,10 @@ class ClipReader:
         `asked`: whether `want` was called for them already.
         """
         source, span = self.source, history_len * frameskip
+        if source.rows is None:  # nothing was ever stored
+            if len(positions):
+                self._redraw(len(positions), span)
+            return {}
         batch = self._gather(positions, history_len, frameskip, out, threads, asked)
         tail = source.newest_tail()
         if not len(positions) or np.minimum.reduce(positions) >= tail:
@@ -123,6 +127,16 @@ class ClipReader:
             index = self.index.of(span)
             base, end = index.base, index.end
             return index.positions(rng.integers(base, end, count)) if end > base else None
+
+    def starting(self, positions: Array, span: int) -> Array:
+        """Return the positions, -1 for one where no clip of `span` steps starts: it is drawn anew. O(B log episodes)."""
+        with self.source.memory:
+            starts, lengths = self.source.live.starts, self.source.live.lengths
+            if not len(starts):
+                return np.full(len(positions), -1)
+            episodes = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
+            steps = positions - starts.take(episodes)
+            return np.where((steps >= 0) & (steps + span <= lengths.take(episodes)), positions, -1)
 
     def pin_before(self, head: int, count: int, span: int) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: another's moment."""

@@ -25,7 +25,7 @@ from ringmap.datasets.layout import EpisodeDict, stored_layout
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 
-__all__ = ["Dataset", "EpisodeDict", "Transform", "fold_actions", "stored_layout"]
+__all__ = ["Dataset", "EpisodeDict", "Transform", "clip_ids", "fold_actions", "stored_layout"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -222,7 +222,7 @@ class Dataset:
         Raises:
             ClipIndexError: as for one clip.
         """
-        episodes, starts = self._locate(np.asarray(list(indices), np.int64))
+        episodes, starts = self._locate(clip_ids(indices, type(self).__name__))
         return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
 
     # -- whole columns -----------------------------------------------------------------------
@@ -374,6 +374,21 @@ class Dataset:
             f"{type(self).__name__}(episodes={len(self.lengths)}, steps={int(self.lengths.sum())}, "
             f"num_steps={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names})"
         )
+
+
+def clip_ids(indices: Any, where: str) -> Array:
+    """Return clip ids as an int64 array `(B,)`.
+
+    Raises:
+        InputError: they are no integers (a mask, for one), or not in one row.
+    """
+    ids = np.asarray(indices if hasattr(indices, "__array__") else list(indices))
+    if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1):
+        raise InputError(
+            f"{where}: clip ids must be a list of integers, got {ids.dtype} of shape {ids.shape}; "
+            "turn a mask into ids with np.flatnonzero"
+        )
+    return ids.reshape(-1).astype(np.int64, copy=False)
 
 
 def fold_actions(actions: Any, num_steps: int) -> Any:
