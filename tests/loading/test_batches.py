@@ -1,6 +1,7 @@
 """`batches()`: drawn ahead by a thread, in order, and closed without a trace; `out=` and `threads=`."""
 
 import gc
+import os
 import threading
 import weakref
 
@@ -10,7 +11,7 @@ import torch
 
 from ringmap import ReplayBuffer
 from ringmap.clips import threads
-from ringmap.errors import InputError, NoClipsError
+from ringmap.errors import ClosedError, InputError, NoClipsError, RoleError
 from ringmap.storage import system
 from tests.loading.conftest import HISTORY, SKIP, fill, prove
 
@@ -113,6 +114,73 @@ def test_while_another_thread_writes(buffer):
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_forked_child_is_told_that_its_thread_is_not_there(buffer):
+    batches = buffer.batches(4)
+    next(batches)
+    said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except RoleError as error:
+            os.write(said[1], str(error).encode())
+        batches.close()
+        os._exit(0)
+    answer = os.read(said[0], 1000).decode()
+    os.waitpid(child, 0)
+    assert "call batches() in this one" in answer
+    next(batches)
+    batches.close()
+    os.close(said[0])
+    os.close(said[1])
+
+
+def test_closed_while_another_thread_waits_for_a_batch():
+    buf, gate = same_seed(), threading.Event()
+
+    def wait(step, buffer, size, history):
+        gate.wait(20)
+        return np.zeros(size, int)
+
+    buf.sampler = wait
+    batches, got = buf.batches(4), []
+    waiting = threading.Thread(target=lambda: got.append(list(batches)), daemon=True)
+    waiting.start()
+    threading.Timer(0.2, gate.set).start()
+    batches.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_buffer_that_is_closed_under_it_says_so(tmp_path):
+    for number in range(20):
+        buf = ReplayBuffer(2000, HISTORY, SKIP, path=tmp_path / str(number), seed=0, sync_every_s=0)
+        fill(buf, 20)
+        batches = buf.batches(64, prefetch=1 + number % 3)
+        next(batches)
+        buf.close()
+        with pytest.raises(ClosedError, match="open it again"):
+            for _ in range(10):
+                next(batches)
+        assert not ours()
+
+
+def test_a_reader_is_counted_while_a_thread_draws_from_it(tmp_path):
+    """`sample` drops what `len` found, in another thread, between two steps of it."""
+    with ReplayBuffer(2000, HISTORY, SKIP, path=tmp_path / "buf") as buf:
+        fill(buf, 20)
+        reader = ReplayBuffer.open(buf.path)
+
+        class Forgetful(dict):
+            def __setitem__(self, key, value):
+                """As if `sample` came just now."""
+
+        reader._pins = Forgetful()
+        assert len(reader) == len(buf)
+        reader.close()
+    buf.close()
 
 
 # -- out= --------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ Not here: what is drawn (sampled.py).
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringmap.buffers.options import positive
-from ringmap.errors import InputError
+from ringmap.errors import InputError, RoleError
 
 if TYPE_CHECKING:
     from ringmap.buffers.sampled import Sampled
@@ -54,6 +55,7 @@ class Batches(Iterator[Batch]):
         self._queue: queue.Queue[tuple[Batch | None, BaseException | None]] = queue.Queue(
             max(1, prefetch)
         )
+        self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         if prefetch and steps != 0:
             self._thread = threading.Thread(
@@ -69,7 +71,7 @@ class Batches(Iterator[Batch]):
         if self._thread is None:
             batch: Batch | None = self._make()
         else:
-            batch, error = self._queue.get()
+            batch, error = self._wait()
             if error is not None:
                 self.close()
                 raise error
@@ -82,6 +84,19 @@ class Batches(Iterator[Batch]):
                 for n, v in batch.items()
             }
         return batch
+
+    def _wait(self) -> tuple[Batch | None, BaseException | None]:
+        if self._pid != os.getpid():
+            raise RoleError(
+                f"ReplayBuffer.batches: this iterator belongs to process {self._pid}, and its thread is there; "
+                "call batches() in this one"
+            )
+        while True:
+            try:
+                return self._queue.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if self._stop.is_set():  # another thread closed it meanwhile
+                    return None, StopIteration()
 
     def close(self) -> None:
         """End the thread. What it had drawn is dropped."""

@@ -111,7 +111,8 @@ ClipBatch.__hash__ = None
 def worker() -> Any:
     """Return what PyTorch says of the DataLoader worker that this process is, or None."""
     data = sys.modules.get("torch.utils.data")  # not there: nobody has made a DataLoader
-    return None if data is None else data.get_worker_info()
+    asked = getattr(data, "get_worker_info", None)  # nor is it when another thread is importing it
+    return None if asked is None else asked()
 
 
 def room(layout: Layout) -> dict[str, Array] | None:
