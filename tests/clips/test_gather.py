@@ -228,14 +228,20 @@ def test_a_number_that_never_was_is_drawn_anew(offset):
     assert reader.num_redraws == 1
 
 
-def test_after_a_recovery_every_number_is_drawn_anew():
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_after_a_recovery_numbers_mean_the_same_places(lost):
+    """It numbers anew; a clip that is still there is where it was, and only one that is not is drawn anew."""
     stage = filled()
     reader = reader_of(stage)
     pinned = reader.pin(5)
-    stage.live.reset(np.array([start for start, _ in stage.written]), np.full(4, 5))
+    assert pinned.count == 4
+    before = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    starts = np.array([start for start, _ in stage.written])[lost:]
+    stage.live.reset(starts, np.full(4 - lost, 5))
     batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
     assert prove(stage, batch, 5) <= stage.clips(5)
-    assert reader.num_redraws == 4
+    assert np.array_equal(batch["step"][lost:], before["step"][lost:])
+    assert reader.num_redraws == lost
 
 
 def test_redraws_are_uniform_over_the_newest_state():

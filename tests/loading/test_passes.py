@@ -169,6 +169,29 @@ def test_workers_count_as_the_reader_that_owns_the_loader(disk, method):
     reader.close()
 
 
+@WORKERS
+def test_a_writer_that_is_opened_again_changes_no_clip_of_a_pass(disk, workers):
+    """Another writer numbers anew; the clips are where they were, and none is drawn in place of another."""
+    reader = ReplayBuffer.open(disk.path, seed=0)
+    loader = DataLoader(
+        reader, 16, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
+    passing = iter(loader)
+    found = prove(next(passing))
+    path = disk.path
+    disk.close()
+    with ReplayBuffer.open(path, mode="r+") as again:
+        fill(again, 2, 20)
+        reader._source.refresh()  # as a clip that was evicted makes it, in its pass
+        found += [clip for batch in passing for clip in prove(batch)]
+        assert sorted(found) == everything(again)
+        assert sorted(clips_of(loader)) == everything(again)
+    again.close()
+    assert reader.num_redraws == 0
+    reader.close()
+    end(loader)
+
+
 def test_a_process_that_is_no_worker_counts_for_itself(disk):
     with ReplayBuffer.open(disk.path) as reader:
         size = len(reader)

@@ -31,12 +31,15 @@ _TRIES = 10
 
 
 class Pinned:
-    """Clip numbers `[base, end)` of one span, as of one moment of one era."""
+    """Clip numbers `[base, end)` of one span, as of one moment of one era.
 
-    __slots__ = ("base", "end", "era")
+    They are the clips of the newest episodes that start before position `head`, in any era.
+    """
 
-    def __init__(self, base: int, end: int, era: int) -> None:
-        self.base, self.end, self.era = base, end, era
+    __slots__ = ("base", "end", "era", "head")
+
+    def __init__(self, base: int, end: int, era: int, head: int) -> None:
+        self.base, self.end, self.era, self.head = base, end, era, head
 
     @property
     def count(self) -> int:
@@ -63,7 +66,7 @@ class ClipReader:
         """Return which clips there are now. O(1) when nothing changed."""
         with self.source.memory:
             index = self.index.of(span)
-            return Pinned(index.base, index.end, self.source.live.era)
+            return Pinned(index.base, index.end, self.source.live.era, self.source.head)
 
     def batch(
         self, numbers: Array, pinned: Pinned, history_len: int, frameskip: int,
@@ -142,17 +145,18 @@ class ClipReader:
         """Return the `count` clips of the episodes that start before position `head`: another's moment."""
         with self.source.memory:
             end = self.index.of(span).end_before(head)
-            return Pinned(end - count, end, self.source.live.era)
+            return Pinned(end - count, end, self.source.live.era, head)
 
     def place(self, numbers: Array, pinned: Pinned, span: int) -> Array:
         """Return where the clips with these numbers start; one that is gone is drawn anew."""
         source = self.source
         with source.memory:
             index = self.index.of(span)
-            if source.live.era != pinned.era:  # a recovery handed out other numbers
-                gone = np.ones(len(numbers), np.bool_)
-            else:
-                gone = (numbers < index.base) | (numbers >= index.end)
+            if (
+                source.live.era != pinned.era
+            ):  # a recovery, or another writer: other numbers, the same places
+                numbers = numbers + (index.end_before(pinned.head) - pinned.end)
+            gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
                 return index.positions(numbers)
             kept = numbers[~gone]
