@@ -1,5 +1,6 @@
 """Passes that pin one state, views and splits: ids that stand still, whatever is written meanwhile."""
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -523,3 +524,39 @@ def test_a_worker_goes_on_where_its_init_function_says(buffer):
     loader = DataLoader(Stream(buffer), None, num_workers=1, worker_init_fn=begin)
     for batch in loader:
         assert np.array_equal(batch["place"], buffer.sample(8)["place"])
+
+
+def test_clips_are_listed_while_another_thread_draws():
+    """Two threads that brought the index up to date at once left it broken for good."""
+    buf = ReplayBuffer(400, HISTORY, SKIP, seed=0)
+    fill(buf, 30)
+    stop, broken = threading.Event(), []
+
+    def run(work):
+        try:
+            while not stop.is_set():
+                work()
+        except Exception as error:
+            broken.append(error)
+
+    numbers = itertools.count(100)
+    works = [
+        lambda: fill(buf, 1, next(numbers)), lambda: buf.sample(8), buf.check,
+        lambda: buf.clip_indices[len(buf.clip_indices) // 2], lambda: buf.clip_indices[:5],
+    ]  # fmt: skip
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        stop.wait(1)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert not broken
+    assert buf.check() == []
+    pairs = pickle.loads(pickle.dumps(buf.clip_indices))
+    assert list(pairs) == list(buf.clip_indices)

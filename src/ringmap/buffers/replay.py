@@ -606,7 +606,9 @@ class ReplayBuffer(Sampled):
         from ringmap.storage.check import check_source
 
         source = self._source
-        return check_source(source, self._clip_reader.index.check())
+        with source.memory:
+            faults = self._clip_reader.index.check()
+        return check_source(source, faults)
 
     # -- copies ------------------------------------------------------------------------------
 

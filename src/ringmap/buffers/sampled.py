@@ -93,8 +93,8 @@ class Sampled(Dataset):
     @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
         """The `(episode, first step)` of every clip, oldest first: a lazy sequence, no memory per clip."""
-        self._source  # noqa: B018 - a fork or an interrupt may have made another index
-        return ClipPairs(self._clip_reader.index, self.span)
+        source = self._source
+        return ClipPairs(self._clip_reader.index, self.span, source.memory)
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of clips of `history_len` observations: ids run over `[0, n)`. O(1)."""

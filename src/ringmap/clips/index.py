@@ -18,7 +18,9 @@ and span in use.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
 import numpy as np
@@ -189,6 +191,11 @@ class ClipIndex:
 class ClipPairs(Sequence[tuple[int, int]]):
     """A lazy sequence of `(episode, first step)` pairs, oldest episode first; no memory per clip.
 
+    Args:
+        index: of the clips.
+        span: of each clip.
+        lock: held while the index catches up and is searched, where episodes may come meanwhile.
+
     Example:
         >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)
         >>> list(pairs)
@@ -197,19 +204,35 @@ class ClipPairs(Sequence[tuple[int, int]]):
         ((2, 0), 3)
     """
 
-    def __init__(self, index: ClipIndex, span: int) -> None:
+    def __init__(
+        self, index: ClipIndex, span: int, lock: AbstractContextManager[Any] | None = None
+    ) -> None:
         self._index = index
         self._span = span
+        self._lock = nullcontext() if lock is None else lock
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "_index": copy.deepcopy(self._index),
+                "_span": self._span,
+                "_lock": nullcontext(),
+            }
 
     def __len__(self) -> int:
-        of = self._index.of(self._span)
-        return of.end - of.base
+        with self._lock:
+            of = self._index.of(self._span)
+            return of.end - of.base
 
     @overload
     def __getitem__(self, item: int) -> tuple[int, int]: ...
     @overload
     def __getitem__(self, item: slice) -> Sequence[tuple[int, int]]: ...
     def __getitem__(self, item: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
+        with self._lock:
+            return self._at(item)
+
+    def _at(self, item: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
         of = self._index.of(self._span)
         if isinstance(item, slice):
             ids = np.arange(of.end - of.base)[item]
