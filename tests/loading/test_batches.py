@@ -2,7 +2,9 @@
 
 import gc
 import os
+import signal
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -45,8 +47,11 @@ def test_endless_until_it_is_closed(buffer):
     for _ in range(50):
         prove(next(batches))
     assert len(ours()) == 1
+    assert batches._shelf._items.qsize() <= 2
+    assert batches._shelf._taken.qsize() <= 4
     batches.close()
     batches.close()
+    assert batches._shelf._items.empty()
     assert not ours()
     with pytest.raises(StopIteration):
         next(batches)
@@ -152,6 +157,36 @@ def test_closed_while_another_thread_waits_for_a_batch():
     batches.close()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that interrupt")
+def test_interrupts_leave_no_lock_taken():
+    """Ctrl-C comes anywhere in next(); the next one, and close(), must not wait for ever."""
+    rng, buf, count = np.random.default_rng(0), same_seed(), 0
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    batches, until = buf.batches(2), time.monotonic() + 2
+    try:
+        while time.monotonic() < until:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 1e-3))
+                for batch in batches:
+                    assert len(batch["place"]) == 2
+            except KeyboardInterrupt:
+                count += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert count > 100
+        closing = threading.Thread(target=lambda: (next(batches), batches.close()), daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+        assert not ours()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_buffer_that_is_closed_under_it_says_so(tmp_path):

@@ -9,6 +9,7 @@ Not here: what is drawn (sampled.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Batches"]
 
 Batch = dict[str, Any]
+Item = tuple[Batch | None, BaseException | None]
 _LOOK_S = 0.1
 
 
@@ -51,21 +53,18 @@ class Batches(Iterator[Batch]):
         self._make = _maker(buffer, batch_size, steps, prefetch > 0, to == "torch", pin_memory)
         self._device = device
         self._left = steps
-        self._stop = threading.Event()
-        self._queue: queue.Queue[tuple[Batch | None, BaseException | None]] = queue.Queue(
-            max(1, prefetch)
-        )
+        self._shelf = _Shelf(prefetch)
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         if prefetch and steps != 0:
             self._thread = threading.Thread(
-                target=_fill, args=(self._make, self._queue, self._stop, steps), daemon=True,
+                target=_fill, args=(self._make, self._shelf, steps), daemon=True,
                 name="ringmap-batches",
             )  # fmt: skip
             self._thread.start()
 
     def __next__(self) -> Batch:
-        if self._stop.is_set() or self._left == 0:
+        if self._shelf.closed or self._left == 0:
             self.close()
             raise StopIteration
         if self._thread is None:
@@ -85,7 +84,7 @@ class Batches(Iterator[Batch]):
             }
         return batch
 
-    def _wait(self) -> tuple[Batch | None, BaseException | None]:
+    def _wait(self) -> Item:
         if self._pid != os.getpid():
             raise RoleError(
                 f"ReplayBuffer.batches: this iterator belongs to process {self._pid}, and its thread is there; "
@@ -93,21 +92,18 @@ class Batches(Iterator[Batch]):
             )
         while True:
             try:
-                return self._queue.get(timeout=_LOOK_S)
+                return self._shelf.take()
             except queue.Empty:
-                if self._stop.is_set():  # another thread closed it meanwhile
+                if self._shelf.closed:  # by another thread, meanwhile
                     return None, StopIteration()
 
     def close(self) -> None:
         """End the thread. What it had drawn is dropped."""
-        self._stop.set()
+        self._shelf.close()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            while thread.is_alive():  # it may be waiting for room
-                try:
-                    self._queue.get_nowait()
-                except queue.Empty:
-                    thread.join(0.01)
+            thread.join()
+        self._shelf.drop()
 
     def __enter__(self) -> Batches:
         return self
@@ -116,8 +112,48 @@ class Batches(Iterator[Batch]):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_stop"):
-            self._stop.set()
+        if hasattr(self, "_shelf"):
+            self._shelf.close()
+
+
+class _Shelf:
+    """What was drawn ahead: up to `size` batches, put by one thread, taken by another.
+
+    Of `SimpleQueue`s, which are C: Ctrl-C in the middle of a `queue.Queue`, an `Event` or a `Condition`, which are
+    Python, leaves its lock taken, and both threads waiting for ever.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.closed = False
+        self._size = size
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[None] = queue.SimpleQueue()  # only wakes who waits for room
+
+    def take(self) -> Item:
+        """Return the oldest batch; after a while without one, raise `queue.Empty`."""
+        item = self._items.get(timeout=_LOOK_S)
+        self._taken.put(None)
+        return item
+
+    def put(self, item: Item) -> None:
+        """Wait for room."""
+        while not self.closed:
+            if self._items.qsize() < self._size:
+                self._items.put(item)
+                with contextlib.suppress(queue.Empty):  # or those that nobody waits for pile up
+                    self._taken.get_nowait()
+                return
+            with contextlib.suppress(queue.Empty):
+                self._taken.get(timeout=_LOOK_S)
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self.closed = True
+        self._taken.put(None)
+
+    def drop(self) -> None:
+        """Forget what nobody took."""
+        self._items = queue.SimpleQueue()
 
 
 def _maker(
@@ -140,21 +176,14 @@ def _maker(
     return make
 
 
-def _fill(
-    make: Callable[[], Batch], filled: queue.Queue[Any], stop: threading.Event, steps: int | None
-) -> None:
+def _fill(make: Callable[[], Batch], shelf: _Shelf, steps: int | None) -> None:
     left = steps
-    while not stop.is_set() and left != 0:
+    while not shelf.closed and left != 0:
         try:
-            item: tuple[Batch | None, BaseException | None] = (make(), None)
+            item: Item = (make(), None)
         except BaseException as error:
             item = None, error
-        while not stop.is_set():
-            try:
-                filled.put(item, timeout=_LOOK_S)
-                break
-            except queue.Full:
-                continue
+        shelf.put(item)
         if item[1] is not None:
             return
         left = None if left is None else left - 1
