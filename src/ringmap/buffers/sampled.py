@@ -374,9 +374,13 @@ class Sampled(Dataset):
         positive("ReplayBuffer.sample", "batch_size", batch_size)
         positive("ReplayBuffer.sample", "history_len", history)
         into = None if out is None else self._fitting(out, batch_size, history)
-        positions = self._draw(batch_size, history, step)
-        threads = self.threads or _threads_here()
-        return self._clip_reader.at(positions, history, self.frameskip, into, threads)
+        try:
+            positions = self._draw(batch_size, history, step)
+            threads = self.threads or _threads_here()
+            return self._clip_reader.at(positions, history, self.frameskip, into, threads)
+        except (OSError, ValueError):
+            self._source  # noqa: B018 - says so if another thread closed it meanwhile
+            raise
 
     def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[dict[str, Array]]:
         """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
@@ -392,7 +396,12 @@ class Sampled(Dataset):
             except BaseException as error:  # it is the next one's, not this one's
                 failed = error
             threads = self.threads or _threads_here()
-            yield reader.at(positions, history, skip, None, threads, asked=True)
+            try:
+                batch = reader.at(positions, history, skip, None, threads, asked=True)
+            except (OSError, ValueError):
+                self._source  # noqa: B018 - as in `sample`
+                raise
+            yield batch
             if failed is not None:
                 raise failed
             positions = following

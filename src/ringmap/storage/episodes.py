@@ -225,12 +225,23 @@ class EpisodeTable:
     def scan(self) -> tuple[Array, Array, Array]:
         """Return a copy of every record that was ever written, whether it is valid in its slot, and the slot."""
         found, slots = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
-        for at in range(0, self.slots, BLOCK):
-            block = self._read(at, min(BLOCK, self.slots - at))
-            written = np.flatnonzero(_words(block).any(axis=1))
-            if len(written):  # most of a young table was never written
-                found.append(block[written])
-                slots.append(written + at)
+        blank = bytes(BLOCK * RECORD.itemsize)
+        at = 0
+        while at < self.slots:
+            # Most of a young table was never written: holes, which need not be read.
+            data_at = self._file.next_data(_HEADER + at * RECORD.itemsize) - _HEADER
+            at = max(at, data_at // RECORD.itemsize)
+            data = self._read_bytes(at, max(0, min(BLOCK, self.slots - at)))
+            begin, at = at, at + BLOCK
+            if data == blank[: len(data)]:
+                continue
+            block = np.frombuffer(data, RECORD)
+            written = block["seq"] != 0
+            if not written.all():
+                written |= _words(block).any(axis=1)
+            where = np.flatnonzero(written)
+            found.append(block if len(where) == len(block) else block[where])
+            slots.append(where + begin)
         records, slot = np.concatenate(found), np.concatenate(slots)
         valid = self._valid(records)
         valid &= (records["seq"] % np.uint64(self.slots) == slot) & (records["seq"] > 0)
@@ -238,8 +249,11 @@ class EpisodeTable:
 
     def _read(self, slot: int, count: int) -> Array:
         """Return `count` records from `slot` on: by a read, as a map of a hole takes room on a full tmpfs."""
+        return np.frombuffer(self._read_bytes(slot, count), RECORD)
+
+    def _read_bytes(self, slot: int, count: int) -> bytes:
         size = RECORD.itemsize
-        return np.frombuffer(self._file.read(count * size, _HEADER + slot * size), RECORD)
+        return self._file.read(count * size, _HEADER + slot * size)
 
     def _valid(self, records: Array) -> Array:
         words = _words(records)

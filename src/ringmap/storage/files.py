@@ -61,6 +61,10 @@ class File(Protocol):
         """Ask for a byte range that is to be read soon. A hint."""
         ...
 
+    def next_data(self, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        ...
+
     def size(self) -> int:
         """Return the size in bytes."""
         ...
@@ -122,6 +126,10 @@ class FileHandle:
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask for a byte range that is to be read soon."""
         self.disk.system.will_need(self.fd, offset, nbytes)
+
+    def next_data(self, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        return self.disk.system.next_data(self.fd, offset)
 
     def size(self) -> int:
         """Return the size in bytes."""

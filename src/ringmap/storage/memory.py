@@ -55,6 +55,10 @@ class MemoryFile:
     def will_need(self, offset: int, nbytes: int) -> None:
         """Do nothing: it is there."""
 
+    def next_data(self, offset: int) -> int:
+        """Return the offset: nothing tells."""
+        return offset
+
     def map(self, random: bool = False) -> Array:
         """Return the whole file as a read-only array that shows later writes."""
         view = self.data[: self.used]

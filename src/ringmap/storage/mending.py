@@ -145,6 +145,10 @@ class _Unread:
     def will_need(self, offset: int, nbytes: int) -> None:
         """Do nothing."""
 
+    def next_data(self, offset: int) -> int:
+        """Return the offset."""
+        return offset
+
     def map(self, random: bool = False) -> Array:
         """Return zeros."""
         return np.zeros(self._nbytes, np.uint8)

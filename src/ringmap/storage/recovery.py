@@ -103,10 +103,13 @@ def find(
             "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
         )
     if found.seq:
-        found.records, valid = table.read_range(found.first, found.seq)
-        if not valid.all():
-            bad = found.first + int(np.argmin(valid))
-            raise CorruptError(f"{path}: record {bad} is damaged; run ringmap.check on the buffer")
+        if not len(found.records):  # a scan has them already
+            found.records, valid = table.read_range(found.first, found.seq)
+            if not valid.all():
+                bad = found.first + int(np.argmin(valid))
+                raise CorruptError(
+                    f"{path}: record {bad} is damaged; run ringmap.check on the buffer"
+                )
         for fault in broken_order(found.records):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
     return found
@@ -141,21 +144,27 @@ def _scan(table: EpisodeTable) -> Found:
     records, valid, slots = table.scan()
     torn = slots[~valid]
     found = Found()
-    order = np.argsort(records["seq"][valid])
-    records, slots = records[valid][order], slots[valid][order]
-    numbers = records["seq"].astype(np.int64)
+    whole_ones = np.flatnonzero(valid)
+    numbers = records["seq"].astype(np.int64)[whole_ones]
+    order = np.argsort(numbers, kind="stable")  # fast on what is nearly in order
+    numbers, whole_ones = numbers[order], whole_ones[order]
     if len(numbers):
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         starts = np.zeros(len(numbers), np.int64)
         starts[breaks] = breaks
         run_first = numbers[np.maximum.accumulate(starts)]
-        firsts = records["first"].astype(np.int64)
+        firsts = records["first"].astype(np.int64)[whole_ones]
         whole = np.flatnonzero(run_first <= firsts)
         if len(whole):
-            record = Record.of(records[whole[-1]])
+            record = Record.of(records[whole_ones[whole[-1]]])
             found = Found(record.seq, record.first, record.tail, record.head)
-        found.segment = int(records["blob_segment"].max())
-    newer = slots[numbers > found.seq]
+            # Whole means: each number from `first` to `seq` is there once, and they are in order now.
+            stop = int(whole[-1]) + 1
+            run = whole_ones[stop - (record.seq + 1 - record.first) : stop]
+            in_place = len(run) and (np.diff(run) == 1).all()  # unless the table was gone round
+            found.records = records[run[0] : run[-1] + 1] if in_place else records[run]  # no copy
+        found.segment = int(records["blob_segment"][whole_ones].max())
+    newer = slots[whole_ones[numbers > found.seq]]
     found.wipe = sorted({*newer.tolist(), *torn.tolist()})
     return found
 

@@ -10,6 +10,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | sync a folder | fsync | fsync | - | nothing: the file system journals names |
 | reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
 | ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
+| skip holes | SEEK_DATA | SEEK_DATA | - | they are read: zeros |
 | reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
@@ -131,6 +132,15 @@ class System:
         if _FADVISE and not self.portable and hasattr(mmap, "MADV_RANDOM"):
             with contextlib.suppress(OSError):
                 mapped.madvise(mmap.MADV_RANDOM)
+
+    def next_data(self, fd: int, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the file's size where none does."""
+        if self.portable or not hasattr(os, "SEEK_DATA"):
+            return offset
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
 
     def disk_reads(self) -> int:
         """Return a number that grows when this thread reads from the disk; always 0 where nothing tells."""
