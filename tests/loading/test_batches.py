@@ -202,6 +202,30 @@ def test_a_buffer_that_is_closed_under_it_says_so(tmp_path):
         assert not ours()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_reader_that_is_closed_under_threads_says_so(disk, ahead):
+    fill(disk, 100, 20)
+    for _ in range(10):
+        reader, found = ReplayBuffer.open(disk.path), []
+
+        def draw(reader=reader, found=found):
+            try:
+                for batch in reader.batches(64) if ahead else iter(lambda: reader.sample(64), None):
+                    found.append(len(batch))
+            except Exception as raised:
+                found.append(raised)
+
+        drawing = [threading.Thread(target=draw) for _ in range(2)]
+        for thread in drawing:
+            thread.start()
+        time.sleep(0.005)
+        reader.close()
+        for thread in drawing:
+            thread.join()
+        errors = [error for error in found if not isinstance(error, int)]
+        assert [type(error) for error in errors] == [ClosedError] * 2, errors
+
+
 def test_a_reader_is_counted_while_a_thread_draws_from_it(tmp_path):
     """`sample` drops what `len` found, in another thread, between two steps of it."""
     with ReplayBuffer(2000, HISTORY, SKIP, path=tmp_path / "buf") as buf:

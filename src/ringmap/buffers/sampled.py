@@ -226,28 +226,37 @@ class Sampled(Dataset):
         source, span = self._source, history * skip
         if source.disk.volatile:
             self._check_copy()
-        threads = self.threads or _threads_here()
-        reader = self._clip_reader
         if len(ids) and ids.max() >= PINNED:
-            batch = reader.at(self._known(ids - PINNED, span), history, skip, out, threads)
-            return self._counted(batch)
+            return self._read(self._known(ids - PINNED, span), history, skip, out)
         pinned = self._pin(span)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if not pinned.count or (len(ids) and ids.max() >= pinned.count):
             # Its own look may be older than that of the process that drew the ids.
             self.refresh()
             pinned = self._pin(span)
-        batch = reader.batch(ids + pinned.base, pinned, history, skip, out, threads)
-        return self._counted(batch)
+        positions = self._clip_reader.place(ids + pinned.base, pinned, span)
+        return self._read(positions, history, skip, out)
 
-    def _counted(self, batch: dict[str, Array]) -> dict[str, Array]:
+    def _read(
+        self, positions: Array, history: int, skip: int, out: dict[str, Array] | None = None,
+        asked: bool = False,
+    ) -> dict[str, Array]:  # fmt: skip
+        threads = self.threads or _threads_here()
+        try:
+            batch = self._clip_reader.at(positions, history, skip, out, threads, asked)
+        except (OSError, ValueError):
+            self._source  # noqa: B018 - if another thread closed it meanwhile, this says so
+            raise
+        self._count_redraws()
+        return batch
+
+    def _count_redraws(self) -> None:
         """Let the process that owns the loader know of redraws in this worker."""
         redraws = self._clip_reader.num_redraws
         if redraws != self._told_redraws:
             self._told_redraws = redraws
             if not self._beacon.is_mine and worker() is not None:
                 self._beacon.count(redraws)
-        return batch
 
     def _known(self, positions: Array, span: int) -> Array:
         """Return the positions, -1 for one where no clip starts by now: it is drawn anew.
@@ -374,13 +383,8 @@ class Sampled(Dataset):
         positive("ReplayBuffer.sample", "batch_size", batch_size)
         positive("ReplayBuffer.sample", "history_len", history)
         into = None if out is None else self._fitting(out, batch_size, history)
-        try:
-            positions = self._draw(batch_size, history, step)
-            threads = self.threads or _threads_here()
-            return self._clip_reader.at(positions, history, self.frameskip, into, threads)
-        except (OSError, ValueError):
-            self._source  # noqa: B018 - says so if another thread closed it meanwhile
-            raise
+        positions = self._draw(batch_size, history, step)
+        return self._read(positions, history, self.frameskip, into)
 
     def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[dict[str, Array]]:
         """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
@@ -395,13 +399,7 @@ class Sampled(Dataset):
                     reader.want(following, history, skip)
             except BaseException as error:  # it is the next one's, not this one's
                 failed = error
-            threads = self.threads or _threads_here()
-            try:
-                batch = reader.at(positions, history, skip, None, threads, asked=True)
-            except (OSError, ValueError):
-                self._source  # noqa: B018 - as in `sample`
-                raise
-            yield batch
+            yield self._read(positions, history, skip, asked=True)
             if failed is not None:
                 raise failed
             positions = following
@@ -409,7 +407,11 @@ class Sampled(Dataset):
     def _draw(self, batch_size: int, history: int, step: int | None) -> Array:
         """Return the positions of the next batch, drawn through the sampler."""
         self._pins.clear()
-        self._source.refresh()
+        try:
+            self._source.refresh()
+        except OSError:
+            self._source  # noqa: B018 - as in `_read`
+            raise
         self._draw_apart()
         self._draws += 1
         if step is None:
