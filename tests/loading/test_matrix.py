@@ -106,3 +106,35 @@ class Keeping:
     def __call__(self, clips):
         before, self.before = self.before, clips
         return (None if before is None else default_collate(list(before)), default_collate(clips))
+
+
+class Caching(torch.utils.data.Dataset):
+    """Keeps in the worker what it was given."""
+
+    def __init__(self, buffer):
+        self.buffer, self.kept = buffer, {}
+
+    def __getitem__(self, ids):
+        key = tuple(ids)
+        if key not in self.kept:
+            self.kept[key] = self.buffer[ids]
+        return self.kept[key]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_keeps_what_it_was_given(disk, workers):
+    """What the loop writes into its batches does not get into the worker's."""
+    ids = [[0, 1, 2], [3, 4, 5]]
+    loader = DataLoader(
+        Caching(disk),
+        batch_size=None,
+        sampler=ids,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    for _ in range(3):
+        for batch in loader:
+            prove(batch)
+            if workers:
+                batch["pixels"].zero_()
+    end(loader)

@@ -201,12 +201,14 @@ class Sampled(Dataset):
         return of_columns(self._columns(ids, history, skip, room), len(ids))
 
     def _mapping(self, ids: Array, history: int, skip: int) -> dict[str, Any]:
+        if self.transform is None:
+            if not _asked_by_torch():  # but by a dataset around us, which may keep what it gets
+                return self._columns(ids, history, skip)
+            return as_mapping(
+                self._columns(ids, history, skip, self._room(len(ids), history, skip))
+            )
         clips = self._clips_of(ids, history, skip)
-        if isinstance(clips, ClipBatch):
-            return as_mapping(clips.columns)
-        return as_mapping(
-            {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
-        )
+        return {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
 
     def _room(self, size: int, history: int, skip: int) -> dict[str, Array] | None:
         """Return where to gather a batch of `size` clips: None unless this process is a worker."""
@@ -532,6 +534,12 @@ def _threads_of(pid: int) -> int:
 def _threads_here() -> int:
     """Return the threads that gather in this process: workers share the cores."""
     return _threads_of(os.getpid())
+
+
+def _asked_by_torch() -> bool:
+    """Tell whether PyTorch itself called the method that calls what calls this."""
+    name: str = sys._getframe(3).f_globals.get("__name__", "")
+    return name.startswith("torch.utils.data")
 
 
 def _fetcher() -> Any:
