@@ -14,7 +14,7 @@ from time import perf_counter
 from benchmarks.place import Place
 
 NAMES = [
-    "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers",
+    "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers", "cold",
     "pickling", "torn",
 ]  # fmt: skip
 

@@ -81,6 +81,9 @@ _PLAIN = "np.memmap, one fancy index"
 
 def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
     table = Table("")
+    # Before anything is written: what a process has mapped from before stays in memory whatever is asked.
+    if limit and not limit_memory(limit):
+        table.notes.append("memory could not be limited (it takes root): most of it was warm")
     buffer = ReplayBuffer(steps, HISTORY, path=folder / "ours", seed=0)
     stored = Stored.of_pixels(steps // length, length)
     for episode in stored:
@@ -89,8 +92,6 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     field = Field(stored, folder / "theirs", BATCH, HISTORY)
     rivals = open_rivals((torchrl_in_files, sheeprl_sequences, hdf5), field, table)
     buffer.close()
-    if limit and not limit_memory(limit):
-        table.notes.append("memory could not be limited (it takes root): most of it was warm")
     buffer = ReplayBuffer.open(folder / "ours", seed=0)
     (pixels,) = (folder / "ours" / "columns").glob("*-pixels.npy")
     with buffer.batches(BATCH) as batches:

@@ -43,7 +43,7 @@ def rates(path: Path, table: Table, panels: Mapping[str, Mapping[str, float]], u
         axes.spines[["top", "right", "bottom"]].set_visible(False)
         axes.xaxis.set_visible(False)
     figure.supxlabel(unit, fontsize="small")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
 
 
 def shares(path: Path, table: Table, bars: Mapping[str, Mapping[str, float]]) -> None:
@@ -65,4 +65,4 @@ def shares(path: Path, table: Table, bars: Mapping[str, Mapping[str, float]]) ->
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("ms per batch", fontsize="small")
     axes.legend(fontsize="small", frameon=False)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=90)
