@@ -30,7 +30,7 @@ BATCH, HISTORY = 256, 4
 PIXELS, STATES = "64x64x3 pixels, clips of 4 steps", "state vectors, single steps"
 OURS, ONE_THREAD = "ringmap", "ringmap, one thread"
 MEMCPY = "memcpy of as many pixels, contiguous"
-MEMCPY_BY_ALL = "the same, split over the cores, into one array"
+MEMCPY_BY_ALL = "the same, split over the cores"
 """About what the memory can do at most."""
 
 
@@ -77,17 +77,19 @@ def _pixels(place: Place) -> tuple[Table, list[Rival]]:
             start = int(rng.integers(len(frames) - BATCH * HISTORY))
             return frames[start : start + BATCH * HISTORY].copy()
 
-        into = np.empty_like(frames[: BATCH * HISTORY])
-        ends = [len(into) * part // cores() for part in range(cores() + 1)]
+        count = BATCH * HISTORY
+        ends = [count * part // cores() for part in range(cores() + 1)]
 
-        def memcpy_by_all() -> None:
-            start = int(rng.integers(len(frames) - len(into)))
+        def memcpy_by_all() -> Array:
+            start = int(rng.integers(len(frames) - count))
+            copy = np.empty_like(frames[:count])
             copying = [
-                pool.submit(np.copyto, into[i:j], frames[start + i : start + j])
+                pool.submit(np.copyto, copy[i:j], frames[start + i : start + j])
                 for i, j in pairwise(ends)
             ]
             for part in copying:
                 part.result()
+            return copy
 
         bare = "np.memmap, one fancy index per column"
         for batch in (buffer.sample(BATCH), one_thread(), fancy_index()):
