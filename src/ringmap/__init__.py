@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from ringmap import data, errors
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.check import check
+    from ringmap.storage.columns.backends import Zarr
     from ringmap.storage.repair import repair
 
 __version__ = "0.1.0"
 
-__all__ = ["ReplayBuffer", "check", "data", "errors", "repair"]
+__all__ = ["ReplayBuffer", "Zarr", "check", "data", "errors", "repair"]
 
 _LAZY = {
     "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
+    "Zarr": ("ringmap.storage.columns.backends", "Zarr"),
     "check": ("ringmap.storage.check", "check"),
     "data": ("ringmap.data", None),
     "errors": ("ringmap.errors", None),

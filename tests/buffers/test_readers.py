@@ -178,8 +178,8 @@ def lap(writer, monkeypatch, times):
     """Make the writer overtake whoever copies rows, in the middle of each copy, so many times."""
     left, take = [times], MemmapColumn.take
 
-    def taking(column, slots, out=None):
-        rows = take(column, slots, out)
+    def taking(column, slots, out=None, head=0):
+        rows = take(column, slots, out, head)
         if left[0] and column.spec.name == "step" and not column._file.path.startswith("RAM"):
             left[0] -= 1
             for number in range(8):  # the spare rows, and what was live before

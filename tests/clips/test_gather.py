@@ -25,7 +25,7 @@ class Column:
         self.array = np.full((rows, *spec.shape), -1, spec.dtype)
         self.before = self.after = lambda: None
 
-    def take(self, slots, out=None):
+    def take(self, slots, out=None, head=0):
         self.before()
         taken = self.array[slots]
         self.after()

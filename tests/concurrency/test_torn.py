@@ -78,8 +78,8 @@ class Striking:
         self.left = times
         take = MemmapColumn.take
 
-        def take_and_strike(column, slots, out=None):
-            taken = take(column, slots, out)
+        def take_and_strike(column, slots, out=None, head=0):
+            taken = take(column, slots, out, head)
             if column.spec.name == "row" and self.left:
                 self.left -= 1
                 self.write(writer, episodes)

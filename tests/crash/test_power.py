@@ -17,7 +17,9 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.storage import reader, store
+from ringmap.storage.columns.zarr import ZarrColumn
 from ringmap.storage.episodes import EpisodeTable
+from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
 from ringmap.storage.recovery import Found
 from ringmap.storage.rows import Rows
@@ -65,9 +67,11 @@ def run(base, monkeypatch):
 
 
 @LEVELS
-@pytest.mark.parametrize("seed", range(2))
-def test_a_cut_shows_a_committed_state(run, seed, power):
-    campaign = run(Case.draw(seed, power), seed, samples=1, share=0.04)
+@pytest.mark.parametrize(
+    ("seed", "storage"), [(0, "memmap"), (1, "memmap"), (2, "zarr"), (3, "mixed")]
+)
+def test_a_cut_shows_a_committed_state(run, seed, storage, power):
+    campaign = run(Case.draw(seed, power, storage), seed, samples=1, share=0.04)
     assert campaign.states > 50
 
 
@@ -131,6 +135,46 @@ STREAMS = (
 
 
 FAILING = (W, ("flush", ("sync", 1)), ("write", 1))
+
+
+CHUNKS = (
+    ("write", 1),
+    ("sync",),
+    ("write", 1),
+    W,
+    ("flush",),
+    ("write", 1),
+    ("write", 1),
+    ("sync",),
+    W,
+    W,
+    W,
+)
+
+
+def unsynced(put):
+    """A chunk is replaced by a file that is not synced; other files are."""
+
+    def wrong(self, path, beside, data, synced):
+        put(self, path, beside, data, synced and not beside.endswith("next.tmp"))
+
+    return wrong
+
+
+def chunks_folder_synced(change, path, details):
+    return change == "sync_folder" and path.endswith(".zarr")
+
+
+def forgetful(self):
+    """A sync that holds chunks for not synced until all are."""
+    chunks = sorted(self._dirty)
+    for chunk in chunks:
+        file = self._disk.open(self._file(chunk), write=True)
+        file.sync()
+        file.close()
+    if chunks:
+        self._disk.sync_folder(self.path)
+    self._dirty = set()
 
 
 def synced(part):
@@ -220,6 +264,19 @@ PLANTED = {
     "the blob is not synced with the table": (
         False, (("sample",), W, ("sync",), W, W, ("write", 3), W, ("write", 3), W), {"patch": (Journal, "_sync_blobs", lambda self: None), "segment": 1},
     ),
+    "a chunk of vouched rows is replaced unsynced, process": (
+        False, CHUNKS, {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "zarr"},
+    ),
+    "a chunk of vouched rows is replaced unsynced, power": (
+        True, CHUNKS, {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "mixed"},
+    ),
+    "the name of a chunk is not synced": (True, CHUNKS, {"cheats": chunks_folder_synced, "storage": "zarr"}),
+    "the chunks that a killed writer left are not synced": (
+        False, (W, W, ("reopen", "kill"), W), {"patch": (ZarrColumn, "touched", lambda self, slot, count: None), "storage": "zarr"},
+    ),
+    "a sync lets go of chunks that are replaced meanwhile": (
+        False, tuple(("sync_write", 1, at) for at in (1, 2, 1, 2, 1)), {"patch": (ZarrColumn, "sync", forgetful), "storage": "zarr"},
+    ),
     "a finished stream is not remembered": (
         False, STREAMS, {"patch": (Journal, "carry_finished", lambda self, stream: None), "keep": True},
     ),
@@ -234,9 +291,14 @@ def test_control(run, monkeypatch, name):
             monkeypatch.setattr(*wrong[key])
     options = {key: wrong[key] for key in ("cheats", "boots", "share") if key in wrong}
     tried = 0
-    for warm, seed in itertools.product((0, 7) if steps is SCRIPT else (6,), range(3)):
+    for warm, seed in itertools.product((0, 7) if steps in (SCRIPT, CHUNKS) else (6,), range(3)):
         case = Case(
-            power, steps, segment=wrong.get("segment", 700), keep="keep" in wrong, warm=warm
+            power,
+            steps,
+            segment=wrong.get("segment", 700),
+            keep="keep" in wrong,
+            warm=warm,
+            storage=wrong.get("storage", "memmap"),
         )
         try:
             run(case, seed, **{"samples": 4, "share": 0, **options})
@@ -344,11 +406,14 @@ def test_campaign(run, power, capsys):
     first = int(os.environ.get("SEED", time.time_ns() // 1_000_000_000))
     states = again = sessions = 0
     began = time.monotonic()
+    storages = os.environ.get("STORAGE", "memmap,zarr,mixed").split(",")
     while states < want:
-        campaign = run(Case.draw(first + sessions, power), first + sessions)
+        storage = storages[sessions % len(storages)]
+        campaign = run(Case.draw(first + sessions, power, storage), first + sessions)
         states, again, sessions = states + campaign.states, again + campaign.again, sessions + 1
     with capsys.disabled():
         print(
-            f"\n{'power' if power else 'process'}: {states:,} disks of {sessions} scripts from seed {first}, "
+            f"\n{'power' if power else 'process'}: {states:,} disks of {sessions} scripts from seed {first} "
+            f"({', '.join(storages)}), "
             f"{again:,} of them left by a cut in or after a recovery; violations: 0; {time.monotonic() - began:.0f} s"
         )

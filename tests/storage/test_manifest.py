@@ -27,7 +27,8 @@ def make(schema=SCHEMA, **change):
     if schema is not None:
         backends = ("memmap",) * len(schema.columns)
         sizes = tuple(4096 + 150 * s.row_nbytes + 4096 for s in schema.columns)
-        made = replace(made.with_columns(schema, backends, locked=True), sizes=sizes)
+        made = made.with_columns(schema, backends, [{}] * len(backends), locked=True)
+        made = replace(made, sizes=sizes)
     return replace(made, **change)
 
 
@@ -46,6 +47,38 @@ def test_what_went_in_comes_out(schema):
 def test_every_name_shape_and_dtype(names, shape, dtype):
     made = make(Schema.parse(dict.fromkeys(names, (shape, dtype))))
     assert Manifest.decode(made.encode(), PATH).schema == made.schema
+
+
+def compressed(**change):
+    """Return a manifest whose first column is a Zarr array, and its options changed."""
+    options = {"codecs": [{"name": "bytes"}, {"name": "crc32c"}], "chunk_steps": 8, **change}
+    made = make(None).with_columns(
+        SCHEMA, ["zarr", "memmap", "memmap"], [options, {}, {}], locked=True
+    )
+    return replace(made, sizes=(900, 5000, 6000))
+
+
+def test_options_of_a_column_come_out_and_are_in_its_label():
+    made = compressed()
+    assert Manifest.decode(made.encode(), PATH) == made
+    assert made.files[0] == "columns/000-obs-e.zarr"
+    assert made.label(0)["chunk_steps"] == 8
+    assert made.label(0)["codecs"][0] == {"name": "bytes"}
+    assert "codecs" not in made.label(1)
+    assert "options" not in json.loads(made.encode())["columns"][1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunk_steps": 0}, {"chunk_steps": -8}, {"chunk_steps": "8"}, {"chunk_steps": 1 << 40}, {"chunk_steps": 8.0},
+        {"codecs": 3}, {"codecs": ["bytes"]}, {"codecs": [{"name": 3}]}, {"codecs": [{}]}, {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(change):
+    with pytest.raises(CorruptError, match=f"^{PATH}: the manifest does not make sense"):
+        Manifest.decode(compressed(**change).encode(), PATH)
 
 
 def test_it_is_readable_json_that_says_what_it_is():
@@ -138,6 +171,7 @@ def column(**change):
         column(file="../../etc/passwd"), column(file="/etc/passwd"), column(file="columns/../manifest.json"),
         column(file="columns/000-a/b.npy"), column(file="columns/000-é.npy"), column(name=3), column(name=".."),
         column(dtype="|O"), column(dtype=">f4"), column(dtype="<f16"), column(dtype="V8"), column(dtype="<f4,<f4"),
+        column(file="columns/000-a.zarr"), column(options={"chunk_steps": 8, "codecs": []}),
         column(dtype=3), column(shape=3), column(shape=["a"]), column(nbytes="many"),
     ],
     ids=str,

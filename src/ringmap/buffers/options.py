@@ -8,20 +8,18 @@ from __future__ import annotations
 import logging
 import operator
 import threading
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ringmap.errors import InputError
+from ringmap.storage.columns.backends import Choice, Storage, disagreement
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.ring import spare_rows
-from ringmap.storage.rows import BACKENDS
 from ringmap.storage.schema import Schema
 from ringmap.storage.store import Settings
 
 __all__ = [
     "Options",
-    "check_storage",
     "log_progress",
     "must_agree",
     "positive",
@@ -83,14 +81,7 @@ def spare_of(max_steps: int, asked: int | None, where: str) -> int:
     return rows
 
 
-def check_storage(storage: str | Mapping[str, str], where: str) -> None:
-    """Raise InputError for a backend that there is not."""
-    for name in [storage] if isinstance(storage, str) else storage.values():
-        if name not in BACKENDS:
-            raise InputError(f"{where}: unknown storage {name!r}; known: {sorted(BACKENDS)}")
-
-
-def settings_of(options: Options, storage: str | Mapping[str, str]) -> Settings:
+def settings_of(options: Options, storage: Storage) -> Settings:
     """Return what the store needs to know of the options."""
     return Settings(
         options.durability == "power",
@@ -102,8 +93,7 @@ def settings_of(options: Options, storage: str | Mapping[str, str]) -> Settings:
 
 
 def must_agree(
-    fixed: Manifest, max_steps: int, schema: Schema | None, storage: str | Mapping[str, str],
-    spare: int | None, where: str,
+    fixed: Manifest, max_steps: int, schema: Schema | None, storage: Storage, spare: int | None, where: str,
 ) -> None:  # fmt: skip
     """Raise unless the arguments agree with what is fixed on disk."""
     ways = "make a new buffer and fill it with extend_from, or open this one as it is with ReplayBuffer.open"
@@ -122,12 +112,10 @@ def must_agree(
             f"{where}: schema {[str(c) for c in schema.columns]}, but the buffer on disk has "
             f"{[str(c) for c in fixed.schema.columns]}; {ways}"
         )
-    for name, backend in zip(fixed.schema.names, fixed.backends, strict=True):
-        asked_backend = storage if isinstance(storage, str) else storage.get(name, "memmap")
-        if asked_backend != backend:
-            raise InputError(
-                f"{where}: storage {asked_backend!r} for column {name!r}, but on disk it is {backend!r}; {ways}"
-            )
+    stored = [Choice(b, o) for b, o in zip(fixed.backends, fixed.options, strict=True)]
+    fault = disagreement(storage, fixed.schema, stored, where)
+    if fault is not None:
+        raise InputError(f"{where}: {fault}; {ways}")
 
 
 def log_progress(done: int, of: int) -> None:

@@ -24,7 +24,6 @@ from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.options import (
     Options,
-    check_storage,
     log_progress,
     must_agree,
     positive,
@@ -43,6 +42,7 @@ from ringmap.errors import (
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
+from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import describe, holder_of
@@ -80,7 +80,8 @@ class ReplayBuffer(Sampled):
         transform: dict -> dict, applied to each clip of the dataset path, not to `sample`.
         key_filter: dict -> dict, applied to the per-step columns of each episode written.
         path: directory of the buffer; None for RAM.
-        storage: backend of the columns, by name or column -> name (the rest "memmap").
+        storage: how columns are stored: "memmap", "zarr" (compressed; strings and dates stay memmaps),
+            `ringmap.Zarr(...)` with options, or column -> one of these (the rest "memmap").
         schema: fixes the columns up front: column -> (shape, dtype), a Gymnasium space or an example
             episode. Otherwise the first episode does.
         durability: "process": nothing that returned is lost when the process is killed, and at most
@@ -133,7 +134,7 @@ class ReplayBuffer(Sampled):
         key_filter: Transform | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
-        storage: str | Mapping[str, str] = "memmap",
+        storage: Storage = "memmap",
         schema: Any = None,
         durability: str = "process",
         casting: str = "safe",
@@ -217,7 +218,7 @@ class ReplayBuffer(Sampled):
     def estimate(
         schema: Any,
         max_steps: int,
-        storage: str | Mapping[str, str] = "memmap",
+        storage: Storage = "memmap",
         spare_rows: int | None = None,
     ) -> dict[str, int]:
         """Return the bytes that a full buffer takes: file -> bytes, and "total". Episode data comes on top.
@@ -225,7 +226,8 @@ class ReplayBuffer(Sampled):
         Args:
             schema: as for the constructor: column -> (shape, dtype), a Gymnasium space or an example episode.
             max_steps: capacity in steps.
-            storage: backend of the columns, as for the constructor.
+            storage: how columns are stored, as for the constructor. What compression saves is not known
+                beforehand: the figure is for rows that can't be compressed.
             spare_rows: rows beyond `max_steps`, as for the constructor.
 
         Cost: none; nothing is made. Files are sparse: they grow to this as the ring fills for the first time.
@@ -240,10 +242,9 @@ class ReplayBuffer(Sampled):
         parsed = Schema.parse(schema)
         spare = spare_of(int(max_steps), spare_rows, where)
         blank = Manifest(bytes(16), int(max_steps), spare, int(max_steps) + spare + SPARE_SLOTS)
-        chosen = {} if isinstance(storage, str) else storage
-        default = storage if isinstance(storage, str) else "memmap"
-        backends = tuple(chosen.get(name, default) for name in parsed.names)
-        sizes = sizes_when_full(blank.with_columns(parsed, backends, locked=True))
+        chosen = choose(storage, parsed, where)
+        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
+        sizes = sizes_when_full(blank.with_columns(parsed, backends, options, locked=True))
         return {**sizes, "total": sum(sizes.values())}
 
     def _start(
@@ -633,6 +634,7 @@ class ReplayBuffer(Sampled):
         return {
             **state,
             "max_steps": self.max_steps,
+            "storage": self._owned.settings.storage if isinstance(self._owned, Store) else "memmap",
             "spare": source.manifest.spare if ring is None else ring.spare,
             "schema": source.schema,
             "seq": seq,
@@ -653,7 +655,7 @@ class ReplayBuffer(Sampled):
             "RAM",
             state["max_steps"],
             state["spare"],
-            settings_of(options, "memmap"),
+            settings_of(options, state["storage"]),
             state["schema"],
         )
         store.begin_at(state["begin"])  # positions mean the same in every copy

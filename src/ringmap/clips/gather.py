@@ -182,7 +182,7 @@ class ClipReader:
         self, positions: Array, history_len: int, frameskip: int,
         out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        rows = self.source.rows
+        rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
         sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
         if threads > 1 and sparse.size * frameskip * rows.row_nbytes < SPLIT_NBYTES:
@@ -201,14 +201,16 @@ class ClipReader:
                 if into is not None:
                     into = into.reshape(len(positions), span, *shape)
                 taken = (
-                    take(column, slots, into, threads) if threads > 1 else column.take(slots, into)
+                    take(column, slots, into, threads, head)
+                    if threads > 1
+                    else column.take(slots, into, head)
                 )
                 width = math.prod(shape) * frameskip
                 batch[name] = taken.reshape(len(positions), history_len, width)
             elif threads > 1:
-                batch[name] = take(column, slots, into, threads)
+                batch[name] = take(column, slots, into, threads, head)
             else:
-                batch[name] = column.take(slots, into)
+                batch[name] = column.take(slots, into, head)
         if rows.large:
             self.watch.end()
         return batch

@@ -28,20 +28,20 @@ _pool: ThreadPoolExecutor | None = None
 _workers = 0
 
 
-def take(column: Column, slots: Array, out: Array | None, threads: int) -> Array:
-    """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads."""
+def take(column: Column, slots: Array, out: Array | None, threads: int, head: int) -> Array:
+    """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads. `head`: as for `Column.take`."""
     spec = column.spec
     parts = min(threads, len(slots), slots.size * spec.row_nbytes // (SPLIT_NBYTES // 2))
     if parts < 2:
-        return column.take(slots, out)
+        return column.take(slots, out, head)
     if out is None:
         out = np.empty((*slots.shape, *spec.shape), spec.dtype)
     bounds = [len(slots) * part // parts for part in range(parts + 1)]
     pieces = [slice(a, b) for a, b in pairwise(bounds)]
     pool = _threads(parts - 1)
-    others = [pool.submit(column.take, slots[piece], out[piece]) for piece in pieces[1:]]
+    others = [pool.submit(column.take, slots[piece], out[piece], head) for piece in pieces[1:]]
     try:
-        column.take(slots[pieces[0]], out[pieces[0]])
+        column.take(slots[pieces[0]], out[pieces[0]], head)
     finally:
         for other in others:
             other.result()  # they write into `out`: nobody may go on before they are done

@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Literal
 
 from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError, UnknownFormatError
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest, read_limit
-from ringmap.storage.rows import BACKENDS
 from ringmap.storage.state import StateFile
 
 __all__ = [
@@ -135,7 +135,9 @@ def sizes_when_full(manifest: Manifest) -> dict[str, int]:
     """Return the bytes of each file once the ring is full, episode data apart."""
     assert manifest.schema is not None
     sizes = {
-        name: BACKENDS[manifest.backends[i]].nbytes(spec, manifest.rows, manifest.label(i))
+        name: BACKENDS[manifest.backends[i]].nbytes_when_full(
+            spec, manifest.rows, manifest.label(i)
+        )
         for i, (name, spec) in enumerate(zip(manifest.files, manifest.schema.columns, strict=True))
     }
     table = EpisodeTable.nbytes(manifest.table_slots)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.columns.memmap import read_label
+from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk, File
 from ringmap.storage.memory import MemoryFile
@@ -58,16 +59,29 @@ class Files:
 
     def is_file(self, name: str) -> bool:
         """Tell whether a regular file is there: reading a pipe would never end."""
-        path = self.path(name)
-        if self.disk.volatile:
-            return self.disk.exists(path) and not self.disk.is_folder(path)
-        return os.path.isfile(path) and not os.path.islink(path)
+        return self.disk.is_file(self.path(name))
 
     def all(self) -> list[str]:
         """Return the regular files of the directory and its folders."""
         streams = [f"{name}/steps.bin" for name in self.names("open")]
         names = [*self.names(), *self.names("columns"), *self.names("data"), *streams]
         return [name for name in names if self.is_file(name)]
+
+    def columns(self) -> list[str]:
+        """Return what may be a column: regular files, and folders of the name that a Zarr array has."""
+        folders = [n for n in [*self.names(), *self.names("columns")] if self.is_array(n)]
+        return [*self.all(), *folders]
+
+    def is_array(self, name: str) -> bool:
+        """Tell whether a folder is there that a Zarr array may lie in: one with its `zarr.json`, or its name."""
+        path = self.path(name)
+        if not self.disk.is_folder(path):
+            return False
+        return name.endswith(".zarr") or self.is_file(f"{name}/zarr.json")
+
+    def is_part(self, name: str) -> bool:
+        """Tell whether a file is there, or a folder that a Zarr array may lie in."""
+        return self.is_file(name) or self.is_array(name)
 
     def size(self, name: str) -> int:
         """Return a file's size, 0 when there is none."""
@@ -83,7 +97,9 @@ class Files:
         return found
 
     def label(self, name: str) -> dict[str, Any] | None:
-        """Return what a column file says of itself."""
+        """Return what a column's file or folder says of itself."""
+        if self.is_array(name):
+            return read_zarr_label(self.read(f"{name}/zarr.json", _BLOCK))
         found: dict[str, Any] | None = self._look(name, read_label)
         return found
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import segment_number
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EPISODE
-from ringmap.storage.evidence import MANIFEST, STATE, TABLE
+from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part
 from ringmap.storage.frames import Stream, read_stream
 from ringmap.storage.recovery import Progress, broken_order
-from ringmap.storage.rows import BACKENDS
 from ringmap.storage.survey import Survey
 
 __all__ = ["ASIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of"]
@@ -225,6 +225,19 @@ def orphans_in(survey: Survey, without: Collection[int] = ()) -> list[str]:
     ]
 
 
+def _strays(survey: Survey, index: int, part: Part) -> Iterator[Finding]:
+    """Find what lies in a column's folder and is no part of it."""
+    manifest, files = survey.parts.manifest, survey.files
+    assert manifest is not None
+    assert manifest.schema is not None
+    backend = BACKENDS.get(manifest.backends[index])
+    if part.at is not None and backend is not None:
+        spec, label = manifest.schema.columns[index], manifest.label(index)
+        path = files.path(part.at)
+        for name in backend.strays(files.disk, path, spec, manifest.rows, label):
+            yield Finding(f"{part.at}/{name}", "is not part of a buffer")
+
+
 def _others(survey: Survey) -> Iterator[Finding]:
     """Find what is not part of a buffer, and segments that nothing names."""
     files, parts = survey.files, survey.parts
@@ -239,6 +252,8 @@ def _others(survey: Survey) -> Iterator[Finding]:
     ours |= set(survey.find_segments().values())
     # Where records are lost, the segments that they named are no news.
     orphans = [] if survey.broken() else orphans_in(survey)
+    for index, part in enumerate(parts.columns):
+        yield from _strays(survey, index, part)
     names = [
         *files.names(),
         *(files.names("columns") if parts.columns else ()),

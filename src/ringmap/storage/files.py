@@ -225,17 +225,25 @@ class Disk:
 
     def replace_file(self, path: str, data: bytes) -> None:
         """Put `data` at `path` in one durable step: written beside, synced, renamed, folder synced."""
-        beside = path + ".tmp"
+        self.put(path, path + ".tmp", data, synced=True)
+        self.sync_folder(os.path.dirname(path))
+
+    def put(self, path: str, beside: str, data: bytes, synced: bool) -> None:
+        """Put `data` at `path`, whole or not at all: written at `beside`, then renamed.
+
+        `synced`: whatever the disk itself has at `path` from now on is whole, the old or the new; which
+        one, a sync of the folder settles.
+        """
         if self.exists(beside):
             self.remove(beside)
         file = self.create(beside)
         try:
             file.write(data, 0)
-            file.sync()
+            if synced:
+                file.sync()
         finally:
             file.close()
         self.rename(beside, path)
-        self.sync_folder(os.path.dirname(path))
 
     def boot_id(self) -> bytes | None:
         """Return what changes when the page cache is lost, or None where nothing tells."""
@@ -259,6 +267,10 @@ class Disk:
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder is there."""
         return os.path.lexists(path)
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether a regular file (not a link to one) is there."""
+        return os.path.isfile(path) and not os.path.islink(path)
 
     def is_folder(self, path: str) -> bool:
         """Tell whether a folder (not a link to one) is there."""

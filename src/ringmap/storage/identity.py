@@ -18,10 +18,10 @@ from typing import Any
 
 from ringmap.errors import DamageError, NewerVersionError, UnknownFormatError
 from ringmap.storage.birth import examine
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import RECORD, SPARE_SLOTS, EpisodeTable
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Files, Part
-from ringmap.storage.manifest import VERSION, Manifest, read_limit
-from ringmap.storage.rows import BACKENDS
+from ringmap.storage.manifest import VERSION, Manifest, read_limit, stored_options
 from ringmap.storage.schema import Schema, stored_spec
 
 __all__ = ["Identity"]
@@ -53,7 +53,7 @@ class Identity:
         known = {str(label.get("uuid")) for label in self.labels.values()}
         if own is not None and (own.uuid.hex() in known or any(self.files.states(STATE, own.uuid))):
             return self._agreed(own)
-        self.labels = _labels_of(self.files, self.files.all())  # a column may lie anywhere
+        self.labels = _labels_of(self.files, self.files.columns())  # a column may lie anywhere
         by_label = Counter(str(label.get("uuid")) for label in self.labels.values())
         found = {name: other for name in self._others() if (other := decode(self.files, name)[0])}
         claimed = {manifest.uuid.hex() for manifest in [*found.values(), *([own] if own else [])]}
@@ -110,11 +110,16 @@ class Identity:
                 stored_spec(label["name"], label["shape"], label["dtype"]) for label in labels
             )
             made = Manifest(bytes.fromhex(text), labels[0]["max_steps"], labels[0]["spare"], 1)
-            made = made.with_columns(Schema(specs), ("memmap",) * len(specs), locked=False)
+            options = [
+                stored_options({k: label[k] for k in ("codecs", "chunk_steps") if k in label})
+                for label in labels
+            ]
+            backends = ["zarr" if given else "memmap" for given in options]
+            made = made.with_columns(Schema(specs), backends, options, locked=False)
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
             sizes = [
-                BACKENDS["memmap"].nbytes(s, made.rows, labels[i]) for i, s in enumerate(specs)
+                BACKENDS[backends[i]].nbytes(s, made.rows, labels[i]) for i, s in enumerate(specs)
             ]
         except (KeyError, TypeError, ValueError):
             return None

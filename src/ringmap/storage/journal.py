@@ -101,12 +101,18 @@ class Journal:
             if record.seq in bad:
                 continue
             if rows is not None and record.live and record.start >= found.tail:
-                rows.write(record.start, rows.read(record.start, record.length))
+                rows.rewrite(record.start, record.length)
             if self.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
             self.table.write(record)
         with self._poisoning():
             if rows is not None:
+                behind = found.records[found.records["seq"] > found.mark]
+                if len(
+                    behind
+                ):  # last thing before the sync: what is rewritten above is not to be hurried
+                    start = int(behind["start"].min())
+                    rows.touched(start, found.head - start)
                 rows.sync()
             self.segments.sync_all(_segments_in(found))
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename

@@ -16,6 +16,7 @@ import json
 import re
 import unicodedata
 import uuid as uuids
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,11 +27,12 @@ from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.schema import Schema, stored_spec
 from ringmap.storage.state import StateFile
 
-__all__ = ["FORMAT", "VERSION", "Manifest", "column_file"]
+__all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "stored_options"]
 
 FORMAT, VERSION = "ringmap", 1
 _LIMIT = 1 << 24
 _MOST = 1 << 56
+_CHUNK_MOST = 1 << 30
 _FILE_NAME = re.compile(r"columns/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
 
 
@@ -44,6 +46,7 @@ class Manifest:
     table_slots: int
     schema: Schema | None = None
     backends: tuple[str, ...] = ()
+    options: tuple[dict[str, Any], ...] = ()
     files: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     locked_by_argument: bool = False
@@ -62,21 +65,30 @@ class Manifest:
         assert spec is not None
         return {
             "uuid": self.uuid.hex(), "column": index, "name": spec.name, "dtype": spec.dtype.str,
-            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare,
+            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **self.options[index],
         }  # fmt: skip
 
-    def with_columns(self, schema: Schema, backends: tuple[str, ...], locked: bool) -> Manifest:
+    def with_columns(
+        self,
+        schema: Schema,
+        backends: Sequence[str],
+        options: Sequence[dict[str, Any]],
+        locked: bool,
+    ) -> Manifest:
         """Return the manifest with its columns fixed, sizes yet to come."""
         files = tuple(
             column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
         )
         return replace(
-            self, schema=schema, backends=backends, files=files, locked_by_argument=locked
-        )
+            self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
+            locked_by_argument=locked,
+        )  # fmt: skip
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
-        return replace(self, schema=None, backends=(), files=(), sizes=(), locked_by_argument=False)
+        return replace(
+            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False
+        )
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -96,8 +108,10 @@ class Manifest:
             if self.schema is None
             else [
                 {"name": s.name, "file": f, "backend": b, "dtype": s.dtype.str,
-                 "shape": list(s.shape), "nbytes": n}
-                for s, f, b, n in zip(self.schema.columns, self.files, self.backends, self.sizes, strict=True)
+                 "shape": list(s.shape), "nbytes": n, **({"options": o} if o else {})}
+                for s, f, b, o, n in zip(
+                    self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
+                )
             ],
             "files": {
                 "episodes.npy": EpisodeTable.nbytes(self.table_slots),
@@ -153,16 +167,24 @@ class Manifest:
         columns = body["columns"]
         schema: Schema | None = None
         backends: tuple[str, ...] = ()
+        options: tuple[dict[str, Any], ...] = ()
         files: tuple[str, ...] = ()
         sizes: tuple[int, ...] = ()
         if columns is not None:
             schema = Schema(tuple(stored_spec(c["name"], c["shape"], c["dtype"]) for c in columns))
             backends = tuple(c["backend"] for c in columns)
+            options = tuple(stored_options(c.get("options", {})) for c in columns)
             files = tuple(c["file"] for c in columns)
             sizes = tuple(int(c["nbytes"]) for c in columns)
             for i, (name, file) in enumerate(zip(schema.names, files, strict=True)):
                 if not _FILE_NAME.fullmatch(file) or name in schema.names[:i]:
                     raise ValueError(f"column {name!r} in file {file!r}")
+                if file.endswith(".zarr") != ("chunk_steps" in options[i]):
+                    raise ValueError(
+                        f"column {name!r} in file {file!r} with options {options[i]!r}"
+                    )
+                if schema.columns[i].row_nbytes * options[i].get("chunk_steps", 0) > _CHUNK_MOST:
+                    raise ValueError(f"column {name!r} with options {options[i]!r}")
             if not files or len({*files}) < len(files):
                 raise ValueError(f"files {files!r}")
             if not all(isinstance(backend, str) for backend in backends):
@@ -178,7 +200,7 @@ class Manifest:
         if carried and not (_are_counts(carried["seq"]) and isinstance(carried["state"], dict)):
             raise ValueError("carried state")
         return cls(
-            uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, files, sizes,
+            uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
             body["schema_from"] == "argument", dict(body["settings"]), table, carried,
         )  # fmt: skip
 
@@ -186,6 +208,26 @@ class Manifest:
 def _are_counts(*numbers: Any) -> bool:
     """Tell whether all are integers that a file can be as large as: what is computed from them stays in 64 bits."""
     return all(type(n) is int and 0 <= n < _MOST for n in numbers)
+
+
+def stored_options(given: Any) -> dict[str, Any]:
+    """Return the options of a column as they were stored.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if given == {}:
+        return {}
+    steps, codecs = given["chunk_steps"], given["codecs"]
+    named = [type(c) is dict and type(c.get("name")) is str for c in codecs]
+    if (
+        set(given) != {"chunk_steps", "codecs"}
+        or not _are_counts(steps)
+        or not steps
+        or not all(named)
+    ):
+        raise ValueError(f"options {given!r}")
+    return {"codecs": list(codecs), "chunk_steps": steps}
 
 
 def read_limit() -> int:

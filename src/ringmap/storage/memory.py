@@ -134,6 +134,10 @@ class MemoryDisk(Disk):
         """Tell whether a file or folder is there."""
         return path in self._files or path in self._folders
 
+    def is_file(self, path: str) -> bool:
+        """Tell whether a file is there."""
+        return path in self._files
+
     def is_folder(self, path: str) -> bool:
         """Tell whether a folder is there."""
         return path in self._folders

@@ -63,8 +63,10 @@ class Hands:
         self.move(name + FRESH, name)
 
     def discard(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        if self.disk.exists(self.path(name)):
+        """Remove a file, or a folder of a column, if it is there."""
+        if self.disk.is_folder(self.path(name)):
+            self.disk.remove_folder(self.path(name))
+        elif self.disk.exists(self.path(name)):
             self.disk.remove(self.path(name))
 
     def reframe(self, name: str, size: int, frame: list[tuple[int, bytes]]) -> None:
@@ -82,6 +84,11 @@ class Hands:
     def sync(self, files: Iterable[str], folders: Iterable[str] = ()) -> None:
         """Return once files, and the names in folders, are on the disk itself."""
         for name in files:
+            if self.disk.is_folder(
+                self.path(name)
+            ):  # what is in it is replaced by synced files only
+                self.disk.sync_folder(self.path(name))
+                continue
             with _Opened(self.disk, self.path(name)) as file:
                 file.sync()
         for folder in folders:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.evidence import STATE, TABLE, Files, Part, words_of
 from ringmap.storage.identity import Identity
 from ringmap.storage.manifest import Manifest
-from ringmap.storage.rows import BACKENDS
 from ringmap.storage.state import StateFile
 
 __all__ = ["Parts"]
@@ -94,7 +94,8 @@ class Parts:
             if made is None:
                 return
             manifest = self.manifest = replace(
-                manifest, schema=made.schema, backends=made.backends, files=made.files, sizes=made.sizes
+                manifest, schema=made.schema, backends=made.backends, options=made.options, files=made.files,
+                sizes=made.sizes,
             )  # fmt: skip
         # Until a record is stored, columns that no argument fixed are made again by the first episode.
         if manifest.schema is not None and (has_records or manifest.locked_by_argument):
@@ -106,16 +107,15 @@ class Parts:
         backend, wanted = BACKENDS.get(manifest.backends[index]), manifest.label(index)
         if backend is None:
             return Part(file, None, [f"unknown backend {manifest.backends[index]!r}"])
-        label = self.labels.get(file)
-        header = backend.frame(spec, manifest.rows, wanted)[0][1]
-        unlabelled = label is None and files.read(file, len(header)) == header[: files.size(file)]
-        if files.is_file(file) and (label == wanted or unlabelled):
-            path, rows = files.path(file), manifest.rows
+        label, path, rows = self.labels.get(file), files.path(file), manifest.rows
+        there = backend.exists(files.disk, path)
+        ours = label is None and there and backend.resembles(files.disk, path, spec, rows, wanted)
+        if there and (label == wanted or ours):
             return Part(
                 file, file, words_of(lambda: backend.faults(files.disk, path, spec, rows, wanted))
             )
-        if not files.is_file(file):
-            fault = "column file is missing"
+        if not there:
+            fault = words_of(lambda: backend.faults(files.disk, path, spec, rows, wanted))[0]
         elif label is None:
             fault = "is no column of this buffer: neither its header nor its label says so"
         else:
@@ -127,6 +127,6 @@ class Parts:
 
     def _labelled(self, wanted: dict[str, Any]) -> Iterator[str]:
         yield from (name for name, label in self.labels.items() if label == wanted)
-        for name in self.files.all():
+        for name in self.files.columns():
             if name not in self.labels and self.files.label(name) == wanted:
                 yield name

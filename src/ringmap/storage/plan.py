@@ -16,6 +16,7 @@ from functools import partial
 
 from ringmap.errors import CorruptError
 from ringmap.storage.blobs import decode_blob
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
 from ringmap.storage.faults import ASIDE, FRESH, ORPHAN, faults_in, orphans_in, stream_of
@@ -26,7 +27,6 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.mending import Hands
 from ringmap.storage.recovery import Progress
-from ringmap.storage.rows import BACKENDS
 from ringmap.storage.survey import Survey
 
 __all__ = ["Action", "Plan"]
@@ -177,7 +177,7 @@ class Plan:
         wanted.update(self.survey.find_segments())
         moves = {file: at for file, at in wanted.items() if at is not None and at != file}
         for file, at in wanted.items():
-            ours = at == file or file in moves.values() or not files.is_file(file)
+            ours = at == file or file in moves.values() or not files.is_part(file)
             if ours or (file == MANIFEST and not self._is_foreign(decode(files, file)[0])):
                 continue
             aside = file + ASIDE
@@ -210,9 +210,8 @@ class Plan:
             return
         at = self.files.path(part.at)
         if words_of(lambda: backend.faults(disk, at, spec, rows, label)):
-            size, frame = backend.nbytes(spec, rows, label), backend.frame(spec, rows, label)
-            reframe = partial(self.hands.reframe, part.file, size, frame)
-            self._step(part.file, "give it its size, header and label back", reframe)
+            mend = partial(backend.mend, disk, path, spec, rows, label)
+            self._step(part.file, "give it its size, header and label back", mend)
 
     def _plan_leftovers(self) -> None:
         disk = self.files.disk

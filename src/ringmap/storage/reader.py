@@ -200,6 +200,8 @@ class Reader(Source):
                 return False  # another thread was faster
             self._shown = _BETWEEN
             if anew:
+                if self.rows is not None:
+                    self.rows.forget()
                 self.live.reset(records["start"][kept], records["length"][kept])
             else:
                 self.live.evict_before(shown.tail)

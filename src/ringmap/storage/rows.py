@@ -16,19 +16,20 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
-from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.ring import Ring
 from ringmap.storage.schema import Schema
 
-__all__ = ["BACKENDS", "Rows", "combine", "sum_of"]
+__all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BACKENDS: dict[str, type[MemmapColumn]] = {"memmap": MemmapColumn}
-"""Storage backend name -> column class."""
+UNREADABLE = (1 << 64) - 1
+"""Stands for the checksum of rows that can't be decoded: that of no rows, but by a chance of 2**-64."""
 
 
 def sum_of(values: Array) -> int:
@@ -119,8 +120,34 @@ class Rows:
         ]
 
     def sums(self, position: int, count: int) -> list[int]:
-        """Return the checksum of each column's rows as they stand."""
-        return [sum_of(values) for values in self.read(position, count)]
+        """Return the checksum of each column's rows as they stand; UNREADABLE where they can't be decoded."""
+        return [self._sum(column, position, count) for column in self.columns]
+
+    def _sum(self, column: Column, position: int, count: int) -> int:
+        pieces = self.ring.pieces(position, count)
+        try:
+            if len(pieces) == 1:
+                return sum_of(column.read(*pieces[0]))
+            return sum_of(np.concatenate([column.read(slot, steps) for slot, steps in pieces]))
+        except Undecodable:
+            return UNREADABLE
+
+    def rewrite(self, position: int, count: int) -> None:
+        """Write rows again, same bytes, so that the next `sync` counts."""
+        for slot, steps in self.ring.pieces(position, count):
+            for column in self.columns:
+                column.rewrite(slot, steps)
+
+    def touched(self, position: int, count: int) -> None:
+        """Let the next `sync` cover these rows, whoever wrote them."""
+        for slot, steps in self.ring.pieces(position, min(count, self.ring.rows)):
+            for column in self.columns:
+                column.touched(slot, steps)
+
+    def forget(self) -> None:
+        """Keep no row from earlier calls."""
+        for column in self.columns:
+            column.forget()
 
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""

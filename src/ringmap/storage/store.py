@@ -49,6 +49,7 @@ from ringmap.storage.birth import (
     read_manifest,
     warn_of_space,
 )
+from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.episodes import (
     CLEAR,
     RETIRE,
@@ -83,7 +84,7 @@ class Settings:
 
     power: bool = False
     sync_every_s: float = 30.0
-    storage: str | Mapping[str, str] = "memmap"
+    storage: Storage = "memmap"
     remembered: Mapping[str, Any] | None = None
     progress: Progress | None = None
 
@@ -211,6 +212,8 @@ class Store(Source):
         with self._mutex, self._syncing:
             self._stale = True
             manifest = self.manifest = read_manifest(self.disk, self.folder)
+            if self.rows is not None:
+                self.rows.forget()
             if self.journal is None:  # else a recovery in mid-process: threads may be reading
                 self.journal = Journal(self.disk, self.paths, manifest, self.power)
                 self.table, self.segments = self.journal.table, self.journal.segments
@@ -458,16 +461,9 @@ class Store(Source):
         return tail, first
 
     def _make_columns(self, schema: Schema, locked: bool) -> None:
-        storage = self.settings.storage
-        chosen = {} if isinstance(storage, str) else dict(storage)
-        default = storage if isinstance(storage, str) else "memmap"
-        for name in chosen:
-            if name not in schema.names:
-                raise InputError(
-                    f"ReplayBuffer: storage names column {name!r}, which is not in {schema.names}"
-                )
-        backends = tuple(chosen.get(name, default) for name in schema.names)
-        manifest = self.manifest.with_columns(schema, backends, locked)
+        chosen = choose(self.settings.storage, schema, "ReplayBuffer")
+        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
+        manifest = self.manifest.with_columns(schema, backends, options, locked)
         warn_of_space(self.disk, self.folder, manifest)
         manifest = make_columns(self.disk, self.paths, manifest)
         rows = Rows.open(self.disk, self.folder, manifest, True, self.head)

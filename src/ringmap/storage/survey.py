@@ -19,13 +19,15 @@ import numpy as np
 import xxhash
 
 from ringmap.storage.blobs import decode_blob, segment_name
+from ringmap.storage.columns.backends import BACKENDS
+from ringmap.storage.columns.base import Column
 from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, Record
-from ringmap.storage.evidence import STATE, Files, Part
-from ringmap.storage.files import Disk, File
+from ringmap.storage.evidence import STATE, Files
+from ringmap.storage.files import Disk
 from ringmap.storage.parts import Parts
 from ringmap.storage.recovery import Progress
 from ringmap.storage.ring import Ring
-from ringmap.storage.rows import combine
+from ringmap.storage.rows import UNREADABLE, combine
 from ringmap.storage.state import NO_BOOT, State
 
 __all__ = ["Reached", "Survey"]
@@ -34,8 +36,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _LOOKS = 50
 _BATCH = 256
-_BLOCK = 4 << 20
-_ROWS_AT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Survey:
         self.clean = False
         self.reached = Reached()
         self.records, self.valid = np.empty(0, RECORD), np.empty(0, np.bool_)
-        self._columns: list[File | None] = []
+        self._columns: list[Column | None] = []
         self._segments: dict[str, str] | None = None
         if self.parts.manifest is not None:
             self._look()
-            self._columns = [self._opened(part) for part in self.parts.columns]
+            self._columns = [self._opened(i) for i in range(len(self.parts.columns))]
 
     # -- the newest state --------------------------------------------------------------------
 
@@ -210,10 +210,7 @@ class Survey:
         assert manifest.schema is not None
         blob = self.blob(record)
         where = f"of record {record.seq} (positions {record.start} to {record.head})"
-        sums = [
-            None if file is None else self._sum(file, spec.row_nbytes, record)
-            for file, spec in zip(self._columns, manifest.schema.columns, strict=True)
-        ]
+        sums = [None if column is None else self._sum(column, record) for column in self._columns]
         if blob is None:
             name = self.segment_file(record.blob_segment)
             gone = "damaged" if self.files.is_file(name) else "gone with its segment"
@@ -233,24 +230,27 @@ class Survey:
             if found is not None and found != want
         ]
 
-    def _opened(self, part: Part) -> File | None:
-        return None if part.at is None else self.files.disk.open(self.files.path(part.at))
+    def _opened(self, index: int) -> Column | None:
+        """Open a column wherever it lies, whatever state it is in."""
+        part, manifest = self.parts.columns[index], self.parts.manifest
+        assert manifest is not None
+        assert manifest.schema is not None
+        if part.at is None:
+            return None
+        backend, spec = BACKENDS[manifest.backends[index]], manifest.schema.columns[index]
+        path = self.files.path(part.at)
+        return backend.plain(self.files.disk, path, spec, manifest.rows, manifest.label(index))
 
-    def _sum(self, file: File, row_nbytes: int, record: Record) -> int:
-        """Return the checksum of an episode's rows in one column; a file that ends early goes on with zeros."""
+    def _sum(self, column: Column, record: Record) -> int:
+        """Return the checksum of an episode's rows in one column."""
         manifest, total = self.parts.manifest, xxhash.xxh3_64()
         assert manifest is not None
         ring = Ring(manifest.max_steps, manifest.spare)
         for slot, steps in ring.pieces(record.start, record.length):
-            at, stop = _ROWS_AT + slot * row_nbytes, _ROWS_AT + (slot + steps) * row_nbytes
-            while at < stop:
-                size = min(_BLOCK, stop - at)
-                try:
-                    data = file.read(size, at)
-                except OSError:
-                    data = b""
-                total.update(data.ljust(size, b"\0"))
-                at += size
+            for data in column.pieces(slot, steps):
+                if data is None:
+                    return UNREADABLE
+                total.update(data)
         return total.intdigest()
 
     def segment_file(self, number: int) -> str:
@@ -292,9 +292,9 @@ class Survey:
 
     def close(self) -> None:
         """Give the files back."""
-        for file in self._columns:
-            if file is not None:
-                file.close()
+        for column in self._columns:
+            if column is not None:
+                column.close()
         self._columns = []
 
 

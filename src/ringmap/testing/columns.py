@@ -201,6 +201,26 @@ class ColumnTests:
         _same(other.read(6, 4), fresh)
         _same(other.take(np.arange(6, 10)), fresh)
 
+    def test_what_is_kept_never_stands_for_what_came_later(
+        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
+    ) -> None:
+        """Rows that a take kept may serve the positions below its `head`, and no others."""
+        column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
+        rows = rows_of(spec, _ROWS)
+        _write(column, 0, rows)
+        other, head = reopen(column), _ROWS
+        for number in range(6):
+            asked = np.arange(head - 9, head)
+            _same(other.take(asked % _ROWS, None, head), rows[asked % _ROWS])
+            fresh = rows_of(spec, 7, 700 + 10 * number)
+            done = 0
+            for slot, count in ring.pieces(head, 7):
+                _write(column, slot, fresh[done : done + count])
+                rows[slot : slot + count] = fresh[done : done + count]
+                done += count
+            _same(other.take(asked[7:] % _ROWS, None, head), rows[asked[7:] % _ROWS])
+            head += 7
+
     def test_arrays_outlive_the_column(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
         """What was handed out stays valid when the column is closed."""
         column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)

@@ -7,13 +7,15 @@ obligations are tested by `ringmap.testing.ColumnTests`, which a new backend inh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.storage.files import Disk
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = ["Column"]
+__all__ = ["Backend", "Column"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,18 +48,104 @@ class Column(Protocol):
         """Ask for the rows at `slots`, which are to be taken soon. A hint: nothing changes."""
         ...
 
-    def take(self, slots: Array, out: Array | None = None) -> Array:
-        """Return a copy of the rows at `slots` (int64, any order, duplicates welcome), shape `slots.shape + shape`."""
+    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
+        """Return a copy of the rows at `slots` (int64, any order, duplicates welcome), shape `slots.shape + shape`.
+
+        `head`: a position below which all were written before this call, those asked for among them; so
+        rows that were kept from an earlier call may serve. 0: nothing is known.
+        """
         ...
 
     def read(self, slot: int, count: int) -> Array:
         """Return a copy of `count` rows from `slot` (no wrap)."""
         ...
 
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
+        """Yield the bytes of rows in order, read plainly; None for what can't be decoded. Never raises."""
+        ...
+
+    def rewrite(self, slot: int, count: int) -> None:
+        """Write these rows again, same bytes, so that the next `sync` counts; a cut meanwhile costs none."""
+        ...
+
+    def touched(self, slot: int, count: int) -> None:
+        """Let the next `sync` cover these rows, which another process may have written."""
+        ...
+
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
         ...
 
+    def forget(self) -> None:
+        """Keep no row from earlier calls: what was written may have been taken back."""
+        ...
+
     def close(self) -> None:
         """Give files back. Arrays handed out stay valid."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes and opens columns of one kind, and knows what their files must look like.
+
+    A file is told by its `path`, `spec`, `rows` and `label`: what it says of itself.
+    """
+
+    def suits(self, spec: ColumnSpec) -> bool:
+        """Tell whether such rows can be stored so; the memmap takes what others don't."""
+        ...
+
+    def nbytes(self, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
+        """Return the exact size of what has a fixed size."""
+        ...
+
+    def nbytes_when_full(self, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
+        """Return the most that all of it can come to."""
+        ...
+
+    def create(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        """Make the file or folder, and sync it."""
+        ...
+
+    def open(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
+        write: bool, reserved: int,
+    ) -> Column:  # fmt: skip
+        """Open it, or raise CorruptError. `reserved`: rows from slot 0 that were written before."""
+        ...
+
+    def faults(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> list[str]:
+        """Return what is wrong with it as a whole, in words; rows are not read."""
+        ...
+
+    def exists(self, disk: Disk, path: str) -> bool:
+        """Tell whether a file or folder of its kind is there."""
+        ...
+
+    def resembles(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> bool:
+        """Tell whether what has lost its label may be this column all the same."""
+        ...
+
+    def strays(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> list[str]:
+        """Return the names inside it that are not part of it."""
+        ...
+
+    def mend(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        """Give it its size, header and label back. Rows stay."""
+        ...
+
+    def plain(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> Column:
+        """Open it whatever state it is in, for `pieces` only."""
         ...

@@ -17,6 +17,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ _EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
 """Blocks are reserved ahead by what is reserved already, within these bounds: few calls, little waste."""
 
 _AHEAD = 8 << 20
+_PIECE = 4 << 20
 
 _LABEL = b"ringmap-column "
 _LABEL_LIMIT = 1 << 20
@@ -75,6 +77,16 @@ class MemmapColumn:
         return _PAGE + rows * spec.row_nbytes + len(_label_bytes(label))
 
     @staticmethod
+    def suits(spec: ColumnSpec) -> bool:
+        """Return True: any row of a fixed size."""
+        return True
+
+    @classmethod
+    def nbytes_when_full(cls, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
+        """Return the size of the file: it is sparse until then."""
+        return cls.nbytes(spec, rows, label)
+
+    @staticmethod
     def frame(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[tuple[int, bytes]]:
         """Return what stands around the rows, as `(offset, bytes)`: header and label."""
         return [(0, _header(spec, rows)), (_PAGE + rows * spec.row_nbytes, _label_bytes(label))]
@@ -111,7 +123,7 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
         """Return what is wrong with the file as a whole, in words; rows are not read."""
-        if not disk.exists(path):
+        if not disk.is_file(path):
             return ["column file is missing"]
         expected, size = cls.nbytes(spec, rows, label), disk.size(path)
         if size != expected:
@@ -129,6 +141,54 @@ class MemmapColumn:
             return found
         finally:
             file.close()
+
+    @staticmethod
+    def exists(disk: Disk, path: str) -> bool:
+        """Tell whether a regular file is there: reading a pipe would never end."""
+        return disk.is_file(path)
+
+    @classmethod
+    def resembles(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> bool:
+        """Tell whether the header is this column's, as far as the file goes."""
+        try:
+            return disk.read_file(path, _PAGE) == _header(spec, rows)[: disk.size(path)]
+        except OSError:
+            return False
+
+    @staticmethod
+    def strays(
+        disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> list[str]:
+        """Return nothing: it is one file."""
+        return []
+
+    @classmethod
+    def mend(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        """Give the file its size, header and label back.
+
+        The header first: it shows that the file is ours, should this be interrupted.
+        """
+        size = cls.nbytes(spec, rows, label)
+        for offset, data in cls.frame(spec, rows, label):
+            file = disk.open(path, write=True)
+            try:
+                file.write(data, offset)
+                file.sync()
+            finally:
+                file.close()
+            if disk.size(path) != size:
+                disk.extend(path, size)
+
+    @classmethod
+    def plain(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> MemmapColumn:
+        """Open the file whatever state it is in, for `pieces` only."""
+        return cls(disk.open(path), spec, rows, 0, disk.volatile)
 
     def reserve(self, slot: int, count: int) -> None:
         """Allocate blocks for rows touched for the first time, in extents of at most 64 MiB."""
@@ -171,7 +231,7 @@ class MemmapColumn:
             for offset, nbytes in runs(slots, self._row, _PAGE):
                 self._file.will_need(offset, nbytes)
 
-    def take(self, slots: Array, out: Array | None = None) -> Array:
+    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`. One copy, GIL released."""
         # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
         rows = self._map if self._map is not None else self.view()
@@ -194,9 +254,31 @@ class MemmapColumn:
             copied[at:stop] = rows[slot + at : slot + stop]
         return copied
 
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
+        """Yield the bytes of rows, read plainly; a file that ends early goes on with zeros."""
+        at, stop = _PAGE + slot * self._row, _PAGE + (slot + count) * self._row
+        while at < stop:
+            size = min(_PIECE, stop - at)
+            try:
+                data = self._file.read(size, at)
+            except OSError:
+                data = b""
+            yield data.ljust(size, b"\0")
+            at += size
+
+    def rewrite(self, slot: int, count: int) -> None:
+        """Write these rows again, in place: the same bytes."""
+        self.write(slot, self.read(slot, count))
+
+    def touched(self, slot: int, count: int) -> None:
+        """Do nothing: a sync covers the whole file."""
+
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
         self._file.sync()
+
+    def forget(self) -> None:
+        """Do nothing: the map shows what is stored."""
 
     def close(self) -> None:
         """Give the descriptor and the map back."""

@@ -1,0 +1,138 @@
+"""Backends: which there are, and which one each column gets.
+
+    storage="zarr"                              every column that Zarr suits
+    storage={"pixels": "zarr"}                  this one; the others are memmaps
+    storage={"pixels": Zarr("lz4", 16)}         with options
+
+Not here: what a backend does (memmap.py, zarr.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringmap.errors import InputError
+from ringmap.storage.columns.base import Backend
+from ringmap.storage.columns.codecs import as_chain, normalised
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["BACKENDS", "Choice", "Storage", "Zarr", "check_storage", "choose", "disagreement"]
+
+BACKENDS: dict[str, Backend] = {"memmap": MemmapColumn, "zarr": ZarrColumn}
+"""Storage backend name -> column class."""
+
+_CHUNK_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class Zarr:
+    """Options of a compressed column: `storage={"pixels": ringmap.Zarr("lz4", chunk_steps=16)}`.
+
+    Args:
+        codecs: "zstd" (what None means: Blosc with Zstandard, and shuffled bytes), "lz4" (Blosc with LZ4:
+            larger, faster), "none" (no compression); or a list of codecs of Zarr 3, as objects of
+            `zarr.codecs` or as `zarr.json` names them. They must give back every bit.
+        chunk_steps: steps that are compressed together, in a file of their own; None for what suits the
+            column. A clip reads every chunk that it touches whole.
+
+    Example:
+        >>> import numpy as np, ringmap, zarr
+        >>> buf = ringmap.ReplayBuffer(1000, path="small", storage={"pixels": ringmap.Zarr("lz4", 16)})
+        >>> buf.write_episode({"pixels": np.zeros((40, 64, 64, 3), np.uint8), "reward": np.zeros(40)})
+        >>> zarr.open_array("small/columns/000-pixels.zarr", mode="r").chunks
+        (16, 64, 64, 3)
+    """
+
+    codecs: str | Sequence[Any] | None = None
+    chunk_steps: int | None = None
+
+
+Storage = str | Zarr | Mapping[str, "str | Zarr"]
+"""How columns are stored: one way for all, or column -> way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a column got: its backend, and that one's options as the manifest keeps them."""
+
+    backend: str
+    options: dict[str, Any]
+
+
+def check_storage(storage: Storage, where: str) -> None:
+    """Raise InputError for a backend that there is not, or options that make no sense for any column."""
+    if not isinstance(storage, str | Zarr | Mapping):
+        raise InputError(
+            f"{where}: storage must be one of {sorted(BACKENDS)}, ringmap.Zarr(...), or column -> one of these, "
+            f"got {storage!r}"
+        )
+    for way in storage.values() if isinstance(storage, Mapping) else [storage]:
+        if isinstance(way, Zarr):
+            steps = way.chunk_steps
+            if steps is not None and (type(steps) is not int or steps < 1):
+                raise InputError(
+                    f"{where}: chunk_steps must be positive (an integer), got {steps!r}"
+                )
+            if way.codecs is not None:
+                as_chain(way.codecs, where)
+        elif way not in BACKENDS:
+            raise InputError(f"{where}: unknown storage {way!r}; known: {sorted(BACKENDS)}")
+
+
+def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
+    """Return what each column gets, in order.
+
+    Raises:
+        InputError: a column that there is not; codecs that don't suit its dtype, or lose bits.
+    """
+    if isinstance(storage, Mapping):
+        for name in storage:
+            if name not in schema.names:
+                raise InputError(
+                    f"{where}: storage names column {name!r}, which is not in {schema.names}"
+                )
+    return [_choice(_way(storage, spec), spec, where) for spec in schema.columns]
+
+
+def _way(storage: Storage, spec: ColumnSpec) -> str | Zarr:
+    return storage.get(spec.name, "memmap") if isinstance(storage, Mapping) else storage
+
+
+def _backend(way: str | Zarr, spec: ColumnSpec) -> str:
+    return "memmap" if way == "memmap" or not ZarrColumn.suits(spec) else "zarr"
+
+
+def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
+    if _backend(way, spec) == "memmap":
+        return Choice("memmap", {})
+    asked = way if isinstance(way, Zarr) else Zarr()
+    steps = asked.chunk_steps or chunk_steps(spec)
+    if steps * spec.row_nbytes > _CHUNK_LIMIT:
+        raise InputError(
+            f"{where}: chunk_steps={steps} of column {spec.name!r} make chunks of {steps * spec.row_nbytes:,} "
+            f"bytes, expected at most {_CHUNK_LIMIT:,}; choose fewer"
+        )
+    chain = normalised("zstd" if asked.codecs is None else asked.codecs, spec, steps, where)
+    return Choice("zarr", {"codecs": chain, "chunk_steps": steps})
+
+
+def disagreement(
+    storage: Storage, schema: Schema, stored: Sequence[Choice], where: str
+) -> str | None:
+    """Return in words where what is asked for differs from what is stored. A bare name asks for no options."""
+    for spec, choice in zip(schema.columns, stored, strict=True):
+        way = _way(storage, spec)
+        backend = _backend(way, spec)
+        if backend != choice.backend:
+            return f"storage {backend!r} for column {spec.name!r}, but on disk it is {choice.backend!r}"
+        if not isinstance(way, Zarr) or backend == "memmap" or way == Zarr():
+            continue
+        asked = _choice(way, spec, where).options
+        for name, found in choice.options.items():
+            if getattr(way, name, None) is not None and asked[name] != found:
+                return f"{name} {asked[name]} for column {spec.name!r}, but on disk it is {found}"
+    return None

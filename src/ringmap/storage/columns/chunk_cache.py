@@ -1,0 +1,87 @@
+"""Decoded chunks that were used last, for as long as they say what is stored.
+
+    chunk -> (rows, head): the rows as they were when every position below `head` had been written
+
+A row that is live never changes, so such a chunk is right for all positions below `head`, and for
+no others: those were written since. Nobody has to tell a reader that a chunk was replaced.
+
+Invariants: at most `limit` bytes are kept; what is handed out is not written to.
+Not here: where chunks come from (zarr.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ChunkCache"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ChunkCache:
+    """The chunks used last. Thread-safe; O(1).
+
+    Args:
+        limit: bytes to keep.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[int, tuple[Array, int]] = OrderedDict()
+        self._nbytes = 0
+        self._lock = threading.Lock()
+        _caches.add(self)
+
+    def get(self, chunk: int, position: int) -> Array | None:
+        """Return the rows of a chunk if they are right for `position`, the highest that is asked of it."""
+        with self._lock:
+            found = self._kept.get(chunk)
+            if found is None or position >= found[1]:
+                return None
+            self._kept.move_to_end(chunk)
+            return found[0]
+
+    def put(self, chunk: int, rows: Array, head: int) -> None:
+        """Keep the rows of a chunk; `head` is from before they were read."""
+        if rows.nbytes > self._limit:
+            return
+        with self._lock:
+            before = self._kept.pop(chunk, None)
+            if before is not None:
+                self._nbytes -= before[0].nbytes
+                if before[1] > head:  # another thread read it later
+                    rows, head = before
+            self._kept[chunk] = rows, head
+            self._nbytes += rows.nbytes
+            while self._nbytes > self._limit:
+                _, (gone, _) = self._kept.popitem(last=False)
+                self._nbytes -= gone.nbytes
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._kept.clear()
+            self._nbytes = 0
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which another thread may have held at the fork, and keep nothing."""
+        self._lock = threading.Lock()
+        self._kept, self._nbytes = OrderedDict(), 0
+
+
+_caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for cache in list(_caches):
+        cache.reset_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

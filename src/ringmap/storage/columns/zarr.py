@@ -1,0 +1,428 @@
+"""A column as a standard Zarr array: rows compressed in chunks of steps, a file each.
+
+    007-pixels.zarr/
+      zarr.json     shape, dtype, codecs; in its attributes, which buffer and column it belongs to
+      c.0.0.0.0     rows 0 to 7, compressed       |slot 0 .. 7|8 .. 15|16 .. 23| ...
+      c.1.0.0.0     rows 8 to 15, compressed
+      next.tmp      a chunk that a kill left unfinished: the next write takes its place
+
+A chunk is replaced whole: written beside, renamed over the old one. So a reader sees the one or the
+other, never a part. The rows that a write does not cover are carried over.
+
+Invariants: `zarr.json` never changes; a chunk file is whole at any moment; one that may hold rows which
+a sync has vouched for is replaced only by a file that is synced, and a name that is synced. The others
+are those that this writer wrote since the last sync, or that it covers altogether.
+Not here: how rows become bytes (codecs.py), which rows are live.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.columns.chunk_cache import ChunkCache
+from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of
+from ringmap.storage.columns.cold import LARGE_NBYTES
+from ringmap.storage.files import Disk
+from ringmap.storage.schema import ColumnSpec
+
+__all__ = ["ZarrColumn", "chunk_steps", "read_zarr_label"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_CACHED_NBYTES = 32 << 20
+_METADATA, _BESIDE = "zarr.json", "next.tmp"
+_METADATA_LIMIT = 1 << 20
+_ENCODED_SPARE = 4096
+"""Bytes by which a chunk that can't be compressed may grow."""
+
+log = logging.getLogger("ringmap")
+
+
+def chunk_steps(spec: ColumnSpec) -> int:
+    """Return the steps of a chunk that suit a column.
+
+    A clip of a few steps decodes one or two whole chunks: they should be short. Rows that are small
+    share a chunk with more, so that a file is worth its name: 16 KiB. Rows that are huge share it with
+    fewer: 1 MiB.
+
+    Example:
+        >>> [chunk_steps(ColumnSpec("x", shape, np.dtype("u1"))) for shape in [(4,), (64, 64, 3), (640, 480, 3)]]
+        [4096, 8, 1]
+    """
+    nbytes = max(1, spec.row_nbytes)
+    return max(8, (16 << 10) // nbytes) if nbytes <= 128 << 10 else max(1, (1 << 20) // nbytes)
+
+
+class ZarrColumn:
+    """Rows of one column in one folder. See `Column` for the obligations.
+
+    Args:
+        disk: where the folder is.
+        path: its path.
+        spec: what a row is.
+        rows: how many.
+        label: what the array says of itself; `codecs` and `chunk_steps` in it say how it is stored.
+    """
+
+    backend = "zarr"
+
+    def __init__(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        self.spec = spec
+        self.rows = rows
+        self.path = path
+        self._disk = disk
+        self._row = spec.row_nbytes
+        self._steps = int(label["chunk_steps"])
+        self._codec = codec_of(label["codecs"], spec, self._steps)
+        self._prefix = os.path.join(path, "c.")
+        self._suffix = ".0" * len(spec.shape)
+        self._limit = self._steps * self._row * 2 + _ENCODED_SPARE
+        self._cache = ChunkCache(_CACHED_NBYTES)
+        self._beside = os.path.join(path, _BESIDE)
+        self._dirty: set[int] = set()
+        self._unsure: set[int] = set()
+        self._lock = threading.Lock()
+        self._last: tuple[int, Array] | None = None
+        self.is_large = not disk.volatile and rows * self._row >= LARGE_NBYTES
+
+    # -- the folder as a whole -----------------------------------------------------------------
+
+    @staticmethod
+    def suits(spec: ColumnSpec) -> bool:
+        """Tell whether Zarr has such a dtype for good: not strings, nor dates; and rows that are empty need no file."""
+        return spec.dtype.kind in "biufc" and spec.row_nbytes > 0
+
+    @staticmethod
+    def nbytes(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
+        """Return the exact size of what never changes: `zarr.json`."""
+        return len(_metadata(spec, rows, label))
+
+    @staticmethod
+    def nbytes_when_full(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
+        """Return the size of all files together where nothing can be compressed."""
+        steps = int(label["chunk_steps"])
+        return -(-rows // steps) * (steps * spec.row_nbytes + 32)
+
+    @classmethod
+    def create(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        """Make the folder, with no chunk in it, and sync it."""
+        disk.make_folder(path)
+        disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
+
+    @classmethod
+    def open(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
+        write: bool, reserved: int,
+    ) -> ZarrColumn:  # fmt: skip
+        """Open the folder after comparing its `zarr.json` with what it must be.
+
+        Raises:
+            CorruptError: it is missing, damaged, or belongs elsewhere.
+        """
+        for fault in cls.faults(disk, path, spec, rows, label):
+            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
+        return cls(disk, path, spec, rows, label)
+
+    @classmethod
+    def faults(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> list[str]:
+        """Return what is wrong with the folder as a whole, in words; chunks are not read."""
+        if not disk.is_folder(path):
+            return ["column folder is missing"]
+        try:
+            data = disk.read_file(os.path.join(path, _METADATA), _METADATA_LIMIT)
+        except FileNotFoundError:
+            return [f"{_METADATA} is missing"]
+        if data == _metadata(spec, rows, label):
+            return []
+        found = read_zarr_label(data)
+        if found is not None and found != label:
+            return [f"{_METADATA} is not that of this column: swapped or foreign folder"]
+        return [f"{_METADATA} is not that of {rows} rows of {spec}: damaged"]
+
+    @classmethod
+    def mend(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> None:
+        """Write `zarr.json` again. Chunks stay."""
+        disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
+
+    @staticmethod
+    def exists(disk: Disk, path: str) -> bool:
+        """Tell whether a folder (not a link to one) is there."""
+        return disk.is_folder(path)
+
+    @staticmethod
+    def resembles(
+        disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> bool:
+        """Tell whether a folder whose `zarr.json` can't be read may be this column: the chunks will tell."""
+        return True
+
+    @classmethod
+    def strays(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> list[str]:
+        """Return the names in the folder that are not part of a column."""
+        count = -(-rows // int(label["chunk_steps"]))
+        pattern = re.compile(r"c\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(spec.shape))
+        strays = []
+        for name in disk.names(path):
+            chunk = pattern.fullmatch(name)
+            ours = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
+            if not ours and (chunk is None or int(chunk[1]) >= count):
+                strays.append(name)
+        return strays
+
+    @classmethod
+    def plain(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
+    ) -> ZarrColumn:
+        """Open the folder whatever state it is in, for `pieces` only."""
+        return cls(disk, path, spec, rows, label)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def reserve(self, slot: int, count: int) -> None:
+        """Do nothing: how much room a chunk takes shows when it is written, which can fail as cleanly."""
+
+    def rewrite(self, slot: int, count: int) -> None:
+        """Put every chunk of these rows there again, as it is; the next `sync` makes that durable."""
+        if not count:
+            return
+        for chunk in range(slot // self._steps, (slot + count - 1) // self._steps + 1):
+            data = self._read(chunk)
+            if data is not None:
+                self._unsure.add(chunk)
+                self._disk.put(self._file(chunk), self._beside, data, synced=True)
+
+    def touched(self, slot: int, count: int) -> None:
+        """Let the next `sync` cover these rows: who wrote them is gone, and with it what it knew."""
+        if count:
+            last = (slot + count - 1) // self._steps
+            self._unsure.update(range(slot // self._steps, last + 1))
+
+    def write(self, slot: int, values: Array) -> None:
+        """Write rows from `slot` on, chunk by chunk."""
+        raw = values.reshape(len(values), -1).view(np.uint8) if len(values) else values
+        before, self._last = self._last, None
+        at, stop = slot, slot + len(values)
+        while at < stop:
+            chunk = at // self._steps
+            first = chunk * self._steps
+            end = min(first + self._steps, self.rows, stop)
+            piece = raw[at - slot : end - slot]
+            covers = at == first and end == min(first + self._steps, self.rows)
+            if covers and len(piece) == self._steps:
+                whole = piece
+            else:
+                known = before is not None and before[0] == chunk
+                whole = before[1] if known and before is not None else self._stored(chunk, covers)
+                whole[at - first : end - first] = piece
+            self._replace(chunk, whole, covers)
+            at = end
+        if stop % self._steps and len(values):
+            self._last = chunk, np.array(whole) if whole is piece else whole
+
+    def _stored(self, chunk: int, covered: bool) -> Array:
+        """Return a chunk to change: as it is stored, zeros where nothing is, or nothing of it stays."""
+        whole = np.zeros((self._steps, self._row), np.uint8)
+        if not covered:
+            data = self._read(chunk)
+            if data is not None:
+                try:
+                    self._codec.decode(data, whole)
+                except Undecodable as error:
+                    # Its rows are lost, by whatever cut them; their checksums say so. The ring must go on.
+                    log.warning("%s: %s; written anew", self._file(chunk), error)
+                    whole[...] = 0
+        return whole
+
+    def _replace(self, chunk: int, whole: Array, covers: bool) -> None:
+        """Put a chunk in the place of the one that is stored."""
+        data, path = self._codec.encode(whole), self._file(chunk)
+        with (
+            self._lock
+        ):  # else a sync could begin in between, and vouch for rows that are replaced unsynced
+            vouched = chunk not in self._dirty and not covers and self._disk.exists(path)
+            if not vouched:
+                self._dirty.add(chunk)
+                self._disk.put(path, self._beside, data, synced=False)
+        if vouched:
+            self._disk.put(path, self._beside, data, synced=True)
+            self._disk.sync_folder(self.path)
+
+    def sync(self) -> None:
+        """Return once every row written is on the disk itself."""
+        with self._lock:
+            chunks, self._dirty, self._unsure = sorted(self._dirty | self._unsure), set(), set()
+        for chunk in chunks:
+            try:
+                file = self._disk.open(self._file(chunk), write=True)
+            except FileNotFoundError:
+                continue  # noted ahead of a write that failed
+            try:
+                file.sync()
+            finally:
+                file.close()
+        if chunks:
+            self._disk.sync_folder(self.path)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def want(self, slots: Array) -> None:
+        """Ask for the chunks that hold the rows at `slots`."""
+        if not self.is_large:
+            return
+        for chunk in np.unique(slots.reshape(-1) // self._steps).tolist():
+            try:
+                file = self._disk.open(self._file(chunk))
+            except FileNotFoundError:
+                continue
+            file.will_need(0, self._limit)
+            file.close()
+
+    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
+        """Return a copy of the rows at `slots`. Each chunk is decoded once; the GIL is released meanwhile."""
+        if out is None:
+            out = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype)
+        flat = slots.reshape(-1)
+        if not len(flat):
+            return out
+        if not out.flags.c_contiguous:
+            out[...] = self.take(slots, None, head)
+            return out
+        target = out.reshape(-1).view(np.uint8).reshape(len(flat), self._row)
+        chunks = flat // self._steps
+        # Runs of rows that lie side by side, in a chunk as in `out`; then chunk by chunk.
+        breaks = np.flatnonzero((np.diff(flat) != 1) | (np.diff(chunks) != 0)) + 1
+        starts = np.concatenate(([0], breaks))
+        counts = np.diff(np.concatenate((starts, [len(flat)])))
+        first = flat[starts]
+        owner = chunks[starts]
+        lowest = _positions(first, head, self.rows)
+        highest = _positions(first + counts - 1, head, self.rows)
+        highest = np.where(highest < lowest, head - 1, highest)  # a run that goes past the head
+        order = np.argsort(owner, kind="stable")
+        rows: Array | None = None
+        held, held_below = -1, -1
+        for at, n, slot, chunk, position in zip(
+            starts[order].tolist(), counts[order].tolist(), first[order].tolist(),
+            owner[order].tolist(), highest[order].tolist(), strict=True,
+        ):  # fmt: skip
+            if rows is None or chunk != held or position >= held_below:
+                rows = self._cache.get(chunk, position) if head else None
+                if rows is None and n == self._steps:
+                    self._load(chunk, target[at : at + n])  # straight into the batch
+                    continue
+                held, held_below = chunk, position + 1
+                if rows is None:
+                    rows, held_below = np.empty((self._steps, self._row), np.uint8), head
+                    self._load(chunk, rows)
+                    if head:
+                        self._cache.put(chunk, rows, head)
+            within = slot - chunk * self._steps
+            target[at : at + n] = rows[within : within + n]
+        return out
+
+    def read(self, slot: int, count: int) -> Array:
+        """Return a copy of `count` rows from `slot`."""
+        rows = np.empty((count, *self.spec.shape), self.spec.dtype)
+        return self.take(np.arange(slot, slot + count), rows)
+
+    def _load(self, chunk: int, out: Array) -> None:
+        """Fill `out` with the rows of a chunk.
+
+        Raises:
+            CorruptError: its file is not what was written.
+        """
+        data = self._read(chunk)
+        if data is None:
+            out[...] = 0
+            return
+        try:
+            self._codec.decode(data, out)
+        except Undecodable as error:
+            raise Undecodable(
+                f"{self._file(chunk)}: {error}; run ringmap.check and ringmap.repair on the buffer"
+            ) from None
+
+    def _read(self, chunk: int) -> bytes | None:
+        """Return the bytes of a chunk's file, or None when there is none."""
+        try:
+            return self._disk.read_file(self._file(chunk), self._limit)
+        except FileNotFoundError:
+            return None
+
+    def _file(self, chunk: int) -> str:
+        return f"{self._prefix}{chunk}{self._suffix}"
+
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
+        """Yield the bytes of rows, chunk by chunk; None for rows that can't be decoded. For whoever trusts nothing."""
+        whole = np.empty((self._steps, self._row), np.uint8)
+        at, stop = slot, slot + count
+        while at < stop:
+            chunk = at // self._steps
+            end = min((chunk + 1) * self._steps, stop)
+            try:
+                self._load(chunk, whole)
+            except (OSError, CorruptError):
+                yield None
+            else:
+                yield whole[at - chunk * self._steps : end - chunk * self._steps].tobytes()
+            at = end
+
+    def forget(self) -> None:
+        """Keep nothing that was decoded."""
+        self._cache.clear()
+
+    def close(self) -> None:
+        """Give the memory back: no file stays open between calls."""
+        self._cache.clear()
+        self._last = None
+
+
+def _positions(slots: Array, head: int, rows: int) -> Array:
+    """Return the positions below `head` that these slots hold."""
+    positions: Array = head - 1 - (head - 1 - slots) % rows
+    return positions
+
+
+def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
+    """Return `zarr.json`, the label and a checksum of all else among its attributes."""
+    body = array_metadata(spec, rows, int(label["chunk_steps"]), label["codecs"])
+    body["attributes"] = {"ringmap": label}
+    body["attributes"]["ringmap_checksum"] = _checksum(body)
+    return json.dumps(body, indent=1, ensure_ascii=True).encode() + b"\n"
+
+
+def read_zarr_label(data: bytes) -> dict[str, Any] | None:
+    """Return what a `zarr.json` says of its column, or None. It may be cut, changed, or no column at all."""
+    try:
+        body = json.loads(data)
+        check = body["attributes"].pop("ringmap_checksum")
+        label = body["attributes"]["ringmap"]
+        whole = check == _checksum(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return label if whole and isinstance(label, dict) else None
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return xxhash.xxh3_64_hexdigest(text.encode())

@@ -1,0 +1,521 @@
+"""The Zarr column: the conformance suite, and what is its own: codecs, chunks, the cache, what lies in its folder."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringmap.errors import CorruptError, InputError
+from ringmap.storage.columns import codecs
+from ringmap.storage.columns.backends import Zarr, check_storage, choose
+from ringmap.storage.columns.chunk_cache import ChunkCache
+from ringmap.storage.columns.codecs import Direct, ThroughZarr, Undecodable, codec_of, normalised
+from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
+from ringmap.storage.files import Disk
+from ringmap.storage.memory import MemoryDisk
+from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.testing.columns import SPECS, ColumnTests, rows_of
+
+FEW = [
+    ColumnSpec("obs", shape, np.dtype(dtype))
+    for shape, dtype in (((), "?"), ((3,), "f4"), ((2, 2), "i8"), ((4, 3), "u1"))
+]
+SUITED = [spec for spec in SPECS if ZarrColumn.suits(spec)]
+PIXELS = ColumnSpec("obs", (4, 3), np.dtype("u1"))
+
+
+def label_of(spec, steps, given="zstd"):
+    return {
+        "uuid": "00" * 16,
+        "column": 0,
+        "name": spec.name,
+        "codecs": normalised(given, spec, steps, "test"),
+        "chunk_steps": steps,
+    }
+
+
+class Zarrs:
+    """Makes Zarr columns on one disk, and opens them again."""
+
+    def __init__(self, disk, folder, steps=8, codecs="zstd"):
+        self.disk, self.folder = disk, folder
+        self.steps, self.codecs = steps, codecs
+        self.made = 0
+
+    def make(self, spec, rows):
+        self.made += 1
+        path = os.path.join(self.folder, f"{self.made:03d}.zarr")
+        label = label_of(spec, self.steps, self.codecs)
+        ZarrColumn.create(self.disk, path, spec, rows, label)
+        column = ZarrColumn.open(self.disk, path, spec, rows, label, True, 0)
+        column.label = label
+        return column
+
+    def reopen(self, column, write=False):
+        return ZarrColumn.open(
+            self.disk, column.path, column.spec, column.rows, column.label, write, 0
+        )
+
+
+class TestZarrOnDisk(ColumnTests):
+    @pytest.fixture(params=SUITED, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
+    def spec(self, request):
+        return request.param
+
+    @pytest.fixture
+    def maker(self, tmp_path):
+        return Zarrs(Disk(), str(tmp_path))
+
+    @pytest.fixture
+    def make_column(self, maker):
+        def make(spec, rows):
+            if not ZarrColumn.suits(spec):  # dates, of `test_keeps_every_bit`
+                spec = ColumnSpec(spec.name, spec.shape, np.dtype("i8"))
+            return maker.make(spec, rows)
+
+        return make
+
+    @pytest.fixture
+    def reopen(self, maker):
+        return maker.reopen
+
+
+class TestZarrInRam(TestZarrOnDisk):
+    @pytest.fixture(params=FEW, ids=str)
+    def spec(self, request):
+        return request.param
+
+    @pytest.fixture
+    def maker(self):
+        return Zarrs(MemoryDisk(), "RAM")
+
+
+class TestZarrOfOddChunks(TestZarrInRam):
+    """Chunks that divide nothing, and another codec."""
+
+    @pytest.fixture
+    def maker(self, tmp_path):
+        return Zarrs(Disk(), str(tmp_path), steps=5, codecs="lz4")
+
+
+class TestZarrOfSingleSteps(TestZarrInRam):
+    @pytest.fixture
+    def maker(self, tmp_path):
+        return Zarrs(Disk(), str(tmp_path), steps=1, codecs="none")
+
+
+class TestZarrOfOneChunk(TestZarrInRam):
+    @pytest.fixture
+    def maker(self, tmp_path):
+        return Zarrs(Disk(), str(tmp_path), steps=100, codecs=[zarr.codecs.ZstdCodec(level=1)])
+
+
+class TestZarrThroughZarr(TestZarrInRam):
+    """A chain that only zarr-python runs."""
+
+    @pytest.fixture
+    def maker(self, tmp_path):
+        return Zarrs(Disk(), str(tmp_path))
+
+    @pytest.fixture
+    def make_column(self, maker):
+        def make(spec, rows):
+            if not ZarrColumn.suits(spec):
+                spec = ColumnSpec(spec.name, spec.shape, np.dtype("i8"))
+            order = list(range(len(spec.shape) + 1))[::-1]
+            maker.codecs = [{"name": "transpose", "configuration": {"order": order}}]
+            return maker.make(spec, rows)
+
+        return make
+
+
+# -- codecs ------------------------------------------------------------------------------------------
+
+CHAINS = [
+    "zstd", "lz4", "none", [], [zarr.codecs.GzipCodec(level=1)], [zarr.codecs.ZstdCodec(level=3, checksum=True)],
+    [{"name": "blosc", "configuration": {"cname": "zlib", "clevel": 1, "shuffle": "bitshuffle"}}],
+    [zarr.codecs.BloscCodec(cname="blosclz", clevel=9, shuffle="noshuffle"), {"name": "crc32c"}, zarr.codecs.GzipCodec(level=1)],
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(CHAINS), st.sampled_from(SUITED), st.integers(1, 9), st.integers(0, 2**32 - 1)
+)
+def test_the_direct_way_is_zarrs_own(given_chain, spec, steps, seed):
+    chain = normalised(given_chain, spec, steps, "test")
+    direct, through = codec_of(chain, spec, steps), ThroughZarr(chain, spec, steps)
+    assert isinstance(direct, Direct)
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 2, (steps, spec.row_nbytes), np.uint8)
+    if spec.dtype.kind != "b":
+        rows *= rng.integers(0, 256, rows.shape, np.uint8)
+    for one, other in ((direct, through), (through, direct), (direct, direct)):
+        out = np.full_like(rows, 3)
+        other.decode(one.encode(rows), out)
+        assert (out == rows).all()
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("brotli", r"unknown codecs 'brotli'; known: \['lz4', 'none', 'zstd'\]"),
+        (5, "codecs must be one of"),
+        ([5], "a codec is an object of zarr.codecs"),
+        ([{"name": "nope"}], "unknown codec 'nope': zarr 3"),
+        ([{"name": "blosc", "configuration": {"cname": "nope"}}], "can't be used: .*nope"),
+        ([{"name": "blosc", "configuration": {"zip": 1}}], "can't be used: .*zip"),
+    ],
+)
+def test_codecs_that_there_are_not_are_refused(bad, words):
+    with pytest.raises(InputError, match=words):
+        normalised(bad, PIXELS, 4, "test")
+
+
+LOSSY = [
+    ("f4", {"name": "numcodecs.bitround", "configuration": {"keepbits": 3}}),
+    ("f4", {"name": "numcodecs.delta", "configuration": {"dtype": "<f4"}}),
+    ("f8", {"name": "numcodecs.quantize", "configuration": {"digits": 2, "dtype": "<f8"}}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+@pytest.mark.parametrize(
+    ("dtype", "lossy"), LOSSY, ids=lambda p: p if isinstance(p, str) else p["name"]
+)
+def test_codecs_that_lose_bits_are_refused(dtype, lossy, monkeypatch):
+    spec = ColumnSpec("obs", (3,), np.dtype(dtype))
+    with pytest.raises(InputError, match="column 'obs': codecs that lose bits can't be used"):
+        normalised([lossy], spec, 4, "test")
+    monkeypatch.setattr(codecs, "_prove_lossless", lambda *_: None)
+    assert normalised([lossy], spec, 4, "test")[0]["name"] == lossy["name"]  # the control
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+def test_a_delta_of_integers_gives_back_every_bit():
+    spec = ColumnSpec("obs", (3,), np.dtype("i4"))
+    delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}
+    assert normalised([delta], spec, 4, "test")[0]["name"] == "numcodecs.delta"
+
+
+@pytest.mark.parametrize("chain", ["zstd", "lz4", "none"])
+def test_a_changed_byte_is_never_decoded(chain):
+    codec = codec_of(normalised(chain, PIXELS, 4, "test"), PIXELS, 4)
+    rows = rows_of(PIXELS, 4).reshape(4, -1)
+    data = codec.encode(rows)
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 0x10
+        with pytest.raises(Undecodable):
+            codec.decode(bytes(flipped), np.empty_like(rows))
+    for cut in range(len(data)):
+        with pytest.raises(Undecodable):
+            codec.decode(data[:cut], np.empty_like(rows))
+
+
+# -- how columns are stored ----------------------------------------------------------------------------
+
+
+def test_strings_dates_and_empty_rows_stay_memmaps():
+    specs = [ColumnSpec(str(i), spec.shape, spec.dtype) for i, spec in enumerate(SPECS)]
+    chosen = choose("zarr", Schema(tuple(specs)), "test")
+    for spec, choice in zip(specs, chosen, strict=True):
+        wanted = "zarr" if spec.dtype.kind in "biufc" and spec.row_nbytes else "memmap"
+        assert choice.backend == wanted
+
+
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        (Zarr(chunk_steps=0), "chunk_steps must be positive"),
+        (Zarr(chunk_steps=2.5), "chunk_steps must be positive"),
+        (Zarr("brotli"), "unknown codecs 'brotli'"),
+        ({"obs": Zarr([{"name": "nope"}])}, "unknown codec 'nope'"),
+        (7, "storage must be one of"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_at_once(storage, words):
+    with pytest.raises(InputError, match=words):
+        check_storage(storage, "test")
+
+
+def test_chunks_beyond_all_measure_are_refused():
+    with pytest.raises(InputError, match="make chunks of .* bytes, expected at most"):
+        choose(Zarr(chunk_steps=1 << 40), Schema((PIXELS,)), "test")
+
+
+def test_chunks_suit_their_rows():
+    for shape, steps in (((), 16384), ((4,), 4096), ((64, 64, 3), 8), ((600, 600, 3), 1)):
+        assert chunk_steps(ColumnSpec("obs", shape, np.dtype("u1"))) == steps
+
+
+# -- the folder ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def column(tmp_path):
+    made = Zarrs(Disk(), str(tmp_path)).make(PIXELS, 37)
+    made.write(0, rows_of(PIXELS, 37))
+    return made
+
+
+def test_plain_zarr_reads_it(column):
+    array = zarr.open_array(column.path, mode="r")
+    assert array.shape == (37, 4, 3)
+    assert array.chunks == (8, 4, 3)
+    assert (array[:] == rows_of(PIXELS, 37)).all()
+    assert array.attrs["ringmap"] == column.label
+
+
+@pytest.mark.parametrize("spec", SUITED, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
+def test_plain_zarr_reads_every_dtype(tmp_path, spec):
+    column, rows = Zarrs(Disk(), str(tmp_path)).make(spec, 20), rows_of(spec, 11)
+    column.write(4, rows)
+    array = zarr.open_array(column.path, mode="r")
+    assert array.dtype == spec.dtype
+    assert array[4:15].tobytes() == rows.tobytes()
+    assert (array[:4] == 0).all()  # never written: the fill value
+    assert (column.read(0, 4) == 0).all()
+
+
+def test_zarr_json_is_as_zarr_would_write_it(column, tmp_path):
+    theirs = zarr.create_array(
+        tmp_path / "theirs", shape=(37, 4, 3), chunks=(8, 4, 3), dtype="u1", fill_value=0,
+        compressors=[zarr.codecs.BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"), zarr.codecs.Crc32cCodec()],
+        chunk_key_encoding={"name": "default", "separator": "."},
+    )  # fmt: skip
+    with open(tmp_path / "theirs" / "zarr.json") as file:
+        expected = json.load(file)
+    with open(os.path.join(column.path, "zarr.json")) as file:
+        ours = json.load(file)
+    del expected["attributes"], ours["attributes"], expected["storage_transformers"]
+    assert ours == expected
+    assert theirs.shape == (37, 4, 3)
+
+
+def test_faults_of_the_folder_are_named(column, tmp_path):
+    def faults():
+        return ZarrColumn.faults(Disk(), column.path, PIXELS, 37, column.label)
+
+    path = os.path.join(column.path, "zarr.json")
+    with open(path, "rb") as file:
+        whole = file.read()
+    assert faults() == []
+    with open(path, "wb") as file:
+        file.write(whole.replace(b"37", b"38", 1))
+    assert faults() == ["zarr.json is not that of 37 rows of 'obs' (4, 3) uint8: damaged"]
+    foreign = {**column.label, "column": 1}
+    ZarrColumn.mend(Disk(), column.path, PIXELS, 37, foreign)
+    assert faults() == ["zarr.json is not that of this column: swapped or foreign folder"]
+    os.unlink(path)
+    assert faults() == ["zarr.json is missing"]
+    ZarrColumn.mend(Disk(), column.path, PIXELS, 37, column.label)
+    assert faults() == []
+    with open(path, "rb") as file:
+        assert file.read() == whole
+    for name in ("c.5.0.0", "c.00.0.0", "c.1.0", "notes.txt", "c.-1.0.0"):
+        shutil.copy(path, os.path.join(column.path, name))
+    for name in ("next.tmp",):
+        shutil.copy(path, os.path.join(column.path, name))
+    strays = ZarrColumn.strays(Disk(), column.path, PIXELS, 37, column.label)
+    assert strays == ["c.-1.0.0", "c.00.0.0", "c.1.0", "c.5.0.0", "notes.txt"]
+    shutil.rmtree(column.path)
+    assert faults() == ["column folder is missing"]
+
+
+def chunk_file(column, chunk):
+    return os.path.join(column.path, f"c.{chunk}.0.0")
+
+
+def damage(column, chunk):
+    with open(chunk_file(column, chunk), "r+b") as file:
+        file.seek(20)
+        file.write(b"????")
+
+
+def test_a_damaged_chunk_is_named_and_not_served(column):
+    damage(column, 2)
+    with pytest.raises(
+        CorruptError, match=r"c\.2\.0\.0: does not match its checksum; run ringmap.check"
+    ):
+        column.take(np.arange(10, 20))
+    with pytest.raises(CorruptError, match=r"c\.2\.0\.0"):
+        column.read(23, 1)
+    assert (column.read(0, 16) == rows_of(PIXELS, 37)[:16]).all()
+    pieces = list(column.pieces(8, 20))
+    assert [piece is None for piece in pieces] == [False, True, False]
+
+
+def test_a_damaged_chunk_does_not_stop_the_ring(column, caplog):
+    damage(column, 2)
+    fresh = rows_of(PIXELS, 4, 900)
+    again = Zarrs(Disk(), "").reopen(column, write=True)
+    again.write(18, fresh)
+    assert "written anew" in caplog.text
+    assert (again.read(18, 4) == fresh).all()
+    assert (again.read(16, 2) == 0).all()  # lost; the checksum of their episode tells
+
+
+# -- what a write does to the disk ---------------------------------------------------------------------------
+
+
+class Notes(Disk):
+    """A disk that notes its changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def before(self, change, path, *details):
+        self.done.append((change, os.path.basename(path)))
+
+
+def changes(disk, what):
+    disk.done.clear()
+    what()
+    return disk.done
+
+
+def test_a_chunk_of_vouched_rows_is_replaced_by_a_synced_file_and_name(tmp_path):
+    disk = Notes()
+    column = Zarrs(disk, str(tmp_path)).make(PIXELS, 37)
+    rows = rows_of(PIXELS, 37)
+    replaced = [("create", "next.tmp"), ("write", "next.tmp"), ("rename", "next.tmp")]
+    synced = [*replaced[:2], ("sync", "next.tmp"), replaced[2], ("sync_folder", "001.zarr")]
+    # Nothing there, then rows that no sync has vouched for yet: what they risk is allowed.
+    assert changes(disk, lambda: column.write(0, rows[:5])) == replaced
+    assert changes(disk, lambda: column.write(5, rows[5:7])) == replaced
+    assert changes(disk, column.sync) == [("sync", "c.0.0.0"), ("sync_folder", "001.zarr")]
+    assert changes(disk, column.sync) == []
+    # Now they are vouched for.
+    assert changes(disk, lambda: column.write(7, rows[7:8])) == synced
+    # Covered altogether: nothing in it can be live.
+    assert changes(disk, lambda: column.write(0, rows[:8])) == replaced
+    assert changes(disk, lambda: column.write(32, rows[32:])) == replaced
+    column.sync()
+    # Nobody knows who wrote them, and when.
+    again = Zarrs(disk, "").reopen(column, write=True)
+    assert changes(disk, lambda: again.write(3, rows[3:4])) == synced
+    again.touched(0, 37)
+    assert changes(disk, lambda: again.write(4, rows[4:5])) == synced
+    assert [name for change, name in changes(disk, again.sync) if change == "sync"] == [
+        "c.0.0.0",
+        "c.4.0.0",
+    ]
+    assert (again.read(0, 8) == rows[:8]).all()
+
+
+def test_a_write_that_fails_leaves_every_chunk_whole(tmp_path):
+    rows, fresh = rows_of(PIXELS, 37), rows_of(PIXELS, 20, 700)
+    for at in range(1, 40):
+
+        class Fails(Notes):
+            left = at
+
+            def before(self, change, path, *details):
+                self.left -= 1
+                if self.left == 0:
+                    raise OSError(28, "No space left on device", path)
+
+        maker = Zarrs(Disk(), str(tmp_path / str(at)))
+        os.mkdir(maker.folder)
+        column = maker.make(PIXELS, 37)
+        column.write(0, rows)
+        column.sync()
+        column._disk = Fails()
+        try:
+            column.write(10, fresh)
+        except OSError:
+            failed = True
+        else:
+            failed = False
+        column._disk = Disk()
+        for whole in (column, maker.reopen(column)):
+            got = whole.read(0, 37)
+            assert (got[:10] == rows[:10]).all()
+            assert (got[30:] == rows[30:]).all()
+            for chunk in range(5):
+                part = slice(chunk * 8, min(chunk * 8 + 8, 37))
+                both = rows.copy()
+                both[10:30] = fresh
+                assert (got[part] == rows[part]).all() or (got[part] == both[part]).all()
+        column.write(10, fresh)
+        assert (column.read(10, 20) == fresh).all()
+        if not failed:
+            return
+    raise AssertionError("more changes than expected")
+
+
+# -- the cache -------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_that_was_decoded_serves_until_a_later_position_is_asked_for(column, monkeypatch):
+    loads = []
+    load = ZarrColumn._load
+    monkeypatch.setattr(
+        ZarrColumn, "_load", lambda self, chunk, out: loads.append(chunk) or load(self, chunk, out)
+    )
+    reader = Zarrs(Disk(), "").reopen(column)
+    rows = rows_of(PIXELS, 37)
+    head = 37 + 5  # slots 0 to 4 hold positions 37 to 41
+    assert (reader.take(np.array([3, 4]), None, head) == rows[[3, 4]]).all()
+    assert (reader.take(np.array([2, 4, 6]), None, head) == rows[[2, 4, 6]]).all()
+    assert loads == [0]
+    fresh = rows_of(PIXELS, 2, 800)
+    column.write(5, fresh)
+    assert (reader.take(np.array([3, 4]), None, head + 2) == rows[[3, 4]]).all()
+    assert loads == [0]
+    assert (reader.take(np.array([4, 5, 6]), None, head + 2)[1:] == fresh).all()
+    assert loads == [0, 0]
+    assert (
+        reader.take(np.array([5]))[0] == fresh[0]
+    ).all()  # without a head nothing that was kept serves
+    assert loads == [0, 0, 0]
+
+
+def test_the_cache_keeps_within_its_limit():
+    cache = ChunkCache(100)
+    for chunk in range(10):
+        cache.put(chunk, np.full((1, 30), chunk, np.uint8), 1)
+    assert [chunk for chunk in range(10) if cache.get(chunk, 0) is not None] == [7, 8, 9]
+    cache.get(7, 0)
+    cache.put(10, np.zeros((1, 30), np.uint8), 1)
+    assert cache.get(8, 0) is None
+    assert cache.get(7, 0) is not None
+    cache.put(11, np.zeros((1, 101), np.uint8), 1)
+    assert cache.get(11, 0) is None
+    older = np.ones((1, 30), np.uint8)
+    cache.put(7, older, 0)  # read earlier by another thread
+    assert cache.get(7, 0) is not older
+    cache.clear()
+    assert cache.get(7, 0) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_reads_equal_zarrs_own(data):
+    """Rows by way of chunks and cache, against plain Zarr, while writes go on."""
+    rows, steps = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 12))
+    disk = MemoryDisk()
+    column = Zarrs(disk, "RAM", steps, "lz4").make(PIXELS, rows)
+    reader = ZarrColumn.open(disk, column.path, PIXELS, rows, column.label, False, 0)
+    model, head = np.zeros((rows, 4, 3), np.uint8), 0
+    for number in range(data.draw(st.integers(1, 6))):
+        count = data.draw(st.integers(1, rows))
+        fresh = rows_of(PIXELS, count, 50 * number)
+        for at in range(count):
+            model[(head + at) % rows] = fresh[at]
+        first = min(count, rows - head % rows)
+        column.write(head % rows, fresh[:first])
+        column.write(0, fresh[first:])
+        head += count
+        live = min(head, rows)
+        asked = data.draw(st.lists(st.integers(head - live, head - 1), max_size=12))
+        slots = np.array(asked, np.int64) % rows
+        assert (reader.take(slots, None, head) == model[slots]).all()
+        assert (reader.take(slots) == model[slots]).all()
