@@ -53,14 +53,14 @@ def chunk_steps(spec: ColumnSpec) -> int:
 
     A clip of a few steps decodes one or two whole chunks: they should be short. Rows that are small
     share a chunk with more, so that a file is worth its name: 16 KiB. Rows that are huge share it with
-    fewer: 1 MiB.
+    fewer: 1 MiB, or one row.
 
     Example:
         >>> [chunk_steps(ColumnSpec("x", shape, np.dtype("u1"))) for shape in [(4,), (64, 64, 3), (640, 480, 3)]]
         [4096, 8, 1]
     """
     nbytes = max(1, spec.row_nbytes)
-    return max(8, (16 << 10) // nbytes) if nbytes <= 128 << 10 else max(1, (1 << 20) // nbytes)
+    return max(1, min(8, (1 << 20) // nbytes)) if nbytes > 2 << 10 else (16 << 10) // nbytes
 
 
 class ZarrColumn:
