@@ -20,6 +20,7 @@ from ringmap.storage.store import Settings
 
 __all__ = [
     "Options",
+    "check_reads",
     "log_progress",
     "must_agree",
     "positive",
@@ -81,7 +82,16 @@ def spare_of(max_steps: int, asked: int | None, where: str) -> int:
     return rows
 
 
-def settings_of(options: Options, storage: Storage) -> Settings:
+def check_reads(reads: str, where: str) -> bool:
+    """Return whether rows are read through maps; raise InputError for a way that there is not."""
+    if reads not in ("map", "pread"):
+        raise InputError(f"{where}: reads must be 'map' or 'pread', got {reads!r}")
+    return reads == "map"
+
+
+def settings_of(
+    options: Options, storage: Storage, mapped: bool = True
+) -> Settings:
     """Return what the store needs to know of the options."""
     return Settings(
         options.durability == "power",
@@ -89,6 +99,7 @@ def settings_of(options: Options, storage: Storage) -> Settings:
         storage,
         asdict(options),
         log_progress,
+        mapped,
     )
 
 

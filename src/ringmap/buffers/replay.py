@@ -24,6 +24,7 @@ from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.options import (
     Options,
+    check_reads,
     log_progress,
     must_agree,
     positive,
@@ -95,6 +96,9 @@ class ReplayBuffer(Sampled):
         sync_every_s: seconds between background syncs at durability="process".
         threads: that copy a large batch; None: as many as there are cores for this process, which DataLoader
             workers share. May be assigned.
+        reads: "map": rows are read through maps, which is fastest; a bad sector, or a file that somebody
+            cuts, then ends the process (SIGBUS). "pread": by reads, and both are errors. Of this handle
+            and its copies, not remembered; in RAM there is no difference.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is fixed on disk.
@@ -143,6 +147,7 @@ class ReplayBuffer(Sampled):
         spare_rows: int | None = None,
         sync_every_s: float = 30.0,
         threads: int | None = None,
+        reads: str = "map",
     ) -> None:
         where = "ReplayBuffer"
         positive(where, "max_steps", max_steps)
@@ -153,7 +158,7 @@ class ReplayBuffer(Sampled):
             positive(where, "threads", threads)
         parsed = None if schema is None else Schema.parse(schema)
         folder, disk = ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), self.disk)
-        settings = settings_of(options, storage)
+        settings = settings_of(options, storage, check_reads(reads, where))
         steps, opened = int(max_steps), list[Source]()
         with _closed_on_error(opened):
             if examine(disk, folder) == "buffer":
@@ -174,7 +179,7 @@ class ReplayBuffer(Sampled):
             path: its directory.
             mode: "r" for a live reader, of which there may be any number; "r+" for the writer.
             overrides: history_len, frameskip, sampler, transform, key_filter, durability, casting,
-                interrupted, sync_every_s, threads, seed (of a reader's generator).
+                interrupted, sync_every_s, threads, reads, seed (of a reader's generator).
 
         Raises:
             InputError: an unknown mode or override.
@@ -193,11 +198,12 @@ class ReplayBuffer(Sampled):
         threads = overrides.pop("threads", None)
         if threads is not None:
             positive(where, "threads", threads)
+        mapped = check_reads(overrides.pop("reads", "map"), where)
         known = [field.name for field in fields(Options)]
         for name in overrides:
             if name not in known:
                 raise InputError(
-                    f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads']}"
+                    f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
                 )
         folder = os.path.abspath(path)
         remembered = read_manifest(cls.disk, folder).settings
@@ -207,9 +213,9 @@ class ReplayBuffer(Sampled):
         opened = list[Source]()
         with _closed_on_error(opened):
             if mode == "r":
-                opened.append(Reader(cls.disk, folder, log_progress))
+                opened.append(Reader(cls.disk, folder, log_progress, mapped))
             else:
-                opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap")))
+                opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap", mapped)))
             buffer._start(opened[0], options, **calls)
         buffer.threads = threads
         return buffer
@@ -301,7 +307,7 @@ class ReplayBuffer(Sampled):
         self._rng = np.random.default_rng()
         if worker() is None:
             self._beacon = Beacon()  # it follows nobody
-        self._attach(Reader(self._owned.disk, self._owned.folder))
+        self._attach(Reader(self._owned.disk, self._owned.folder, mapped=self._owned.mapped))
 
     def _writer(self, where: str) -> Store:
         source = self._owned
@@ -327,6 +333,11 @@ class ReplayBuffer(Sampled):
     def path(self) -> Path | None:
         """The directory, or None for a buffer in RAM."""
         return None if self._owned.disk.volatile else Path(self._owned.folder)
+
+    @property
+    def reads(self) -> str:
+        """How rows are read: "map" or "pread"."""
+        return "map" if self._owned.mapped else "pread"
 
     @property
     def max_steps(self) -> int:
@@ -602,6 +613,42 @@ class ReplayBuffer(Sampled):
                     episode.pop(EPISODE_DATA_KEY, None)
                 writer.write_episode(episode)
 
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Make a copy of the buffer as it is now, while its writer goes on: a buffer of its own.
+
+        It is equal to one committed state, the newest or one shortly before it, with every episode and the small
+        state (sampling, progress) as of that commit. Positions are the same, the UUID is its own. Episodes that are still being
+        recorded are not in it. Made under a temporary name beside `path`, which shows it whole and durable, or not at all.
+
+        Args:
+            path: a directory that is new or empty.
+
+        Raises:
+            InputError: a path inside this buffer, or a mount point.
+            ExistsError: something is there.
+            LockedError: another snapshot to the same path is being made.
+            LappedError: the writer overtook this reader time after time.
+            EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
+            CorruptError: a file of this buffer is cut or missing.
+
+        Cost: reads and writes the live steps once, and syncs them. Where the file system can share blocks between
+            files (btrfs, xfs), it does, and nothing is copied but what was written meanwhile.
+
+        Processes and threads: may be called from a live reader in another process, which slows the writer by no
+            lock; and on the writer's handle, from any thread: then writing waits while the last few steps are copied.
+
+        Example:
+            >>> buf = ReplayBuffer(max_steps=100)
+            >>> buf.write_episode({"obs": np.arange(30)})
+            >>> buf.snapshot("kept")
+            >>> buf.clear()
+            >>> ReplayBuffer.open("kept").lengths.tolist()
+            [30]
+        """
+        from ringmap.storage.snapshot import snapshot
+
+        snapshot(self._source, self.disk, os.path.abspath(path), "ReplayBuffer.snapshot")
+
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
         from ringmap.storage.check import check_source
@@ -621,7 +668,7 @@ class ReplayBuffer(Sampled):
         }  # fmt: skip
         state |= {"threads": self.threads, "beacon": self._beacon}
         if self.path is not None:
-            return {**state, "path": self._owned.folder}
+            return {**state, "path": self._owned.folder, "reads": self.reads}
         source = self._source
         ring = source.rows.ring if source.rows is not None else None
         seq, episodes = source.seq, list[Any]()
@@ -647,7 +694,12 @@ class ReplayBuffer(Sampled):
         options = Options(**state["options"])
         calls = state["sampler"], state["transform"], state["key_filter"]
         if "path" in state:
-            self._start(Reader(self.disk, state["path"]), options, *calls, None)
+            self._start(
+                Reader(self.disk, state["path"], mapped=state["reads"] == "map"),
+                options,
+                *calls,
+                None,
+            )
             self._sent_along(state)
             return
         store = Store.create(

@@ -105,15 +105,18 @@ class EpisodeTable:
         file: the open file.
         slots: how many records it has room for.
         uuid: 16 bytes that salt the checksums, so that a foreign table has no valid record.
+        mapped: whether walks go over a map; otherwise they read.
     """
 
-    def __init__(self, file: File, slots: int, uuid: bytes) -> None:
+    def __init__(self, file: File, slots: int, uuid: bytes, mapped: bool = True) -> None:
         self.slots = slots
         self._file = file
         self._seed = xxhash.xxh3_64_intdigest(uuid)
-        # For walks over records that are there; the rest of the map is never touched, see `_read`.
-        view = file.map()[_HEADER : _HEADER + slots * RECORD.itemsize].view(RECORD)
-        self._starts, self._kinds, self._flags = view["start"], view["kind"], view["flags"]
+        self._walk: tuple[Array, Array, Array] | None = None
+        if mapped:
+            # For walks over records that are there; the rest of the map is never touched, see `_read`.
+            view = file.map()[_HEADER : _HEADER + slots * RECORD.itemsize].view(RECORD)
+            self._walk = view["start"], view["kind"], view["flags"]
 
     @staticmethod
     def nbytes(slots: int) -> int:
@@ -131,11 +134,13 @@ class EpisodeTable:
             file.close()
 
     @classmethod
-    def open(cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool) -> EpisodeTable:
+    def open(
+        cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool, mapped: bool = True
+    ) -> EpisodeTable:
         """Open the table after comparing its size and header with what they must be."""
         for fault in cls.faults(disk, path, slots):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        return cls(disk.open(path, write), slots, uuid)
+        return cls(disk.open(path, write), slots, uuid, mapped)
 
     @classmethod
     def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
@@ -179,17 +184,22 @@ class EpisodeTable:
 
     def start_of(self, seq: int) -> int:
         """Return where record `seq` starts, unchecked: for walking a range that was checked."""
-        return int(self._starts[seq % self.slots])
+        slot = seq % self.slots
+        return int(self._read(slot, 1)["start"][0] if self._walk is None else self._walk[0][slot])
 
     def first_live(self, seq: int, stop: int, tail: int) -> int:
         """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
+        if self._walk is None:
+            while seq < stop:
+                record = Record.of(self._read(seq % self.slots, 1)[0])
+                if record.start >= tail and record.live:
+                    return seq
+                seq += 1
+            return stop
+        starts, kinds, flags = self._walk
         while seq < stop:
             slot = seq % self.slots
-            if (
-                self._starts[slot] >= tail
-                and self._kinds[slot] == EPISODE
-                and not self._flags[slot] & DROPPED
-            ):
+            if starts[slot] >= tail and kinds[slot] == EPISODE and not flags[slot] & DROPPED:
                 return seq
             seq += 1
         return stop
@@ -204,7 +214,8 @@ class EpisodeTable:
 
     def close(self) -> None:
         """Give the descriptor and the map back."""
-        self._starts = self._kinds = self._flags = np.empty(0, np.uint8)
+        if self._walk is not None:
+            self._walk = (np.empty(0, np.uint8),) * 3
         self._file.close()
 
     # -- many records ------------------------------------------------------------------------
@@ -221,6 +232,19 @@ class EpisodeTable:
         valid = self._valid(records)
         valid &= records["seq"] == np.arange(first, first + len(records), dtype=np.uint64)
         return records, valid
+
+    def write_many(self, records: Array) -> None:
+        """Write records of consecutive numbers into their slots, under this table's own salt. Vectorised."""
+        at = 0
+        while at < len(records):
+            slot = int(records["seq"][at]) % self.slots
+            block = records[at : at + min(BLOCK, self.slots - slot)].copy()
+            words = _words(block)
+            checked = words.copy()
+            checked[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
+            words[:, -1] = xxh3_64_of_rows(checked, self._seed)
+            self._file.write(block.view(np.uint8).data, _HEADER + slot * RECORD.itemsize)
+            at += len(block)
 
     def scan(self) -> tuple[Array, Array, Array]:
         """Return a copy of every record that was ever written, whether it is valid in its slot, and the slot."""
@@ -249,7 +273,12 @@ class EpisodeTable:
 
     def _read(self, slot: int, count: int) -> Array:
         """Return `count` records from `slot` on: by a read, as a map of a hole takes room on a full tmpfs."""
-        return np.frombuffer(self._read_bytes(slot, count), RECORD)
+        data = self._read_bytes(slot, count)
+        if len(data) < count * RECORD.itemsize:
+            raise CorruptError(
+                f"{self._file.path}: episode table was cut since it was opened; run ringmap.check on the buffer"
+            )
+        return np.frombuffer(data, RECORD)
 
     def _read_bytes(self, slot: int, count: int) -> bytes:
         size = RECORD.itemsize

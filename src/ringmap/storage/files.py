@@ -42,6 +42,14 @@ class File(Protocol):
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""
         ...
 
+    def read_into(self, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        ...
+
+    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
+        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
+        ...
+
     def reserve(self, offset: int, nbytes: int) -> None:
         """Allocate the blocks of a byte range, or raise OSError."""
         ...
@@ -104,6 +112,34 @@ class FileHandle:
             data += more
         return data
 
+    def read_into(self, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        system = self.disk.system
+        done = system.pread_into(self.fd, room, offset)
+        while 0 < done < len(room):
+            more = system.pread_into(self.fd, room[done:], offset + done)
+            if not more:
+                break
+            done += more
+        return done
+
+    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
+        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
+        at, stop = offset, offset + nbytes
+        while at < stop:
+            count, done = min(_COPIED_AT_ONCE, stop - at), 0
+            if isinstance(source, FileHandle):
+                self.disk.before("copy", self.path, at, count)
+                done = self.disk.system.copy_range(source.fd, self.fd, at, count)
+            if not done:
+                data = source.read(min(_READ_AT_ONCE, count), at)
+                if not data:
+                    break
+                self.write(data, at)
+                done = len(data)
+            at += done
+        return at - offset
+
     def reserve(self, offset: int, nbytes: int) -> None:
         """Allocate the blocks of a byte range, or raise OSError."""
         self.disk.before("reserve", self.path, offset, nbytes)
@@ -154,6 +190,9 @@ class FileHandle:
 
 _BINARY = getattr(os, "O_BINARY", 0)
 
+_COPIED_AT_ONCE = 64 << 20
+_READ_AT_ONCE = 1 << 20
+
 
 class Disk:
     """The real disk."""
@@ -181,6 +220,23 @@ class Disk:
             file.close()
             raise
         return file
+
+    def share(self, source: File, path: str) -> File | None:
+        """Create a file that shares all bytes of another, or return None, and no file, where that can't be."""
+        if not isinstance(source, FileHandle):
+            return None
+        file = self.create(path)
+        assert isinstance(file, FileHandle)
+        try:
+            self.before("share", path)
+            if self.system.share(source.fd, file.fd):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        self.remove(path)
+        return None
 
     def extend(self, path: str, size: int) -> None:
         """Give a file that was cut its size back (repair only: the new bytes are zero)."""

@@ -47,9 +47,12 @@ class Journal:
         paths: their paths.
         manifest: their sizes and salt.
         power: sync each commit.
+        mapped: whether walks over the table go over a map.
     """
 
-    def __init__(self, disk: Disk, paths: Paths, manifest: Manifest, power: bool) -> None:
+    def __init__(
+        self, disk: Disk, paths: Paths, manifest: Manifest, power: bool, mapped: bool = True
+    ) -> None:
         self.power = power
         self.disk = disk
         self.paths = paths
@@ -59,7 +62,9 @@ class Journal:
         self.state = State()
         self._encoded: bytes | None = None
         self._synced_tail, self._synced_first = 0, 1
-        self.table = EpisodeTable.open(disk, paths.table, manifest.table_slots, manifest.uuid, True)
+        self.table = EpisodeTable.open(
+            disk, paths.table, manifest.table_slots, manifest.uuid, True, mapped
+        )
         self.state_file = StateFile.open(disk, paths.state, manifest.uuid, True)
         self.segments = Segments(disk, paths.data)
 

@@ -46,6 +46,18 @@ class MemoryFile:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""
         return self.data[offset : min(offset + size, self.used)].tobytes()
 
+    def read_into(self, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        data = self.data[offset : min(offset + len(room), self.used)]
+        room[: len(data)] = data.data
+        return len(data)
+
+    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
+        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
+        data = source.read(nbytes, offset)
+        self.write(data, offset)
+        return len(data)
+
     def reserve(self, offset: int, nbytes: int) -> None:
         """Do nothing: memory comes on first touch."""
 

@@ -11,9 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from ringmap.storage.episodes import EpisodeTable, Record
 from ringmap.storage.evidence import STATE, Files
@@ -23,8 +20,6 @@ from ringmap.storage.state import NO_BOOT, State, StateFile
 from ringmap.storage.survey import Reached
 
 __all__ = ["Hands"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Hands:
@@ -45,8 +40,7 @@ class Hands:
     def write_records(self, name: str, records: list[Record]) -> None:
         """Write records into the table, wherever it lies and whatever its size is."""
         with _Opened(self.disk, self.path(name)) as file:
-            unread = _Unread(file, EpisodeTable.nbytes(self._slots))
-            table = EpisodeTable(unread, self._slots, self._uuid)
+            table = EpisodeTable(file, self._slots, self._uuid, mapped=False)
             for record in records:
                 table.write(record)
 
@@ -134,28 +128,3 @@ class _Opened:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-
-class _Unread:
-    """A table's file of any size, of which nothing is read."""
-
-    def __init__(self, file: File, nbytes: int) -> None:
-        self.path = file.path
-        self.write, self.read, self.reserve = file.write, file.read, file.reserve
-        self.sync, self.close = file.sync, file.close
-        self._nbytes = nbytes
-
-    def size(self) -> int:
-        """Return what its size should be."""
-        return self._nbytes
-
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """Do nothing."""
-
-    def next_data(self, offset: int) -> int:
-        """Return the offset."""
-        return offset
-
-    def map(self, random: bool = False) -> Array:
-        """Return zeros."""
-        return np.zeros(self._nbytes, np.uint8)

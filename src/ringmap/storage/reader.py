@@ -40,6 +40,7 @@ class Reader(Source):
         disk: where it is.
         folder: its directory.
         progress: called while episodes are verified after a reboot.
+        mapped: whether to read through maps, which a bad sector or a cut file turns into SIGBUS.
 
     Raises:
         UnknownFormatError, CorruptError, NewerVersionError: no buffer, or a damaged one.
@@ -48,14 +49,16 @@ class Reader(Source):
     Cost: opening reads the records of the live episodes once; 24 bytes of private memory each.
     """
 
-    def __init__(self, disk: Disk, folder: str, progress: Progress | None = None) -> None:
-        super().__init__(disk, folder, read_manifest(disk, folder))
-        self._identity = disk.identity(folder)
+    def __init__(
+        self, disk: Disk, folder: str, progress: Progress | None = None, mapped: bool = True
+    ) -> None:  # fmt: skip
+        super().__init__(disk, folder, read_manifest(disk, folder), mapped)
+        self.identity = disk.identity(folder)
         self._progress = progress
         self._refuse_distant_writer()
         manifest = self.manifest
         self.table = EpisodeTable.open(
-            disk, self.paths.table, manifest.table_slots, manifest.uuid, write=False
+            disk, self.paths.table, manifest.table_slots, manifest.uuid, False, self.mapped
         )
         self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
         self._shown = State()
@@ -128,7 +131,7 @@ class Reader(Source):
             ReplacedError: the directory is another one now.
             LappedError: the writer overtook this reader time after time.
         """
-        if self._identity != self._identity_now():
+        if self.identity != self._identity_now():
             raise ReplacedError(
                 f"{self.folder}: the directory was replaced since it was opened; open it again"
             )
@@ -224,7 +227,7 @@ class Reader(Source):
                 f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
             )
         self.manifest = manifest
-        self.rows = Rows.open(self.disk, self.folder, manifest, False, head)
+        self.rows = Rows.open(self.disk, self.folder, manifest, False, head, self.mapped)
 
     @property
     def schema(self) -> Schema | None:

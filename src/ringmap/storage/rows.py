@@ -62,7 +62,9 @@ class Rows:
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
-    def open(cls, disk: Disk, folder: str, manifest: Manifest, write: bool, head: int) -> Rows:
+    def open(
+        cls, disk: Disk, folder: str, manifest: Manifest, write: bool, head: int, mapped: bool = True
+    ) -> Rows:  # fmt: skip
         """Open every column file of the manifest, after comparing all sizes.
 
         Raises:
@@ -81,7 +83,7 @@ class Rows:
                 columns.append(
                     BACKENDS[backend].open(
                         disk, os.path.join(folder, *manifest.files[i].split("/")), spec, ring.rows,
-                        manifest.label(i), write, min(head, ring.rows),
+                        manifest.label(i), write, min(head, ring.rows), mapped,
                     )
                 )  # fmt: skip
         except BaseException:

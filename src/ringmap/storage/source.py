@@ -38,11 +38,12 @@ class Source:
 
     writable = False
 
-    def __init__(self, disk: Disk, folder: str, manifest: Manifest) -> None:
+    def __init__(self, disk: Disk, folder: str, manifest: Manifest, mapped: bool = True) -> None:
         self.disk = disk
         self.folder = folder
         self.paths = Paths(folder)
         self.manifest = manifest
+        self.mapped = mapped or disk.volatile  # in RAM, the map is the array itself
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.memory = threading.RLock()
         self.rows: Rows | None = None

@@ -79,7 +79,8 @@ class Settings:
     """What a store needs to know beyond what is fixed on disk.
 
     `power`: sync each commit; `sync_every_s`: seconds between background syncs, 0 for none;
-    `remembered`: the caller's settings, kept in the manifest; `progress`: called while verifying.
+    `remembered`: the caller's settings, kept in the manifest; `progress`: called while verifying;
+    `mapped`: read through maps.
     """
 
     power: bool = False
@@ -87,6 +88,7 @@ class Settings:
     storage: Storage = "memmap"
     remembered: Mapping[str, Any] | None = None
     progress: Progress | None = None
+    mapped: bool = True
 
 
 class Store(Source):
@@ -106,7 +108,7 @@ class Store(Source):
         settings: Settings,
         lock: WriterLock | None,
     ):
-        super().__init__(disk, folder, manifest)
+        super().__init__(disk, folder, manifest, settings.mapped)
         self.settings = settings
         self.power = settings.power and not disk.volatile
         self.ring = Ring(manifest.max_steps, manifest.spare)
@@ -215,7 +217,7 @@ class Store(Source):
             if self.rows is not None:
                 self.rows.forget()
             if self.journal is None:  # else a recovery in mid-process: threads may be reading
-                self.journal = Journal(self.disk, self.paths, manifest, self.power)
+                self.journal = Journal(self.disk, self.paths, manifest, self.power, self.mapped)
                 self.table, self.segments = self.journal.table, self.journal.segments
                 self.is_open = True
             journal = self.journal
@@ -230,7 +232,9 @@ class Store(Source):
                     f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
                 )
             if manifest.schema is not None and self.rows is None:
-                self.rows = Rows.open(self.disk, self.folder, manifest, True, found.head)
+                self.rows = Rows.open(
+                    self.disk, self.folder, manifest, True, found.head, self.mapped
+                )
             behind = found.doubtful()
             bad: dict[int, str] = {}
             if len(behind) and self.rows is not None:
@@ -466,7 +470,7 @@ class Store(Source):
         manifest = self.manifest.with_columns(schema, backends, options, locked)
         warn_of_space(self.disk, self.folder, manifest)
         manifest = make_columns(self.disk, self.paths, manifest)
-        rows = Rows.open(self.disk, self.folder, manifest, True, self.head)
+        rows = Rows.open(self.disk, self.folder, manifest, True, self.head, self.mapped)
         self.manifest, self.rows = manifest, rows
 
     # -- syncs -------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ every fallback at once, so that a test on Linux exercises them all.
 | sync a file | fdatasync | F_FULLFSYNC | - | fsync |
 | sync a folder | fsync | fsync | - | nothing: the file system journals names |
 | reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
+| read into an array | preadv | preadv | - | read, then copy |
+| share bytes between files | FICLONE | - | - | they are copied |
+| copy between files | copy_file_range | - | - | read and write |
 | ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
 | skip holes | SEEK_DATA | SEEK_DATA | - | they are read: zeros |
 | reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
@@ -45,6 +48,20 @@ _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 """What `posix_fallocate` answers where the file system has no such service: then nothing is reserved."""
 
 _F_FULLFSYNC = 51
+
+_FICLONE = 0x40049409
+
+_CANNOT_SHARE = {
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOTTY,
+    errno.ENOSYS,
+    errno.EPERM,
+    errno.ETXTBSY,
+    errno.EBADF,
+}
+"""What the kernel answers where these two files can't share bytes, or not be copied by it: then we read and write."""
 
 _FADVISE = hasattr(os, "posix_fadvise")
 
@@ -87,6 +104,39 @@ class System:
         with self._seek:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, size)
+
+    def pread_into(self, fd: int, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room` (bytes) and return how many came, fewer at the end of the file."""
+        if hasattr(os, "preadv") and not self.portable:
+            return os.preadv(fd, (room,), offset)
+        data = self.pread(fd, len(room), offset)
+        room[: len(data)] = data
+        return len(data)
+
+    def share(self, source: int, fd: int) -> bool:
+        """Let an empty file share all bytes of another (a reflink); False where the file system can't."""
+        if self.portable or not sys.platform.startswith("linux"):
+            return False
+        import fcntl
+
+        try:
+            fcntl.ioctl(fd, _FICLONE, source)
+        except OSError as error:
+            if error.errno not in _CANNOT_SHARE:
+                raise
+            return False
+        return True
+
+    def copy_range(self, source: int, fd: int, offset: int, nbytes: int) -> int:
+        """Copy bytes to the same offset of another file, and return how many; 0 where the kernel can't, or at the end."""
+        if self.portable or not hasattr(os, "copy_file_range"):
+            return 0
+        try:
+            return os.copy_file_range(source, fd, nbytes, offset, offset)
+        except OSError as error:
+            if error.errno not in _CANNOT_SHARE:
+                raise
+            return 0
 
     def sync(self, fd: int) -> None:
         """Force a file's bytes to the disk itself."""

@@ -8,7 +8,7 @@ obligations are tested by `ringmap.testing.ColumnTests`, which a new backend inh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -53,6 +53,18 @@ class Column(Protocol):
 
         `head`: a position below which all were written before this call, those asked for among them; so
         rows that were kept from an earlier call may serve. 0: nothing is known.
+        """
+        ...
+
+    def copy_from(self, source: Self, slot: int, count: int) -> tuple[int, int]:
+        """Copy rows from the same slots (no wrap) of another column of the same kind.
+
+        Returns:
+            The slots `[first, stop)` that were really copied: at least those asked for, and more where rows are kept in
+            chunks. A row that its writer overwrote meanwhile may be copied old, new or torn.
+
+        Raises:
+            CorruptError: the other column's rows are gone.
         """
         ...
 

@@ -6,6 +6,9 @@ The label after the rows says which buffer and which column the file belongs to,
 files that were swapped are found out; `np.load` stops before it. A RAM column is the
 same file on a disk in RAM: its map is the array itself.
 
+With `mapped=False` rows are read with `pread` instead: a bad sector, or a file that someone cut, is then an error
+and not the end of the process.
+
 Invariants: the header and the size never change; nothing is stored through the map (a store
 to a hole of a full disk kills the process, a `pwrite` gives an error).
 Not here: which rows are live.
@@ -18,12 +21,14 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, EnvironmentFault
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.cold import LARGE_NBYTES, runs
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import ColumnSpec
@@ -56,18 +61,20 @@ class MemmapColumn:
         rows: how many.
         label: what the file says of itself; `open` refuses a file that says otherwise.
         reserved: rows from slot 0 that have their blocks already.
+        mapped: whether rows are read through a map, or with reads.
     """
 
     backend = "memmap"
 
     def __init__(
-        self, file: File, spec: ColumnSpec, rows: int, reserved: int, volatile: bool
+        self, file: File, spec: ColumnSpec, rows: int, reserved: int, volatile: bool, mapped: bool
     ) -> None:
         self.spec = spec
         self.rows = rows
         self._file = file
         self._row = spec.row_nbytes
         self._reserved = reserved
+        self._mapped = mapped
         self._map: Array | None = None
         self.is_large = not volatile and rows * self._row >= LARGE_NBYTES
 
@@ -105,9 +112,26 @@ class MemmapColumn:
             file.close()
 
     @classmethod
+    def create_copy(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
+    ) -> bool:  # fmt: skip
+        """Make the file for a copy of `source`; return whether it shares its rows already, by a reflink."""
+        assert isinstance(source, MemmapColumn)
+        file = disk.share(source._file, path)
+        if file is None:
+            cls.create(disk, path, spec, rows, label)
+            return False
+        try:
+            for offset, data in cls.frame(spec, rows, label):
+                file.write(data, offset)
+        finally:
+            file.close()
+        return True
+
+    @classmethod
     def open(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
-        write: bool, reserved: int,
+        write: bool, reserved: int, mapped: bool = True,
     ) -> MemmapColumn:  # fmt: skip
         """Open the file after comparing its size, header and label with what they must be.
 
@@ -116,7 +140,7 @@ class MemmapColumn:
         """
         for fault in cls.faults(disk, path, spec, rows, label):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        return cls(disk.open(path, write), spec, rows, reserved, disk.volatile)
+        return cls(disk.open(path, write), spec, rows, reserved, disk.volatile, mapped)
 
     @classmethod
     def faults(
@@ -233,13 +257,54 @@ class MemmapColumn:
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`. One copy, GIL released."""
+        if not self._mapped:
+            return self._take_by_reads(slots, out)
         # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
         rows = self._map if self._map is not None else self.view()
         taken: Array = rows.take(slots, 0, out, "clip")
         return taken
 
+    def _take_by_reads(self, slots: Array, out: Array | None) -> Array:
+        """Return a copy of the rows at `slots`: one read for each run of slots that follow each other."""
+        taken = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
+        room, numbers = _bytes_of(taken), slots.reshape(-1)
+        if len(room):
+            ends = np.flatnonzero(np.diff(numbers) != 1) + 1
+            bounds = [0, *ends.tolist(), len(numbers)]
+            first = numbers.take(bounds[:-1]).tolist()
+            for slot, (start, stop) in zip(first, pairwise(bounds), strict=True):
+                self._read_into(room[start * self._row : stop * self._row], slot)
+        return taken
+
+    def _read_into(self, room: memoryview, slot: int) -> None:
+        """Fill `room` with rows from `slot` on, or raise."""
+        path = self._file.path
+        try:
+            done = self._file.read_into(room, _PAGE + slot * self._row)
+        except OSError as error:
+            raise EnvironmentFault(
+                error.errno,
+                f"{path}: rows from slot {slot} can't be read ({error.strerror or error}); run ringmap.check on "
+                "the buffer, and move it to a sound disk",
+            ) from error
+        if done < len(room):
+            raise CorruptError(
+                f"{path}: column file was cut since it was opened; run ringmap.check on the buffer"
+            )
+
+    def copy_from(self, source: MemmapColumn, slot: int, count: int) -> tuple[int, int]:
+        """Copy rows from the same slots of another column."""
+        nbytes = count * self._row
+        if self._file.copy_from(source._file, _PAGE + slot * self._row, nbytes) < nbytes:
+            raise CorruptError(
+                f"{source._file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
+            )
+        return slot, slot + count
+
     def read(self, slot: int, count: int) -> Array:
         """Return a copy of `count` rows from `slot`."""
+        if not self._mapped:
+            return self._read_by_reads(slot, count)
         rows = self.view()
         if not self.is_large:
             return rows[slot : slot + count].copy()
@@ -273,6 +338,17 @@ class MemmapColumn:
     def touched(self, slot: int, count: int) -> None:
         """Do nothing: a sync covers the whole file."""
 
+    def _read_by_reads(self, slot: int, count: int) -> Array:
+        copied = np.empty((count, *self.spec.shape), self.spec.dtype)
+        room = _bytes_of(copied)
+        step = max(1, _AHEAD // self._row) if self._row else 1
+        for at in range(0, count if len(room) else 0, step):
+            stop, then = min(at + step, count), min(at + 2 * step, count)
+            if self.is_large:
+                self._file.will_need(_PAGE + (slot + stop) * self._row, (then - stop) * self._row)
+            self._read_into(room[at * self._row : stop * self._row], slot + at)
+        return copied
+
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
         self._file.sync()
@@ -284,6 +360,13 @@ class MemmapColumn:
         """Give the descriptor and the map back."""
         self._map = None
         self._file.close()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a C-contiguous array, to be read into."""
+    if not array.flags.c_contiguous:  # a copy would be filled instead of it
+        raise ValueError("expected a C-contiguous array")
+    return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
 def _header(spec: ColumnSpec, rows: int) -> bytes:
