@@ -39,6 +39,12 @@ class Machine(System):
     def is_network(self, path):
         return False
 
+    def share(self, source, fd):
+        return False
+
+    def copy_range(self, source, fd, offset, nbytes):
+        return 0  # what is copied is read and written: only writes are recorded
+
 
 class RecordingDisk(Disk):
     """Does every change for real below `root`, and appends it to `log`.

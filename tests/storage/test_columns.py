@@ -10,7 +10,7 @@ import pytest
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.files import Disk
+from ringmap.storage.files import Disk, FileHandle
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.schema import ColumnSpec
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of
@@ -21,8 +21,8 @@ LABEL = {"uuid": "00" * 16, "column": 0, "name": "obs"}
 class Memmaps:
     """Makes memmap columns on one disk, and opens them again."""
 
-    def __init__(self, disk, folder):
-        self.disk, self.folder = disk, folder
+    def __init__(self, disk, folder, mapped=True):
+        self.disk, self.folder, self.mapped = disk, folder, mapped
         self.opened = []
 
     def make(self, spec, rows):
@@ -31,7 +31,7 @@ class Memmaps:
         return self.open(path, spec, rows)
 
     def open(self, path, spec, rows, write=True):
-        column = MemmapColumn.open(self.disk, path, spec, rows, LABEL, write, 0)
+        column = MemmapColumn.open(self.disk, path, spec, rows, LABEL, write, 0, self.mapped)
         self.opened.append(column)
         column.path = path
         return column
@@ -61,6 +61,16 @@ class TestMemmapInRam(TestMemmapOnDisk):
     @pytest.fixture
     def maker(self):
         return Memmaps(MemoryDisk(), "RAM")
+
+
+class TestMemmapByReads(TestMemmapOnDisk):
+    @pytest.fixture
+    def maker(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(FileHandle, "map", None)  # no path may touch it
+        maker = Memmaps(Disk(), str(tmp_path), mapped=False)
+        yield maker
+        for column in maker.opened:
+            column.close()
 
 
 def test_every_backend_is_under_the_suite():

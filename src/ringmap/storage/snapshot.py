@@ -115,7 +115,7 @@ def _workplace(disk: Disk, beside: str, folder: str, where: str) -> Iterator[Non
             "wait for it, or choose another path"
         ) from None
     except BaseException:
-        if not disk.names(beside):
+        if set(disk.names(beside)) <= {"lock"}:
             disk.remove_folder(beside)
         raise
     try:

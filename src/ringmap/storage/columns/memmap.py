@@ -274,7 +274,8 @@ class MemmapColumn:
             first = numbers.take(bounds[:-1]).tolist()
             for slot, (start, stop) in zip(first, pairwise(bounds), strict=True):
                 self._read_into(room[start * self._row : stop * self._row], slot)
-        return taken
+        scalar: Array = taken if taken.ndim or out is not None else taken[()]  # as NumPy's own take
+        return scalar
 
     def _read_into(self, room: memoryview, slot: int) -> None:
         """Fill `room` with rows from `slot` on, or raise."""
