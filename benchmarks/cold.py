@@ -5,6 +5,7 @@ python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT     what `run` start
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -21,7 +22,14 @@ import numpy as np
 
 from benchmarks.limit import drop_cache, limit_memory
 from benchmarks.place import Place
-from benchmarks.rivals import Field, hdf5, open_rivals, sheeprl_sequences, torchrl_in_files
+from benchmarks.rivals import (
+    Field,
+    hdf5,
+    lance_rows,
+    open_rivals,
+    sheeprl_sequences,
+    torchrl_in_files,
+)
 from benchmarks.stored import Stored
 from benchmarks.table import Table
 from ringmap import ReplayBuffer
@@ -45,6 +53,11 @@ def run(place: Place) -> list[Table]:
     )
     waiting = Table(f"the same ring, in a loop whose model takes {MODEL_S * 1e3:.0f} ms")
     with place.folder() as folder:
+        (folder / "theirs").mkdir()
+        with contextlib.suppress(ImportError):
+            write_lance(
+                Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
+            )
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.cold", str(folder), str(steps), str(length),
              str(place.size(5, 0)), str(limit if not place.tiny else 0)],
@@ -88,16 +101,17 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     stored = Stored.of_pixels(steps // length, length)
     for episode in stored:
         buffer.write_episode(episode)
-    (folder / "theirs").mkdir()
     field = Field(stored, folder / "theirs", BATCH, HISTORY)
-    rivals = open_rivals((torchrl_in_files, sheeprl_sequences, hdf5), field, table)
+    rivals = open_rivals((torchrl_in_files, sheeprl_sequences, lance_rows, hdf5), field, table)
     buffer.close()
     buffer = ReplayBuffer.open(folder / "ours", seed=0)
     (pixels,) = (folder / "ours" / "columns").glob("*-pixels.npy")
+    plain_reads = ReplayBuffer.open(folder / "ours", seed=0, reads="pread")
     with buffer.batches(BATCH) as batches:
         ways: dict[str, Callable[[], object]] = {
             "sample()": lambda: buffer.sample(BATCH),
             "batches()": lambda: next(batches),
+            'sample(), reads="pread"': lambda: plain_reads.sample(BATCH),
             _PLAIN: _plain(pixels, steps),
             _DISK: _direct(pixels, steps),
         }
@@ -120,6 +134,7 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
                     times.append(perf_counter() - start)
                 useful = (len(times) - count) * BATCH * CLIP
                 found[name]["read"] += (_read_bytes() - before) / useful / ROUNDS
+    plain_reads.close()
     waiting = {
         "sample()": _waiting(lambda: buffer.sample(BATCH), folder, seconds),
     }

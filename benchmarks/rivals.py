@@ -27,8 +27,8 @@ from benchmarks.stored import Stored
 from benchmarks.table import Table
 
 __all__ = [
-    "Field", "Rival", "cpprb_in_files", "cpprb_in_ram", "hdf5", "open_rivals", "original", "sheeprl_episodes",
-    "sheeprl_sequences", "stable_baselines3", "torchrl_in_files",
+    "Field", "Rival", "cpprb_in_files", "cpprb_in_ram", "hdf5", "lance_rows", "open_rivals", "original", "sheeprl_episodes",
+    "sheeprl_sequences", "stable_baselines3", "torchrl_in_files", "write_lance",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -291,6 +291,49 @@ def stable_baselines3(field: Field) -> Rival:
         lacks=("discount",),
         whole=False,
     )
+
+
+def write_lance(field: Field) -> None:
+    """Write the steps as rows of a Lance dataset. Its encoders take a gigabyte, so not where memory is limited."""
+    import lance
+    import pyarrow as pa
+
+    first = field.stored.first
+    widths = {name: int(np.prod(values.shape[1:], dtype=int)) for name, values in first.items()}
+    kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in first.items()}
+    schema = pa.schema([(name, pa.list_(kinds[name], width)) for name, width in widths.items()])
+
+    def rows() -> Iterable[Any]:
+        for chunk in field.flat():
+            columns = [
+                pa.FixedSizeListArray.from_arrays(chunk[name].reshape(-1), width)
+                for name, width in widths.items()
+            ]
+            yield pa.record_batch(columns, schema=schema)
+
+    lance.write_dataset(rows(), str(field.folder / "clips.lance"), schema=schema)
+
+
+def lance_rows(field: Field) -> Rival:
+    """Lance: one row for each step, written by pylance; `take` of the steps of each clip, as NumPy arrays."""
+    import lance
+
+    if not (field.folder / "clips.lance").exists():
+        write_lance(field)
+    dataset, rng = lance.dataset(str(field.folder / "clips.lance")), np.random.default_rng(3)
+    stored, first = field.stored, field.stored.first
+
+    def sample() -> dict[str, Array]:
+        episodes = rng.integers(stored.num_episodes, size=field.batch_size) * stored.length
+        starts = episodes + rng.integers(stored.length - field.history + 1, size=field.batch_size)
+        found = dataset.take((starts[:, None] + np.arange(field.history)).reshape(-1))
+        clips = {}
+        for name, values in first.items():
+            rows = found[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            clips[name] = rows.reshape(field.batch_size, field.history, *values.shape[1:])
+        return clips
+
+    return Rival(f"Lance {version('pylance')}, take", sample, in_files=True)
 
 
 class _Clips:

@@ -125,18 +125,20 @@ class FileHandle:
 
     def copy_from(self, source: File, offset: int, nbytes: int) -> int:
         """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
-        at, stop = offset, offset + nbytes
+        at, stop, room = offset, offset + nbytes, memoryview(b"")
         while at < stop:
             count, done = min(_COPIED_AT_ONCE, stop - at), 0
             if isinstance(source, FileHandle):
                 self.disk.before("copy", self.path, at, count)
                 done = self.disk.system.copy_range(source.fd, self.fd, at, count)
             if not done:
-                data = source.read(min(_READ_AT_ONCE, count), at)
-                if not data:
+                room = room or memoryview(
+                    bytearray(_READ_AT_ONCE)
+                )  # one that stays in the processor's cache
+                done = source.read_into(room[:count], at)
+                if not done:
                     break
-                self.write(data, at)
-                done = len(data)
+                self.write(room[:done], at)
             at += done
         return at - offset
 
@@ -191,7 +193,7 @@ class FileHandle:
 _BINARY = getattr(os, "O_BINARY", 0)
 
 _COPIED_AT_ONCE = 64 << 20
-_READ_AT_ONCE = 1 << 20
+_READ_AT_ONCE = 1 << 18
 
 
 class Disk:
