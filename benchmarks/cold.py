@@ -29,6 +29,7 @@ from benchmarks.rivals import (
     open_rivals,
     sheeprl_sequences,
     torchrl_in_files,
+    write_lance,
 )
 from benchmarks.stored import Stored
 from benchmarks.table import Table

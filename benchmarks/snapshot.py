@@ -181,7 +181,7 @@ def _report(table: Table, ended: np.ndarray, spans: dict[str, Span]) -> None:
         rates[name] = len(within) / (stopped - began)
         pauses = np.diff(within) if len(within) > 1 else np.array([stopped - began])
         words = f"{rates[name]:,.0f} episodes/s, longest pause {pauses.max() * 1e3:,.0f} ms"
-        if max(took) > 1e-3:
+        if np.median(took) > 1e-3:
             words += f", {len(took)} copies of {np.median(took):.2f} s"
         table.fact(f"writing beside {name}", words)
     alone, *others = rates

@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -65,6 +66,69 @@ def test_a_file_system_that_reserves_nothing_is_fine(monkeypatch, fd):
                 System().reserve(fd, 0, 10)
         else:
             System().reserve(fd, 0, 10)
+
+
+FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, *FAULTS]
+)
+def test_files_that_the_kernel_can_t_copy_or_share(monkeypatch, tmp_path, fd, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    os.pwrite(fd, b"hello", 0)
+    with open(tmp_path / "other", "wb") as other:
+        for call in (
+            lambda: System().copy_range(fd, other.fileno(), 0, 5),
+            lambda: System().share(fd, other.fileno()),
+        ):
+            if code in FAULTS:
+                with pytest.raises(OSError, match=os.strerror(code)):
+                    call()
+            else:
+                assert not call()
+
+
+@pytest.mark.parametrize("way", ["kernel", "nothing at all", "refused", "portable"])
+def test_a_range_is_copied_in_every_way(monkeypatch, tmp_path, way):
+    disk = Disk(System(portable=way == "portable"))
+    if way == "nothing at all":
+        monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
+    if way == "refused":
+        refused = mock.Mock(side_effect=OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
+        monkeypatch.setattr(os, "copy_file_range", refused)
+    (tmp_path / "source").write_bytes(bytes(range(256)) * 4096)
+    source, target = (
+        disk.open(str(tmp_path / "source")),
+        disk.create(str(tmp_path / "target"), 1 << 20),
+    )
+    assert target.copy_from(source, 1000, 700_000) == 700_000
+    assert target.copy_from(source, 900_000, 1 << 20) == (1 << 20) - 900_000, "as far as it goes"
+    found, whole = (tmp_path / "target").read_bytes(), (tmp_path / "source").read_bytes()
+    assert found == bytes(1000) + whole[1000:701_000] + bytes(199_000) + whole[900_000:]
+    source.close()
+    target.close()
+
+
+def test_a_file_that_shares_nothing_is_not_there(tmp_path):
+    disk = Disk(System(portable=True))
+    (tmp_path / "source").write_bytes(b"hello")
+    source = disk.open(str(tmp_path / "source"))
+    assert disk.share(source, str(tmp_path / "target")) is None
+    source.close()
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_reading_into_an_array(system, fd):
+    system.pwrite(fd, b"hello", 3)
+    room = np.full(9, 33, np.uint8)
+    assert system.pread_into(fd, room.data, 2) == 6
+    assert room.tobytes() == b"\0hello!!!"
+    assert system.pread_into(fd, room.data, 100) == 0
 
 
 def test_folders_are_synced_where_that_is_possible(monkeypatch, system, tmp_path):
