@@ -1,6 +1,6 @@
 """A ring eight times as large as memory may be: random clips, at the disk's own speed or not.
 
-python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT     what `run` starts: a process with a limit
+python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT [lance]     what `run` starts: a process with a limit
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ def run(place: Place) -> list[Table]:
             write_lance(
                 Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
             )
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.cold", str(folder), str(steps), str(length),
-             str(place.size(5, 0)), str(limit if not place.tiny else 0)],
-            stdout=subprocess.PIPE, check=True, text=True,
-        )  # fmt: skip
-    found = json.loads(done.stdout.splitlines()[-1])
+        numbers = (steps, length, place.size(5, 0), 0 if place.tiny else limit)
+        found = _in_a_process(folder, *numbers)
+        # What Lance and the libraries of the others take together leaves no room for rows.
+        found["ways"] |= _in_a_process(folder, *numbers, "lance")["ways"]
     table.notes += found["notes"]
     for name, one in found["ways"].items():
         table.add(name, one["seconds"])
@@ -93,6 +91,23 @@ _DISK = "O_DIRECT, 32 threads"
 _PLAIN = "np.memmap, one fancy index"
 
 
+def _in_a_process(folder: Path, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.cold", str(folder), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _lance(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
+    if limit:
+        limit_memory(limit)
+    field = Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
+    rivals = open_rivals((lance_rows,), field, Table(""))
+    return {
+        "ways": _timed({r.name: r.sample for r in rivals if r.sample is not None}, folder, seconds)
+    }
+
+
 def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
     table = Table("")
     # Before anything is written: what a process has mapped from before stays in memory whatever is asked.
@@ -103,7 +118,7 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     for episode in stored:
         buffer.write_episode(episode)
     field = Field(stored, folder / "theirs", BATCH, HISTORY)
-    rivals = open_rivals((torchrl_in_files, sheeprl_sequences, lance_rows, hdf5), field, table)
+    rivals = open_rivals((torchrl_in_files, sheeprl_sequences, hdf5), field, table)
     buffer.close()
     buffer = ReplayBuffer.open(folder / "ours", seed=0)
     (pixels,) = (folder / "ours" / "columns").glob("*-pixels.npy")
@@ -122,19 +137,7 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
             for r in rivals
             if r.batches is not None and r.sample is None
         }
-        found: dict[str, Any] = {name: {"seconds": [], "read": 0.0} for name in ways}
-        for _ in range(ROUNDS):
-            for name, call in ways.items():
-                drop_cache(folder)
-                before, began = _read_bytes(), perf_counter()
-                times = found[name]["seconds"]
-                count = len(times)
-                while perf_counter() - began < seconds or len(times) == count:
-                    start = perf_counter()
-                    call()
-                    times.append(perf_counter() - start)
-                useful = (len(times) - count) * BATCH * CLIP
-                found[name]["read"] += (_read_bytes() - before) / useful / ROUNDS
+        found = _timed(ways, folder, seconds)
     plain_reads.close()
     waiting = {
         "sample()": _waiting(lambda: buffer.sample(BATCH), folder, seconds),
@@ -144,6 +147,26 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     buffer.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"ways": found, "waiting": waiting, "peak": peak, "notes": table.notes}
+
+
+def _timed(
+    ways: dict[str, Callable[[], object]], folder: Path, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Return the seconds of each call, and the bytes that it read for a useful one: in turn, cold at each."""
+    found: dict[str, dict[str, Any]] = {name: {"seconds": [], "read": 0.0} for name in ways}
+    for _ in range(ROUNDS):
+        for name, call in ways.items():
+            drop_cache(folder)
+            before, began = _read_bytes(), perf_counter()
+            times = found[name]["seconds"]
+            count = len(times)
+            while perf_counter() - began < seconds or len(times) == count:
+                start = perf_counter()
+                call()
+                times.append(perf_counter() - start)
+            useful = (len(times) - count) * BATCH * CLIP
+            found[name]["read"] += (_read_bytes() - before) / useful / ROUNDS
+    return found
 
 
 def _plain(path: Path, steps: int) -> Callable[[], object]:
@@ -209,11 +232,6 @@ def _read_bytes() -> int:
 
 
 if __name__ == "__main__":
-    where, *numbers = sys.argv[1:]
-    print(
-        json.dumps(
-            _child(
-                Path(where), int(numbers[0]), int(numbers[1]), float(numbers[2]), int(numbers[3])
-            )
-        )
-    )
+    where, steps, length, seconds, limit, *only = sys.argv[1:]
+    child = _lance if only else _child
+    print(json.dumps(child(Path(where), int(steps), int(length), float(seconds), int(limit))))

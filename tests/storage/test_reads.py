@@ -227,7 +227,9 @@ def test_a_bad_sector_is_an_error(tmp_path, monkeypatch, mode):
     with monkeypatch.context() as patched:
         patched.setattr(System, "pread_into", bad)
         for call in (lambda: buffer.sample(8), lambda: buffer.load_episode(1)):
-            with pytest.raises(EnvironmentFault, match=r"action\.npy: rows from slot") as raised:
+            with pytest.raises(
+                EnvironmentFault, match=r"action\.npy: rows can\'t be read"
+            ) as raised:
                 call()
             assert raised.value.errno == errno.EIO
     use(buffer)

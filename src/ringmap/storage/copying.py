@@ -81,9 +81,8 @@ class Copy:
         self._next = 1  # records before it are copied, or are not live
         self._head = 0  # likewise rows
         self._fresh: list[tuple[int, int]] = []  # slots copied in this round
-        self._segments: dict[
-            int, tuple[int, int]
-        ] = {}  # number -> newest live record in it, bytes that count
+        # Number -> newest live record in it, bytes that count.
+        self._segments: dict[int, tuple[int, int]] = {}
         self._newest = (0, 0)  # segment of the newest record, bytes that count
         self._copied: dict[int, int] = {}  # number -> bytes that the copy has
 
@@ -176,9 +175,8 @@ class Copy:
             if last >= now.first and not self._copy_blobs(number, end):
                 self.missing = f"{self.source.segments.path(number)} is missing or cut"
                 return False
-        self._copy_blobs(
-            *self._newest
-        )  # of no episode, it may be lost, and its small state be in the manifest
+        # That of a record without an episode may be lost, and its small state in the manifest.
+        self._copy_blobs(*self._newest)
         return True
 
     def _copy_blobs(self, number: int, end: int) -> bool:
@@ -249,10 +247,8 @@ class Copy:
         disk, paths, manifest = self.disk, self.paths, self._manifest
         assert manifest is not None
         assert self._table is not None
-        kept = {n for n, (last, _) in self._segments.items() if last >= now.first} | {
-            self._newest[0]
-        }
-        kept &= set(self._copied)
+        kept = {number for number, (last, _) in self._segments.items() if last >= now.first}
+        kept = (kept | {self._newest[0]}) & set(self._copied)
         for number in set(self._copied) - kept:
             disk.remove(os.path.join(paths.data, segment_name(number)))
         if self._rows is not None:

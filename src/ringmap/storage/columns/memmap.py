@@ -21,7 +21,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -270,28 +269,27 @@ class MemmapColumn:
         room, numbers = _bytes_of(taken), slots.reshape(-1)
         if len(room):
             ends = np.flatnonzero(np.diff(numbers) != 1) + 1
-            bounds = [0, *ends.tolist(), len(numbers)]
-            first = numbers.take(bounds[:-1]).tolist()
-            for slot, (start, stop) in zip(first, pairwise(bounds), strict=True):
-                self._read_into(room[start * self._row : stop * self._row], slot)
+            bounds = np.concatenate(([0], ends, [len(numbers)]))
+            offsets = (_PAGE + numbers[bounds[:-1]] * self._row).tolist()
+            self._read_runs(room, (bounds * self._row).tolist(), offsets)
         scalar: Array = taken if taken.ndim or out is not None else taken[()]  # as NumPy's own take
         return scalar
 
-    def _read_into(self, room: memoryview, slot: int) -> None:
-        """Fill `room` with rows from `slot` on, or raise."""
-        path = self._file.path
+    def _read_runs(self, room: memoryview, bounds: list[int], offsets: list[int]) -> None:
+        """Fill `room`, piece by piece between these bounds, from these offsets, or raise."""
+        path, read = self._file.path, self._file.read_into
         try:
-            done = self._file.read_into(room, _PAGE + slot * self._row)
+            for start, stop, offset in zip(bounds, bounds[1:], offsets, strict=False):
+                if read(room[start:stop], offset) < stop - start:
+                    raise CorruptError(
+                        f"{path}: column file was cut since it was opened; run ringmap.check on the buffer"
+                    )
         except OSError as error:
             raise EnvironmentFault(
                 error.errno,
-                f"{path}: rows from slot {slot} can't be read ({error.strerror or error}); run ringmap.check on "
-                "the buffer, and move it to a sound disk",
+                f"{path}: rows can't be read ({error.strerror or error}); run ringmap.check on the buffer, and move "
+                "it to a sound disk",
             ) from error
-        if done < len(room):
-            raise CorruptError(
-                f"{path}: column file was cut since it was opened; run ringmap.check on the buffer"
-            )
 
     def copy_from(self, source: MemmapColumn, slot: int, count: int) -> tuple[int, int]:
         """Copy rows from the same slots of another column."""
@@ -347,7 +345,8 @@ class MemmapColumn:
             stop, then = min(at + step, count), min(at + 2 * step, count)
             if self.is_large:
                 self._file.will_need(_PAGE + (slot + stop) * self._row, (then - stop) * self._row)
-            self._read_into(room[at * self._row : stop * self._row], slot + at)
+            piece = [at * self._row, stop * self._row]
+            self._read_runs(room, piece, [_PAGE + (slot + at) * self._row])
         return copied
 
     def sync(self) -> None:
