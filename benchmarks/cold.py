@@ -12,16 +12,18 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 from benchmarks.limit import drop_cache, limit_memory
 from benchmarks.place import Place
+from benchmarks.plots import shares
 from benchmarks.rivals import (
     Field,
     hdf5,
@@ -84,7 +86,15 @@ def run(place: Place) -> list[Table]:
     table.bar("sample() / plain memmap gather", rate_of["sample()"] / rate_of[_PLAIN], at_least=50)
     for name, share in found["waiting"].items():
         waiting.fact(f"share of the time waiting, {name}", f"{share:.1%}")
-    return [table, waiting]
+    stages, medians = [], dict[str, dict[str, float]]()
+    for way, parts in found["stages"].items():
+        stage = Table(f"where a batch's time goes: {way}")
+        for part, times in parts.items():
+            stage.add(part, times)
+        medians[way] = {part: row["median"] * 1e3 for part, row in stage.times.items()}
+        stages.append(stage)
+    shares(place.out / "cold.png", stages[-1], medians)
+    return [table, waiting, *stages]
 
 
 _DISK = "O_DIRECT, 32 threads"
@@ -144,9 +154,66 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     }
     with buffer.batches(BATCH) as batches:
         waiting["batches()"] = _waiting(lambda: next(batches), folder, seconds)
+    with contextlib.closing(_loaded(buffer)) as loaded:
+        waiting["DataLoader, 2 workers"] = _waiting(lambda: next(loaded), folder, seconds)
+    stages = _stages(buffer, folder, seconds)
     buffer.close()
+    part = steps // 4 // length * length
+    packed = ReplayBuffer(part, HISTORY, path=folder / "packed", seed=0, storage={"pixels": "zarr"})
+    for _, episode in zip(range(part // length), stored, strict=False):
+        packed.write_episode(episode)
+    packed.flush()
+    stages |= {f"{way}, Zarr": parts for way, parts in _stages(packed, folder, seconds).items()}
+    packed.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"ways": found, "waiting": waiting, "peak": peak, "notes": table.notes}
+    return {
+        "ways": found, "waiting": waiting, "stages": stages, "peak": peak, "notes": table.notes
+    }  # fmt: skip
+
+
+def _loaded(buffer: ReplayBuffer) -> Generator[object]:
+    while True:
+        yield from DataLoader(buffer, BATCH, shuffle=True, num_workers=2)
+
+
+def _stages(
+    buffer: ReplayBuffer, folder: Path, seconds: float
+) -> dict[str, dict[str, list[float]]]:
+    """Return what each part of a batch takes: cold, asked for at once or 20 ms ahead, and warm."""
+    reader, rows = buffer._clip_reader, buffer._owned.rows
+    assert rows is not None
+    rng = np.random.default_rng(5)
+    found: dict[str, dict[str, list[float]]] = {}
+    for way, ahead in (
+        ("sample(), cold", 0.0),
+        ("batches(), cold", MODEL_S),
+        ("sample(), warm", -1.0),
+    ):
+        parts = found[way] = {"draw": [], "ask the disk": [], "wait for it": [], "copy": []}
+        drop_cache(folder)
+        began = perf_counter()
+        while not parts["draw"] or perf_counter() - began < seconds:
+            rows.forget()
+            start = perf_counter()
+            positions = reader.draw(BATCH, HISTORY, rng)
+            assert positions is not None
+            drawn = perf_counter()
+            if ahead >= 0:
+                reader.want(positions, HISTORY, 1)
+            asked = perf_counter()
+            sleep(max(ahead, 0.0))
+            slept = perf_counter()
+            reader.at(positions.copy(), HISTORY, 1, asked=True)
+            read = perf_counter()
+            rows.forget()
+            copying = perf_counter()
+            reader.at(positions, HISTORY, 1, asked=True)  # the same rows again, now in memory
+            copied = perf_counter() - copying
+            parts["draw"].append(drawn - start)
+            parts["ask the disk"].append(asked - drawn)
+            parts["wait for it"].append(max(0.0, read - slept - copied) if ahead >= 0 else 0.0)
+            parts["copy"].append(copied)
+    return found
 
 
 def _timed(
