@@ -49,10 +49,16 @@ def write_some(buffer, ring, numbers):
         buffer.write_episode({**columns, "_episode_data": {"number": number}})
 
 
-def full_buffer(folder, ring):
+def full_buffer(folder, ring, storage="memmap"):
     """Return a buffer that evicts with every episode, and the number of the next one."""
     buffer = ReplayBuffer(
-        ring.max_steps, ring.history, path=folder, spare_rows=ring.spare, seed=0, sync_every_s=0
+        ring.max_steps,
+        ring.history,
+        path=folder,
+        storage=storage,
+        spare_rows=ring.spare,
+        seed=0,
+        sync_every_s=0,
     )
     count = 4 * ring.max_steps // ring.longest
     write_some(buffer, ring, range(count))
@@ -85,12 +91,12 @@ def goes_on(path, ring):
 
 
 @contextlib.contextmanager
-def a_writer(folder, ring):
+def a_writer(folder, ring, storage="memmap"):
     """Have another process write without a pause; the dict given holds its log once the block has ended."""
     spawn = multiprocessing.get_context("spawn")
     ready, stop = spawn.Event(), spawn.Event()
     kept = f"{folder}.log"
-    process = spawn.Process(target=_write, args=(folder, ring, ready, stop, kept))
+    process = spawn.Process(target=_write, args=(folder, ring, storage, ready, stop, kept))
     process.start()
     log = {}
     try:
@@ -105,10 +111,10 @@ def a_writer(folder, ring):
         log |= pickle.load(file)
 
 
-def _write(folder, ring, ready, stop, kept):
+def _write(folder, ring, storage, ready, stop, kept):
     parent = os.getppid()
     with logged() as log:
-        buffer, number = full_buffer(folder, ring)
+        buffer, number = full_buffer(folder, ring, storage)
         ready.set()
         while not stop.is_set() and os.getppid() == parent:
             write_some(buffer, ring, range(number, number + 16))

@@ -39,10 +39,10 @@ def ring(request):
     return request.param
 
 
-def race_with_a_process(folder, ring, count):
+def race_with_a_process(folder, ring, count, storage="memmap"):
     """Make snapshots from a reader; return the number of the state of each, and how often the writer lapped it."""
     laps = 0
-    with a_writer(str(folder / "buf"), ring) as log:
+    with a_writer(str(folder / "buf"), ring, storage) as log:
         reader = ReplayBuffer.open(folder / "buf")
         before = reader._source.seq
         for i in range(count):
@@ -60,9 +60,9 @@ def race_with_a_process(folder, ring, count):
     return states, laps
 
 
-def race_with_a_thread(folder, ring, count, home):
+def race_with_a_thread(folder, ring, count, home, storage="memmap"):
     with logged() as log:
-        buffer, number = full_buffer(str(folder / "buf") if home == "disk" else None, ring)
+        buffer, number = full_buffer(str(folder / "buf") if home == "disk" else None, ring, storage)
         with a_writing_thread(buffer, ring, number):
             for i in range(count):
                 buffer.snapshot(folder / f"copy{i}")
@@ -85,6 +85,32 @@ def test_from_the_writer_s_own_handle(fast, ring, home):  # noqa: F811
     states = race_with_a_thread(fast, ring, 6, home)
     print(f"\n{ring}, {home}: states {states}")
     assert states == sorted(states)
+
+
+COMPRESSED = Ring(max_steps=512, spare=32, row_nbytes=4096)
+MIXED = {"row": ringmap.Zarr(codecs="lz4", chunk_steps=24), "step": "zarr"}
+
+
+def test_compressed_columns(fast):  # noqa: F811
+    """Chunks bring older rows along, whose checksums then decide."""
+    states, laps = race_with_a_process(fast, COMPRESSED, 4, MIXED)
+    print(f"\n{COMPRESSED}: states {states}, lapped {laps} times")
+    assert states == sorted(states)
+
+
+@pytest.mark.parametrize("home", ["disk", "ram"])
+def test_compressed_columns_from_the_writer_s_own_handle(fast, home):  # noqa: F811
+    race_with_a_thread(fast, COMPRESSED, 4, home, MIXED)
+
+
+@pytest.mark.campaign
+def test_a_hundred_of_compressed_columns(fast):  # noqa: F811
+    for part in range(10):
+        folder = fast / str(part)
+        folder.mkdir()
+        states, laps = race_with_a_process(folder, COMPRESSED, 10, MIXED)
+        print(f"\n{COMPRESSED}: 10 more, {len(set(states))} states, lapped {laps} times")
+        shutil.rmtree(folder)
 
 
 @pytest.mark.campaign

@@ -695,3 +695,34 @@ def test_a_sync_that_fails_is_the_snapshot_s_alone(tmp_path):
     buffer.write_episode(episode(90, 5))
     assert os.listdir(tmp_path) == ["buf"]
     buffer.close()
+
+
+# -- compressed columns ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("home", ["disk", "ram"])
+def test_compressed_columns(tmp_path, home):
+    buffer = filled(tmp_path / "buf" if home == "disk" else None, storage="zarr")
+    buffer.snapshot(tmp_path / "copy")
+    assert ringmap.check(tmp_path / "copy") == []
+    assert any((tmp_path / "copy/columns").glob("*.zarr"))
+    copied = ReplayBuffer.open(tmp_path / "copy", mode="r+")
+    same_buffers(copied, buffer)
+    for number in range(20, 30):
+        copied.write_episode(episode(number, 6))
+    assert copied.check() == []
+    copied.close()
+    buffer.close()
+
+
+def test_a_power_cut_after_a_snapshot_of_compressed_columns(tmp_path):
+    import random
+
+    buffer, rng = filled(None, storage="zarr"), random.Random(0)
+    (tmp_path / "root").mkdir()
+    disk = RecordingDisk(str(tmp_path / "root"))
+    snapshot_through(disk, buffer, tmp_path / "root/copy")
+    for case in range(10):
+        root = tmp_path / str(case)
+        materialise(disk.model.crash(rng), str(root))
+        assert ringmap.check(root / "copy") == []

@@ -125,6 +125,11 @@ class Flawed:
             out[...] = taken
         return taken if self.flaw == "take returns another array" else out
 
+    def copy_from(self, source, slot, count):
+        spilt = self.flaw == "copy spills" and slot > 0
+        self.array[slot - spilt : slot + count] = source.array[slot - spilt : slot + count]
+        return slot, slot + count
+
     def read(self, slot, count):
         view = self.array[slot : slot + count]
         self.handed.append(view if self.flaw == "read hands out a view" else view.copy())
@@ -176,6 +181,7 @@ def broken(flaw):
         ("write keeps what it was given", "test_keeps_copies"),
         ("write casts", "test_keeps_every_bit"),
         ("write spills", "test_writes_touch_no_other_row"),
+        ("copy spills", "test_copies_rows_of_another"),
         ("asking wipes", "test_asking_ahead_changes_nothing"),
         ("take sorts", "test_takes_any_order"),
         ("take flattens", "test_takes_any_order"),

@@ -250,7 +250,13 @@ def test_chunks_beyond_all_measure_are_refused():
 
 
 def test_chunks_suit_their_rows():
-    for shape, steps in (((), 16384), ((4,), 4096), ((64, 64, 3), 8), ((96, 96, 3), 8), ((640, 480, 3), 1)):
+    for shape, steps in (
+        ((), 16384),
+        ((4,), 4096),
+        ((64, 64, 3), 8),
+        ((96, 96, 3), 8),
+        ((640, 480, 3), 1),
+    ):
         assert chunk_steps(ColumnSpec("obs", shape, np.dtype("u1"))) == steps
 
 

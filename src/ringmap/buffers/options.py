@@ -89,9 +89,7 @@ def check_reads(reads: str, where: str) -> bool:
     return reads == "map"
 
 
-def settings_of(
-    options: Options, storage: Storage, mapped: bool = True
-) -> Settings:
+def settings_of(options: Options, storage: Storage, mapped: bool = True) -> Settings:
     """Return what the store needs to know of the options."""
     return Settings(
         options.durability == "power",

@@ -21,11 +21,12 @@ import numpy as np
 
 from ringmap.storage.birth import Paths, read_manifest
 from ringmap.storage.blobs import Segments, decode_blob, segment_name
+from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.recovery import bad_rows
-from ringmap.storage.rows import BACKENDS, Rows
+from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
 from ringmap.storage.state import NO_BOOT, State, StateFile
 from ringmap.storage.store import Store
@@ -132,7 +133,12 @@ class Copy:
         if now.seq and shared:
             self._head, self._fresh = now.head, [(0, manifest.rows)]
         else:
-            self._refuse_without_room((now.head - now.tail) * self._rows.row_nbytes)
+            plain = [
+                spec.row_nbytes
+                for spec, backend in zip(manifest.schema.columns, manifest.backends, strict=True)
+                if backend == "memmap"  # the others take nobody knows how much less
+            ]
+            self._refuse_without_room((now.head - now.tail) * sum(plain))
 
     def _refuse_without_room(self, need: int) -> None:
         """Raise rather than fill the disk that the writer may be on."""

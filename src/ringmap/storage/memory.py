@@ -113,8 +113,11 @@ class MemoryDisk(Disk):
         if source in self._files:
             self._files[target] = self._files.pop(source)
             return
-        self._folders.discard(source)
-        self._folders.add(target)
+        inside = source + os.sep
+        self._folders = {
+            target + p[len(source) :] if p == source or p.startswith(inside) else p
+            for p in self._folders
+        }
         for path in [p for p in self._files if p.startswith(source + os.sep)]:
             self._files[target + path[len(source) :]] = self._files.pop(path)
 

@@ -157,6 +157,23 @@ class ColumnTests:
         mine[...] = rows_of(spec, _ROWS, 500)
         _same(column.read(0, _ROWS), rows)
 
+    def test_copies_rows_of_another(
+        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
+    ) -> None:
+        """Rows come over from the same slots; none changes beyond those that it says it copied."""
+        source, target = make_column(spec, _ROWS), make_column(spec, _ROWS)
+        theirs, ours = rows_of(spec, _ROWS), rows_of(spec, _ROWS, 700)
+        _write(source, 0, theirs)
+        _write(target, 0, ours)
+        for slot, count in ((5, 7), (_ROWS - 2, 2), (20, 0)):
+            first, stop = target.copy_from(source, slot, count)
+            assert first <= slot
+            assert slot + count <= stop <= _ROWS
+            ours[first:stop] = theirs[first:stop]
+            _same(target.read(0, _ROWS), ours)
+        target.sync()
+        _same(reopen(target).read(0, _ROWS), ours)
+
     def test_reserving_changes_no_row(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
         """Reserving again, or past what is written, is fine and shows in no row."""
         column, rows = make_column(spec, _ROWS), rows_of(spec, 10)

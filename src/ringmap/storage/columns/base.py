@@ -8,7 +8,7 @@ obligations are tested by `ringmap.testing.ColumnTests`, which a new backend inh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Column(Protocol):
         """
         ...
 
-    def copy_from(self, source: Self, slot: int, count: int) -> tuple[int, int]:
+    def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy rows from the same slots (no wrap) of another column of the same kind.
 
         Returns:
@@ -64,7 +64,7 @@ class Column(Protocol):
             chunks. A row that its writer overwrote meanwhile may be copied old, new or torn.
 
         Raises:
-            CorruptError: the other column's rows are gone.
+            CorruptError: some of the other column's rows are gone.
         """
         ...
 
@@ -123,9 +123,18 @@ class Backend(Protocol):
 
     def open(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
-        write: bool, reserved: int,
+        write: bool, reserved: int, mapped: bool = True,
     ) -> Column:  # fmt: skip
-        """Open it, or raise CorruptError. `reserved`: rows from slot 0 that were written before."""
+        """Open it, or raise CorruptError.
+
+        `reserved`: rows from slot 0 that were written before; `mapped`: whether it may be read through a map.
+        """
+        ...
+
+    def create_copy(
+        self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
+    ) -> bool:  # fmt: skip
+        """Make the file or folder for a copy of `source`; tell whether it has all of its rows already, by sharing them."""
         ...
 
     def faults(

@@ -211,7 +211,7 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> MemmapColumn:
         """Open the file whatever state it is in, for `pieces` only."""
-        return cls(disk.open(path), spec, rows, 0, disk.volatile)
+        return cls(disk.open(path), spec, rows, 0, disk.volatile, False)
 
     def reserve(self, slot: int, count: int) -> None:
         """Allocate blocks for rows touched for the first time, in extents of at most 64 MiB."""
@@ -291,8 +291,9 @@ class MemmapColumn:
                 "it to a sound disk",
             ) from error
 
-    def copy_from(self, source: MemmapColumn, slot: int, count: int) -> tuple[int, int]:
+    def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy rows from the same slots of another column."""
+        assert isinstance(source, MemmapColumn)
         nbytes = count * self._row
         if self._file.copy_from(source._file, _PAGE + slot * self._row, nbytes) < nbytes:
             raise CorruptError(

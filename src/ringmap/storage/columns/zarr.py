@@ -29,6 +29,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of
 from ringmap.storage.columns.cold import LARGE_NBYTES
@@ -126,7 +127,7 @@ class ZarrColumn:
     @classmethod
     def open(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
-        write: bool, reserved: int,
+        write: bool, reserved: int, mapped: bool = True,
     ) -> ZarrColumn:  # fmt: skip
         """Open the folder after comparing its `zarr.json` with what it must be.
 
@@ -136,6 +137,14 @@ class ZarrColumn:
         for fault in cls.faults(disk, path, spec, rows, label):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
         return cls(disk, path, spec, rows, label)
+
+    @classmethod
+    def create_copy(
+        cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
+    ) -> bool:  # fmt: skip
+        """Make the folder for a copy of `source`, without chunks: return False."""
+        cls.create(disk, path, spec, rows, label)
+        return False
 
     @classmethod
     def faults(
@@ -266,6 +275,17 @@ class ZarrColumn:
         if vouched:
             self._disk.put(path, self._beside, data, synced=True)
             self._disk.sync_folder(self.path)
+
+    def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
+        """Copy every chunk that holds these rows, as it is."""
+        assert isinstance(source, ZarrColumn)
+        first, stop = slot // self._steps, -(-(slot + count) // self._steps)
+        for chunk in range(first, stop if count else first):
+            data = source._read(chunk)
+            if data is not None:  # else its rows were lost, and dropped; or their checksums tell
+                self._dirty.add(chunk)
+                self._disk.put(self._file(chunk), self._beside, data, synced=False)
+        return first * self._steps, min(stop * self._steps, self.rows)
 
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
