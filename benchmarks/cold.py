@@ -155,6 +155,7 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     with buffer.batches(BATCH) as batches:
         waiting["batches()"] = _waiting(lambda: next(batches), folder, seconds)
     with contextlib.closing(_loaded(buffer)) as loaded:
+        next(loaded)  # the workers are there
         waiting["DataLoader, 2 workers"] = _waiting(lambda: next(loaded), folder, seconds)
     stages = _stages(buffer, folder, seconds)
     buffer.close()
