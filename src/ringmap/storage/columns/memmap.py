@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.base import Live
 from ringmap.storage.columns.cold import LARGE_NBYTES, runs
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import ColumnSpec
@@ -202,8 +203,8 @@ class MemmapColumn:
             self._file.reserve(_PAGE + self._reserved * self._row, step * self._row)
             self._reserved += step
 
-    def write(self, slot: int, values: Array) -> None:
-        """Write rows from `slot` on."""
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows from `slot` on: no other row is touched, live or not."""
         if self._row:
             self._file.write(values.reshape(-1).view(np.uint8).data, _PAGE + slot * self._row)
 

@@ -29,6 +29,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.base import Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of
 from ringmap.storage.columns.cold import LARGE_NBYTES
@@ -217,8 +218,12 @@ class ZarrColumn:
             last = (slot + count - 1) // self._steps
             self._unsure.update(range(slot // self._steps, last + 1))
 
-    def write(self, slot: int, values: Array) -> None:
-        """Write rows from `slot` on, chunk by chunk."""
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows from `slot` on, chunk by chunk.
+
+        Raises:
+            CorruptError: a chunk that is to be changed can't be read, and holds live rows.
+        """
         raw = values.reshape(len(values), -1).view(np.uint8) if len(values) else values
         before, self._last = self._last, None
         at, stop = slot, slot + len(values)
@@ -232,25 +237,39 @@ class ZarrColumn:
                 whole = piece
             else:
                 known = before is not None and before[0] == chunk
-                whole = before[1] if known and before is not None else self._stored(chunk, covers)
+                if known and before is not None:
+                    whole = before[1]
+                else:
+                    whole = self._stored(chunk, at, end, live)
                 whole[at - first : end - first] = piece
             self._replace(chunk, whole, covers)
             at = end
         if stop % self._steps and len(values):
             self._last = chunk, np.array(whole) if whole is piece else whole
 
-    def _stored(self, chunk: int, covered: bool) -> Array:
-        """Return a chunk to change: as it is stored, zeros where nothing is, or nothing of it stays."""
+    def _stored(self, chunk: int, begin: int, end: int, live: Live | None) -> Array:
+        """Return a chunk, the rows `[begin, end)` of which are to change: as it is stored, zeros where nothing is."""
+        first, stop = chunk * self._steps, min((chunk + 1) * self._steps, self.rows)
         whole = np.zeros((self._steps, self._row), np.uint8)
-        if not covered:
-            data = self._read(chunk)
-            if data is not None:
-                try:
-                    self._codec.decode(data, whole)
-                except Undecodable as error:
-                    # Its rows are lost, by whatever cut them; their checksums say so. The ring must go on.
-                    log.warning("%s: %s; written anew", self._file(chunk), error)
-                    whole[...] = 0
+        if begin == first and end == stop:  # the ring ends in mid-chunk: nothing of it stays
+            return whole
+        fault, data = "is missing", self._read(chunk)
+        if data is not None:
+            try:
+                self._codec.decode(data, whole)
+            except Undecodable as error:
+                fault = str(error)
+            else:
+                return whole
+        if live is not None and (live(first, begin - first) or live(end, stop - end)):
+            # Written anew, it would serve zeros in their place.
+            raise Undecodable(
+                f"{self._file(chunk)}: {fault}, and it holds rows of stored episodes beside those to be written; "
+                "nothing was stored; run ringmap.check and ringmap.repair on the buffer"
+            )
+        if data is not None:  # what a power cut tore: its episodes were dropped
+            log.warning("%s: %s; written anew", self._file(chunk), fault)
+            whole[...] = 0
         return whole
 
     def _replace(self, chunk: int, whole: Array, covers: bool) -> None:
@@ -270,7 +289,9 @@ class ZarrColumn:
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
         with self._lock:
-            chunks, self._dirty, self._unsure = sorted(self._dirty | self._unsure), set(), set()
+            self._unsure |= self._dirty
+            self._dirty = set()
+            chunks = sorted(self._unsure)
         for chunk in chunks:
             try:
                 file = self._disk.open(self._file(chunk), write=True)
@@ -282,6 +303,8 @@ class ZarrColumn:
                 file.close()
         if chunks:
             self._disk.sync_folder(self.path)
+        with self._lock:  # only now: after an interrupt the next sync begins anew
+            self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -349,13 +372,12 @@ class ZarrColumn:
         """Fill `out` with the rows of a chunk.
 
         Raises:
-            CorruptError: its file is not what was written.
+            CorruptError: its file is not what was written, or gone: zeros would look like rows.
         """
         data = self._read(chunk)
-        if data is None:
-            out[...] = 0
-            return
         try:
+            if data is None:
+                raise Undecodable("is missing")
             self._codec.decode(data, out)
         except Undecodable as error:
             raise Undecodable(
