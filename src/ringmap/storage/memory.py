@@ -101,9 +101,11 @@ class MemoryDisk(Disk):
         if source in self._files:
             self._files[target] = self._files.pop(source)
             return
-        self._folders.discard(source)
-        self._folders.add(target)
-        for path in [p for p in self._files if p.startswith(source + os.sep)]:
+        inside = source + os.sep
+        for folder in [f for f in self._folders if f == source or f.startswith(inside)]:
+            self._folders.remove(folder)
+            self._folders.add(target + folder[len(source) :])
+        for path in [p for p in self._files if p.startswith(inside)]:
             self._files[target + path[len(source) :]] = self._files.pop(path)
 
     def remove(self, path: str) -> None:
