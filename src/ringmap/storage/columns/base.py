@@ -65,8 +65,8 @@ class Column(Protocol):
         """Return a copy of `count` rows from `slot` (no wrap)."""
         ...
 
-    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
-        """Yield the bytes of rows in order, read plainly; None for what can't be decoded. Never raises."""
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
+        """Yield the bytes of rows in order, read plainly; for what can't be decoded, why, in words. Never raises."""
         ...
 
     def rewrite(self, slot: int, count: int) -> None:

@@ -255,7 +255,7 @@ class MemmapColumn:
             copied[at:stop] = rows[slot + at : slot + stop]
         return copied
 
-    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows, read plainly; a file that ends early goes on with zeros."""
         at, stop = _PAGE + slot * self._row, _PAGE + (slot + count) * self._row
         while at < stop:

@@ -253,23 +253,21 @@ class ZarrColumn:
         whole = np.zeros((self._steps, self._row), np.uint8)
         if begin == first and end == stop:  # the ring ends in mid-chunk: nothing of it stays
             return whole
-        fault, data = "is missing", self._read(chunk)
-        if data is not None:
-            try:
-                self._codec.decode(data, whole)
-            except Undecodable as error:
-                fault = str(error)
-            else:
-                return whole
+        try:
+            self._decode(chunk, whole)
+        except Undecodable as error:
+            fault = str(error)
+        else:
+            return whole
         if live is not None and (live(first, begin - first) or live(end, stop - end)):
             # Written anew, it would serve zeros in their place.
             raise Undecodable(
                 f"{self._file(chunk)}: {fault}, and it holds rows of stored episodes beside those to be written; "
                 "nothing was stored; run ringmap.check and ringmap.repair on the buffer"
             )
-        if data is not None:  # what a power cut tore: its episodes were dropped
+        if self._disk.exists(self._file(chunk)):  # what a power cut tore: its episodes were dropped
             log.warning("%s: %s; written anew", self._file(chunk), fault)
-            whole[...] = 0
+        whole[...] = 0
         return whole
 
     def _replace(self, chunk: int, whole: Array, covers: bool) -> None:
@@ -374,15 +372,19 @@ class ZarrColumn:
         Raises:
             CorruptError: its file is not what was written, or gone: zeros would look like rows.
         """
-        data = self._read(chunk)
         try:
-            if data is None:
-                raise Undecodable("is missing")
-            self._codec.decode(data, out)
+            self._decode(chunk, out)
         except Undecodable as error:
             raise Undecodable(
                 f"{self._file(chunk)}: {error}; run ringmap.check and ringmap.repair on the buffer"
             ) from None
+
+    def _decode(self, chunk: int, out: Array) -> None:
+        """Fill `out` with the rows of a chunk, or raise Undecodable, which says why and not where."""
+        data = self._read(chunk)
+        if data is None:
+            raise Undecodable("is missing")
+        self._codec.decode(data, out)
 
     def _read(self, chunk: int) -> bytes | None:
         """Return the bytes of a chunk's file, or None when there is none."""
@@ -394,17 +396,19 @@ class ZarrColumn:
     def _file(self, chunk: int) -> str:
         return f"{self._prefix}{chunk}{self._suffix}"
 
-    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
-        """Yield the bytes of rows, chunk by chunk; None for rows that can't be decoded. For whoever trusts nothing."""
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
+        """Yield the bytes of rows, chunk by chunk; what is wrong with one that can't be decoded. For whoever trusts nothing."""
         whole = np.empty((self._steps, self._row), np.uint8)
         at, stop = slot, slot + count
         while at < stop:
             chunk = at // self._steps
             end = min((chunk + 1) * self._steps, stop)
             try:
-                self._load(chunk, whole)
-            except (OSError, CorruptError):
-                yield None
+                self._decode(chunk, whole)
+            except OSError as error:
+                yield f"{os.path.basename(self._file(chunk))} can't be read: {error.strerror or error}"
+            except Undecodable as error:
+                yield f"{os.path.basename(self._file(chunk))} {error}"
             else:
                 yield whole[at - chunk * self._steps : end - chunk * self._steps].tobytes()
             at = end
