@@ -222,6 +222,8 @@ def test_no_kill_shows(memory, planted):
 
 # -- all of it -----------------------------------------------------------------------------------
 
+EVERY = int(os.environ.get("EVERY", "1"))
+"""Only each so many of the places of the campaign, but for changes: all of them take hours."""
 LONG = [*COMMIT, *END, *STREAM, "first episode"]
 ALL = [*SCENARIOS]
 STORED = os.environ.get("STORAGE", "memmap,zarr,mixed").split(",")
@@ -234,6 +236,9 @@ def campaign(root, what, at_once=2, **job):
     items = job.pop(name)
     shares = [items[n::at_once] for n in range(at_once)]
     job.setdefault("storages", STORED)
+    job["kinds"] = [
+        [kind, every * (1 if kind == "changes" else EVERY)] for kind, every in job["kinds"]
+    ]
 
     def share(number):
         folder = root / str(number)
