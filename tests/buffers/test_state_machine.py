@@ -176,7 +176,13 @@ class Counts:
 
 # -- the machine -------------------------------------------------------------------------------
 
-STORAGES = ["memmap", "memmap", "zarr", Zarr("lz4", 3), {"obs/x": Zarr("none", 2), "action": Zarr("lz4", 5)}]
+STORAGES = [
+    "memmap",
+    "memmap",
+    "zarr",
+    Zarr("lz4", 3),
+    {"obs/x": Zarr("none", 2), "action": Zarr("lz4", 5)},
+]
 lengths = st.one_of(st.integers(1, 6), st.integers(1, 24))
 datas = st.one_of(
     st.just({}),

@@ -29,7 +29,9 @@ RINGS = {
     "retired first": Ring(spare=1),
     "many small rows": Ring(spare=64, row_nbytes=4096, batch=32),
     "compressed": Ring(row_nbytes=4096, batch=32, storage=Zarr("lz4", 6)),
-    "compressed, retired first": Ring(spare=1, row_nbytes=4096, batch=32, storage={"row": Zarr("none", 16)}),
+    "compressed, retired first": Ring(
+        spare=1, row_nbytes=4096, batch=32, storage={"row": Zarr("none", 16)}
+    ),
 }
 
 

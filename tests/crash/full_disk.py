@@ -17,7 +17,11 @@ from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import EnvironmentFault
 
 STEPS, WIDTH = 40, 1024
-STORAGES = {"memmap": "memmap", "zarr": Zarr("none", 16), "mixed": {"number": "zarr", "obs": Zarr("none", 7)}}
+STORAGES = {
+    "memmap": "memmap",
+    "zarr": Zarr("none", 16),
+    "mixed": {"number": "zarr", "obs": Zarr("none", 7)},
+}
 """What can't be compressed fills the disk as fast."""
 
 

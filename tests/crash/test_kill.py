@@ -79,19 +79,28 @@ def test_kills_and_interrupts(memory, group):
     passes(memory, kinds=kinds, scenarios=GROUPS[group], levels=["process"])
 
 
-ZARR = ["first episode", "commit that evicts", "commit of a long episode", "open after a reboot that lost rows"]
+ZARR = [
+    "first episode",
+    "commit that evicts",
+    "commit of a long episode",
+    "open after a reboot that lost rows",
+]
 
 
 def test_kills_and_interrupts_of_compressed_columns(memory):
     kinds = [["changes", 6], ["lines", 1499], ["interrupts", 997], ["calls", 4999]]
     passes(memory, kinds=kinds, scenarios=ZARR, levels=["process"], storages=["zarr"])
     kinds = [["changes", 9], ["lines", 1999]]
-    passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["power"], storages=["mixed"])
+    passes(
+        memory, kinds=kinds, scenarios=["commit that evicts"], levels=["power"], storages=["mixed"]
+    )
 
 
 def test_compressed_columns_killed_again_and_in_ram(memory):
     kinds = [["changes", 9], ["again", 999], ["in_ram", 499]]
-    passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"], storages=["zarr"])
+    passes(
+        memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"], storages=["zarr"]
+    )
     passes(memory, kinds=[["randomly", 1]], scripts=[4], storages=["mixed"])
 
 
@@ -192,7 +201,8 @@ def test_each_planted_bug_has_its_control():
 
 @pytest.mark.parametrize(
     ("planted", "storage"),
-    [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT] + [(p, "zarr") for p in CAUGHT_COMPRESSED],
+    [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT]
+    + [(p, "zarr") for p in CAUGHT_COMPRESSED],
 )
 def test_control(memory, planted, storage):
     kind, scenario = CAUGHT[planted]

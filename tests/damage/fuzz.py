@@ -199,7 +199,10 @@ class Case:
     def _check(self):
         findings = self.findings = ringmap.check(self.folder)
         named = {finding.file for finding in findings}
-        expected = {name.partition(".zarr/")[0] + ".zarr" if ".zarr/" in name else name for name in self.hurt}
+        expected = {
+            name.partition(".zarr/")[0] + ".zarr" if ".zarr/" in name else name
+            for name in self.hurt
+        }
         if self.how != "flip":
             expected = {name for name in expected if not name.startswith("open/")}
         if self.how == "stale":

@@ -74,7 +74,9 @@ class HoldBack(CrashDisk):
         return HeldFile(self, file.detach(), path)
 
     def put(self, path, beside, data, synced):
-        self.make(kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced))
+        self.make(
+            kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced)
+        )
 
     def rename(self, source, target):
         if source.endswith("next.tmp"):  # of a chunk that is put now

@@ -111,7 +111,9 @@ class Voice:
 def rehearse():
     """Do what a process does but once after a fork: now, so that all cases of a process run the same lines."""
     FileLock(os.devnull)  # fills filelock's cache
-    with closing(ReplayBuffer(4, seed=0, storage="zarr")) as buffer:  # the first batch counts the cores
+    with closing(
+        ReplayBuffer(4, seed=0, storage="zarr")
+    ) as buffer:  # the first batch counts the cores
         buffer.write_episode(episode(1, 2))
         buffer.sample(1)
 

@@ -188,6 +188,10 @@ class ZarrColumn:
             ours = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
             if not ours and (chunk is None or int(chunk[1]) >= count):
                 strays.append(name)
+            elif not disk.is_file(
+                os.path.join(path, name)
+            ):  # a folder, or a link to what may be anybody's
+                strays.append(name)
         return strays
 
     @classmethod
@@ -381,7 +385,10 @@ class ZarrColumn:
 
     def _decode(self, chunk: int, out: Array) -> None:
         """Fill `out` with the rows of a chunk, or raise Undecodable, which says why and not where."""
-        data = self._read(chunk)
+        try:
+            data = self._read(chunk)
+        except IsADirectoryError:
+            raise Undecodable("is a folder, expected a file") from None
         if data is None:
             raise Undecodable("is missing")
         self._codec.decode(data, out)
