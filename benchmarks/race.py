@@ -19,6 +19,7 @@ from unittest import mock
 from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer
 from ringmap.errors import LappedError
+from ringmap.storage.columns.backends import Storage
 from ringmap.storage.reader import Reader
 from ringmap.storage.source import Source
 
@@ -35,7 +36,7 @@ class Ring:
     """The field: a small ring of big rows is lapped often.
 
     `spare` below `longest` takes the way of the long episode, which retires first and then
-    overwrites at once; otherwise one record does both.
+    overwrites at once; otherwise one record does both. `storage`: how the columns are stored.
     """
 
     max_steps: int = 64
@@ -44,6 +45,7 @@ class Ring:
     row_nbytes: int = 65_536
     batch: int = 8
     history: int = 2
+    storage: Storage = "memmap"
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ def between_threads_of_a_reader(folder: str, ring: Ring, clips: int, readers: in
 def _open(folder: str | None, ring: Ring) -> tuple[ReplayBuffer, int]:
     """Make the buffer and fill it, so that from here on every episode evicts."""
     buffer = ReplayBuffer(
-        ring.max_steps, ring.history, path=folder, spare_rows=ring.spare, seed=0, sync_every_s=0
-    )
+        ring.max_steps, ring.history, path=folder, spare_rows=ring.spare, seed=0, sync_every_s=0,
+        storage=ring.storage,
+    )  # fmt: skip
     number = 0
     while number * ring.longest < 4 * ring.max_steps:
         number = _write_some(buffer, ring, number)

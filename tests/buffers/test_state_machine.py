@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, Zarr
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.errors import (
     CorruptError,
@@ -36,6 +36,8 @@ from ringmap.errors import (
     RoleError,
     SyncFailedError,
 )
+from ringmap.storage.columns.chunk_cache import ChunkCache
+from ringmap.storage.columns.zarr import ZarrColumn
 from ringmap.storage.files import Disk
 from ringmap.storage.memory import MemoryDisk, MemoryFile
 from ringmap.storage.ring import Ring
@@ -174,6 +176,13 @@ class Counts:
 
 # -- the machine -------------------------------------------------------------------------------
 
+STORAGES = [
+    "memmap",
+    "memmap",
+    "zarr",
+    Zarr("lz4", 3),
+    {"obs/x": Zarr("none", 2), "action": Zarr("lz4", 5)},
+]
 lengths = st.one_of(st.integers(1, 6), st.integers(1, 24))
 datas = st.one_of(
     st.just({}),
@@ -218,6 +227,7 @@ class BufferMachine(RuleBasedStateMachine):
             {
                 "durability": st.sampled_from(["process", "process", "power"]),
                 "interrupted": st.sampled_from(["drop", "keep"]),
+                "storage": st.sampled_from(STORAGES),
             }
         ),
         schema=st.booleans(),
@@ -784,12 +794,33 @@ def interrupt_while_writing(machine):
         machine.agrees()
 
 
-def read_after_each_write(machine):
-    begun(machine)
+def read_compressed_after_each_write(machine):
+    read_after_each_write(machine, storage=Zarr("lz4", 3))
+
+
+def reopen_after_each_write(machine):
+    begun(machine, storage="zarr")
+    for _ in range(5):
+        machine.do("write", 2, {}, 0)
+        machine.reopen(False)
+
+
+def never_expiring(cache, chunk, position):
+    """Return the rows of a chunk as they were when it was read first, for whatever position."""
+    return cache._kept.get(chunk, (None,))[0]
+
+
+def carrying_nothing(self, chunk, begin, end, live):
+    return np.zeros((self._steps, self._row), np.uint8)
+
+
+def read_after_each_write(machine, **options):
+    begun(machine, **options)
     machine.open_reader()
     for _ in range(10):
         machine.do("write", 2, {}, 0)
         machine.refresh(0, "refresh")
+        machine.sample(8, None)
 
 
 PLANTED = {
@@ -817,6 +848,16 @@ PLANTED = {
         DiskMachine,
         read_after_each_write,
         (StateFile, "write", never_told),
+    ),
+    "a decoded chunk is served for ever": (
+        DiskMachine,
+        read_compressed_after_each_write,
+        (ChunkCache, "get", never_expiring),
+    ),
+    "rows that share a chunk are not carried over": (
+        DiskMachine,
+        reopen_after_each_write,
+        (ZarrColumn, "_stored", carrying_nothing),
     ),
 }
 

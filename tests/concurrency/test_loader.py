@@ -1,6 +1,7 @@
 """A plain DataLoader goes on whatever is written in mid-pass, and every clip proves itself."""
 
 import contextlib
+import dataclasses
 import multiprocessing
 import threading
 
@@ -10,10 +11,12 @@ from torch.utils.data import DataLoader
 
 from benchmarks.proof import Episodes, num_torn
 from benchmarks.race import Ring, a_writer, one_look
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import NoClipsError
 
 RING = Ring(max_steps=512, spare=64, longest=16, row_nbytes=1024)
+STORAGES = {"memmap": "memmap", "zarr": Zarr("lz4", 12)}
+storages = pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
 BATCH = 16
 WORKERS = 2
 WAIT_S = 120
@@ -49,7 +52,12 @@ class Pen:
 
 
 @pytest.fixture
-def pen(fast):
+def storage():
+    return "memmap"
+
+
+@pytest.fixture
+def pen(fast, storage):
     buffer = ReplayBuffer(
         RING.max_steps,
         RING.history,
@@ -57,6 +65,7 @@ def pen(fast):
         spare_rows=RING.spare,
         seed=0,
         sync_every_s=0,
+        storage=storage,
     )
     pen = Pen(buffer)
     pen.write_a_round()
@@ -131,8 +140,9 @@ def clips_in(batches):
 
 
 @methods
-def test_while_another_process_writes_without_a_pause(fast, method):
-    with a_writer(str(fast / "buf"), RING) as written:
+@storages
+def test_while_another_process_writes_without_a_pause(fast, method, storage):
+    with a_writer(str(fast / "buf"), dataclasses.replace(RING, storage=storage)) as written:
         reader = ReplayBuffer.open(fast / "buf", seed=0)
         with loading(reader, method, persistent_workers=True) as loader:
             for _ in range(3):
@@ -160,6 +170,7 @@ def test_while_a_thread_of_its_own_process_writes(pen, method):
             thread.join()
 
 
+@storages
 @both
 def test_everything_is_evicted_in_mid_pass(pen, buffer, method):
     clips = len(buffer)

@@ -18,14 +18,20 @@ from benchmarks.race import (
     between_threads_of_a_reader,
     one_look,
 )
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import LappedError
+from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.columns.zarr import ZarrColumn
 
 RINGS = {
     "one record": Ring(),
     "retired first": Ring(spare=1),
     "many small rows": Ring(spare=64, row_nbytes=4096, batch=32),
+    "compressed": Ring(row_nbytes=4096, batch=32, storage=Zarr("lz4", 6)),
+    "compressed, retired first": Ring(
+        spare=1, row_nbytes=4096, batch=32, storage={"row": Zarr("none", 16)}
+    ),
 }
 
 
@@ -76,8 +82,10 @@ class Striking:
     def __init__(self, monkeypatch, writer, episodes, times):
         self.written = 64
         self.left = times
-        take = MemmapColumn.take
+        for kind in (MemmapColumn, ZarrColumn):
+            monkeypatch.setattr(kind, "take", self.striking(kind.take, writer, episodes))
 
+    def striking(self, take, writer, episodes):
         def take_and_strike(column, slots, out=None, head=0):
             taken = take(column, slots, out, head)
             if column.spec.name == "row" and self.left:
@@ -85,7 +93,7 @@ class Striking:
                 self.write(writer, episodes)
             return taken
 
-        monkeypatch.setattr(MemmapColumn, "take", take_and_strike)
+        return take_and_strike
 
     def write(self, writer, episodes):
         made = Episodes(16, 4)
@@ -94,9 +102,17 @@ class Striking:
             self.written += 1
 
 
-def two_handles(path, role):
+STORAGES = {"memmap": "memmap", "zarr": Zarr("lz4", 5), "mixed": {"episode": Zarr("none", 3)}}
+
+
+@pytest.fixture(params=STORAGES.values(), ids=STORAGES.keys())
+def storage(request):
+    return request.param
+
+
+def two_handles(path, role, storage):
     """Return a full writer, and what samples: the same handle or a reader."""
-    writer = ReplayBuffer(64, 2, path=path, spare_rows=4, seed=0, sync_every_s=0)
+    writer = ReplayBuffer(64, 2, path=path, spare_rows=4, seed=0, sync_every_s=0, storage=storage)
     made = Episodes(16, 4)
     for number in range(64):
         writer.write_episode(made(number, 4 - number % 2))
@@ -105,8 +121,8 @@ def two_handles(path, role):
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
 @pytest.mark.parametrize("times", [1, 9])
-def test_what_was_evicted_between_two_columns_is_redrawn(fast, monkeypatch, role, times):
-    writer, who = two_handles(fast / "buf", role)
+def test_what_was_evicted_between_two_columns_is_redrawn(fast, monkeypatch, role, times, storage):
+    writer, who = two_handles(fast / "buf", role, storage)
     Striking(monkeypatch, writer, episodes=60, times=times)
     batch = who.sample(32)
     assert num_torn(batch) == 0
@@ -115,8 +131,8 @@ def test_what_was_evicted_between_two_columns_is_redrawn(fast, monkeypatch, role
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_only_what_was_evicted_is_redrawn(fast, monkeypatch, role):
-    writer, who = two_handles(fast / "buf", role)
+def test_only_what_was_evicted_is_redrawn(fast, monkeypatch, role, storage):
+    writer, who = two_handles(fast / "buf", role, storage)
     oldest = writer.load_episode(0)["episode"][0]
     Striking(monkeypatch, writer, episodes=5, times=1)
     batch = who.sample(256)
@@ -126,8 +142,8 @@ def test_only_what_was_evicted_is_redrawn(fast, monkeypatch, role):
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_a_reader_lapped_time_after_time_says_so(fast, monkeypatch, role):
-    writer, who = two_handles(fast / "buf", role)
+def test_a_reader_lapped_time_after_time_says_so(fast, monkeypatch, role, storage):
+    writer, who = two_handles(fast / "buf", role, storage)
     Striking(monkeypatch, writer, episodes=60, times=10)
     with pytest.raises(LappedError, match="raise max_steps"):
         who.sample(32)
@@ -135,11 +151,26 @@ def test_a_reader_lapped_time_after_time_says_so(fast, monkeypatch, role):
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_control_without_the_second_look(fast, monkeypatch, role):
-    writer, who = two_handles(fast / "buf", role)
+def test_control_without_the_second_look(fast, monkeypatch, role, storage):
+    writer, who = two_handles(fast / "buf", role, storage)
     Striking(monkeypatch, writer, episodes=60, times=1)
     with one_look():
         assert num_torn(who.sample(32)) > 0
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+def test_control_a_decoded_chunk_that_never_expires(fast, monkeypatch, role):
+    """The ring goes round while one chunk after the other is kept: no look at the tail would tell."""
+    writer, who = two_handles(fast / "buf", role, Zarr("lz4", 5))
+    strikes = Striking(monkeypatch, writer, episodes=0, times=0)
+    for wrong in (False, True):
+        if wrong:
+            monkeypatch.setattr(ChunkCache, "get", lambda self, c, p: self._kept.get(c, (None,))[0])
+        torn = 0
+        for _ in range(6):
+            strikes.write(writer, 11)
+            torn += num_torn(who.sample(64))
+        assert (torn > 0) == wrong
 
 
 # -- races ---------------------------------------------------------------------------------------

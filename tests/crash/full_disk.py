@@ -1,6 +1,6 @@
 """What test_full_disk.py runs inside a small file system of its own: fill it, make room, go on.
 
-    python -m tests.crash.full_disk FOLDER
+    python -m tests.crash.full_disk FOLDER DURABILITY STORAGE
 
 Every byte of a step proves its episode and number. Prints one line of JSON.
 """
@@ -13,10 +13,16 @@ import sys
 
 import numpy as np
 
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import EnvironmentFault
 
 STEPS, WIDTH = 40, 1024
+STORAGES = {
+    "memmap": "memmap",
+    "zarr": Zarr("none", 16),
+    "mixed": {"number": "zarr", "obs": Zarr("none", 7)},
+}
+"""What can't be compressed fills the disk as fast."""
 
 
 def rows(number):
@@ -62,11 +68,12 @@ def in_a_child_that_is_killed(work):
     assert os.WIFSIGNALED(status), "the child failed"
 
 
-def main(folder, durability):
+def main(folder, durability, storage):
     path, ballast = os.path.join(folder, "buf"), os.path.join(folder, "ballast")
     with open(ballast, "wb") as file:
         file.write(bytes(1_500_000))
     make = {"max_steps": 1 << 20, "path": path, "durability": durability}
+    make["storage"] = STORAGES[storage]
 
     buf = ReplayBuffer(**make)
     full = fill(buf, 0)

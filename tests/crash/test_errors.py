@@ -20,11 +20,11 @@ from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage import store
 from ringmap.storage.blobs import Segments
-from ringmap.storage.files import FileHandle
+from ringmap.storage.files import Disk, FileHandle
 from ringmap.storage.journal import Journal
 from ringmap.storage.lock import WriterLock
 from ringmap.storage.store import Store
-from tests.crash.cases import episode, look, rows_of, sampling_of
+from tests.crash.cases import STORAGES, episode, look, rows_of, sampling_of
 from tests.crash.recording import Cut, RecordingDisk
 from tests.crash.test_power import _quiet, base
 
@@ -37,6 +37,8 @@ LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"
 class World:
     """A folder, its disk, and the buffer in it."""
 
+    storage = "memmap"
+
     def __init__(self, base, power, keep=False):
         self.root = tempfile.mkdtemp(dir=base)
         self.power, self.keep = power, keep
@@ -47,7 +49,7 @@ class World:
 
     def open(self):
         self.buf = self.kind(
-            MAX_STEPS, path=self.path, seed=7, spare_rows=SPARE, sync_every_s=0,
+            MAX_STEPS, path=self.path, seed=7, spare_rows=SPARE, sync_every_s=0, storage=STORAGES[self.storage],
             durability="power" if self.power else "process", interrupted="keep" if self.keep else "drop",
         )  # fmt: skip
 
@@ -263,6 +265,18 @@ def test_every_change_fails(base, name, power):
     assert strikes(base, name, power, SOME) >= 2 * (not nothing_to_sync)
 
 
+COMPRESSED = [
+    ("eviction", False, "zarr"), ("background sync", False, "mixed"), ("first episode", True, "mixed"),
+    ("long episode", True, "zarr"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "power", "storage"), COMPRESSED)
+def test_every_change_of_compressed_columns_fails(base, monkeypatch, name, power, storage):
+    monkeypatch.setattr(World, "storage", storage)
+    assert strikes(base, name, power, SOME) >= 2
+
+
 @LEVELS
 @pytest.mark.parametrize("segment", [1])
 def test_every_change_fails_with_a_segment_per_commit(base, monkeypatch, power, segment):
@@ -272,14 +286,16 @@ def test_every_change_fails_with_a_segment_per_commit(base, monkeypatch, power, 
 
 
 @pytest.mark.campaign
-def test_all_errors(base, monkeypatch, capsys):
+@pytest.mark.parametrize("storage", STORAGES)
+def test_all_errors(base, monkeypatch, capsys, storage):
     cases = 0
+    monkeypatch.setattr(World, "storage", storage)
     for segment in (1, 1 << 20):
         monkeypatch.setattr(Segments.__init__, "__defaults__", (segment,))
         for name, power in itertools.product(SCENARIOS, (False, True)):
             cases += strikes(base, name, power, ALL)
     with capsys.disabled():
-        print(f"\n{cases:,} errors, one per change, kind and level; violations: 0")
+        print(f"\n{storage}: {cases:,} errors, one per change, kind and level; violations: 0")
 
 
 def test_a_failed_sync_stops_the_writer(base):
@@ -359,12 +375,28 @@ def leaking(self):
         CLOSE(self)
 
 
+def put_once(self, path, beside, data, synced):
+    if beside.endswith("next.tmp"):
+        file = self.create(beside)
+        file.write(data, 0)
+        file.close()
+        self.rename(beside, path)
+    else:
+        PUT(self, path, beside, data, synced)
+
+
+def put_by_removing(self, path, beside, data, synced):
+    if beside.endswith("next.tmp") and self.exists(path):
+        self.remove(path)
+    PUT(self, path, beside, data, synced)
+
+
 def first_line(error):
     line, *_ = str(error).partition("\n")
     return f"{type(error).__name__}: {line}"
 
 
-CLOSE = FileHandle.close
+CLOSE, PUT = FileHandle.close, Disk.put
 TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {
     "errors of the system come out as they are": (store, "_clear_errors", Untranslated),
@@ -375,15 +407,24 @@ CONTROLS = {
     "the lock stays": (WriterLock, "release", lambda self: None),
     "memory is trusted after an error": (Store, "_stale", TRUSTED),
 }
+CHUNK_CONTROLS = {
+    "what a failed write left stands in the way": (Disk, "put", put_once),
+    "a chunk is removed before the new one is there": (Disk, "put", put_by_removing),
+    "files stay open": CONTROLS["files stay open"],
+}
 
 
-@pytest.mark.parametrize("name", CONTROLS)
-def test_control(base, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "storage"), [(n, "memmap") for n in CONTROLS] + [(n, "zarr") for n in CHUNK_CONTROLS]
+)
+def test_control(base, monkeypatch, name, storage):
+    monkeypatch.setattr(World, "storage", storage)
     calls = ("commit", "eviction", "opening", "finish")
     expected = {
         (call, power): normal(base, call, power) for call in calls for power in (False, True)
     }
-    monkeypatch.setattr(*CONTROLS[name], raising=False)
+    planted = CONTROLS if storage == "memmap" else CHUNK_CONTROLS
+    monkeypatch.setattr(*planted[name], raising=False)
     for (call, power), (before, after) in expected.items():
         for error, sticky in ((errno.ENOSPC, False), (errno.EIO, True)):
             for at in itertools.count(1):

@@ -24,9 +24,12 @@ def in_a_namespace(command):
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize(
+    ("durability", "storage"),
+    [("process", "memmap"), ("power", "memmap"), ("process", "zarr"), ("power", "mixed")],
+)
 @pytest.mark.parametrize("kind", MOUNTS)
-def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability):
+def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability, storage):
     mount, image = tmp_path / "mount", tmp_path / "image"
     mount.mkdir()
     mounting = MOUNTS[kind].format(mount=mount, image=image)
@@ -35,8 +38,8 @@ def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability):
         pytest.skip(f"can't mount {kind} here: {tried.stderr.strip()}")
     image.unlink(missing_ok=True)
     done = in_a_namespace(
-        f"{mounting} && exec {sys.executable} -m tests.crash.full_disk {mount} {durability}"
+        f"{mounting} && exec {sys.executable} -m tests.crash.full_disk {mount} {durability} {storage}"
     )
     assert done.returncode == 0, done.stderr
-    print(f"{kind}, {durability}: {done.stdout.strip()}")
+    print(f"{kind}, {durability}, {storage}: {done.stdout.strip()}")
     assert json.loads(done.stdout)["stored while full"] > 5

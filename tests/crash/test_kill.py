@@ -79,6 +79,31 @@ def test_kills_and_interrupts(memory, group):
     passes(memory, kinds=kinds, scenarios=GROUPS[group], levels=["process"])
 
 
+ZARR = [
+    "first episode",
+    "commit that evicts",
+    "commit of a long episode",
+    "open after a reboot that lost rows",
+]
+
+
+def test_kills_and_interrupts_of_compressed_columns(memory):
+    kinds = [["changes", 6], ["lines", 1499], ["interrupts", 997], ["calls", 4999]]
+    passes(memory, kinds=kinds, scenarios=ZARR, levels=["process"], storages=["zarr"])
+    kinds = [["changes", 9], ["lines", 1999]]
+    passes(
+        memory, kinds=kinds, scenarios=["commit that evicts"], levels=["power"], storages=["mixed"]
+    )
+
+
+def test_compressed_columns_killed_again_and_in_ram(memory):
+    kinds = [["changes", 9], ["again", 999], ["in_ram", 499]]
+    passes(
+        memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"], storages=["zarr"]
+    )
+    passes(memory, kinds=[["randomly", 1]], scripts=[4], storages=["mixed"])
+
+
 def test_kills_and_interrupts_at_the_level_of_power_cuts(memory):
     chosen = [
         "first episode",
@@ -162,15 +187,24 @@ CAUGHT = {
     "places counted in another state": ("calls", "birth"),
     "memory never marked stale": ("interrupts", "commit that evicts"),
     "memory changed before the files": ("interrupts", "commit that evicts"),
+    "chunk written in place": ("changes", "commit that evicts"),
+    "chunk removed before the new one is there": ("changes", "commit that evicts"),
+    "unfinished chunk never removed": ("changes", "commit that evicts"),
 }
+OF_CHUNKS = [planted for planted in CAUGHT if "chunk" in planted]
+CAUGHT_COMPRESSED = ["record before rows", "rows overwritten before their retire record"]
 
 
 def test_each_planted_bug_has_its_control():
     assert CAUGHT.keys() == PLANTS.keys()
 
 
-@pytest.mark.parametrize("planted", CAUGHT)
-def test_control(memory, planted):
+@pytest.mark.parametrize(
+    ("planted", "storage"),
+    [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT]
+    + [(p, "zarr") for p in CAUGHT_COMPRESSED],
+)
+def test_control(memory, planted, storage):
     kind, scenario = CAUGHT[planted]
     level = "power" if planted.startswith("segment") else "process"
     every = 97 if kind == "calls" else 1
@@ -181,6 +215,7 @@ def test_control(memory, planted):
         levels=[level],
         planted=planted,
         stop=True,
+        storages=[storage],
     )
     found = violations(reports)
     assert found, cases(reports)
@@ -197,8 +232,12 @@ def test_no_kill_shows(memory, planted):
 
 # -- all of it -----------------------------------------------------------------------------------
 
+EVERY = int(os.environ.get("EVERY", "1"))
+"""Only each so many of the places of the campaign, but for changes: all of them take hours."""
 LONG = [*COMMIT, *END, *STREAM, "first episode"]
 ALL = [*SCENARIOS]
+STORED = os.environ.get("STORAGE", "memmap,zarr,mixed").split(",")
+"""How columns are stored in the campaign: `STORAGE=zarr` runs the scenarios with compressed columns alone."""
 
 
 def campaign(root, what, at_once=2, **job):
@@ -206,6 +245,10 @@ def campaign(root, what, at_once=2, **job):
     name = "scripts" if "scripts" in job else "scenarios"
     items = job.pop(name)
     shares = [items[n::at_once] for n in range(at_once)]
+    job.setdefault("storages", STORED)
+    job["kinds"] = [
+        [kind, every * (1 if kind == "changes" else EVERY)] for kind, every in job["kinds"]
+    ]
 
     def share(number):
         folder = root / str(number)

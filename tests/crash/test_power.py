@@ -107,6 +107,10 @@ FOUND = {
     "segment closed under a sync": (
         [False], Case(False, tuple(("sync_write", 3, at) for at in (1, 2, 3, 1, 2)), segment=1, warm=12),
     ),
+    # A flush that was interrupted forgot which chunks it had not synced yet; the next one vouched for them.
+    "interrupted sync of chunks": (
+        [False], Case(False, (W, ("write", 3), ("flush", ("interrupt", 2)), ("flush",), W), storage="zarr"),
+    ),
 }  # fmt: skip
 
 

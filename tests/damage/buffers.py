@@ -3,13 +3,18 @@
 Every episode carries its number, and its bytes follow from it.
 """
 
+import json
+import math
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
+from numcodecs import blosc
 
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, Zarr
 
 RECORD_NBYTES, HEADER_NBYTES, STATE_NBYTES, FLAGS = 128, 4096, 88, 81
 
@@ -49,18 +54,41 @@ class Span:
 
 
 @dataclass
+class Chunk:
+    """A file of `steps` rows, `nbytes` in all, compressed by Blosc or not; `live`: row -> its record."""
+
+    steps: int
+    nbytes: int
+    packed: bool
+    live: dict[int, int] = field(default_factory=dict)
+
+    def rows_in(self, data):
+        """Return the rows in the bytes of a file, without ringmap; None if they are damaged."""
+        body, check = data[:-4], data[-4:]
+        if google_crc32c.value(body).to_bytes(4, "little") != check:
+            return None
+        if self.packed:
+            body = blosc.decompress(body)
+        if len(body) != self.nbytes:
+            return None
+        size = self.nbytes // self.steps
+        return [body[row * size : (row + 1) * size] for row in range(self.steps)]
+
+
+@dataclass
 class Truth:
     """What a buffer holds.
 
     `written`: number -> length of every episode ever written; `episodes`: record -> number of those
-    stored, oldest first; `spans`: file -> the bytes in it that hold something; `mark`: every record up
-    to it is known to be synced.
+    stored, oldest first; `spans`: file -> the bytes in it that hold something; `chunks`: file -> what
+    of it holds something; `mark`: every record up to it is known to be synced.
     """
 
     written: dict[int, int]
     twins: bool = False
     episodes: dict[int, int] = field(default_factory=dict)
     spans: dict[str, list[Span]] = field(default_factory=dict)
+    chunks: dict[str, Chunk] = field(default_factory=dict)
     mark: int = 0
 
     def rows(self, number):
@@ -104,11 +132,21 @@ def look(folder, truth):
     spans["state.bin"] = [Span(0, STATE_NBYTES), Span(4096, 4096 + STATE_NBYTES)]
     spans["manifest.json"] = [Span(0, (folder / "manifest.json").stat().st_size)]
     spans["episodes.npy"] = [Span(0, HEADER_NBYTES)]
-    columns = sorted((folder / "columns").iterdir())
+    columns = sorted((folder / "columns").glob("*.npy"))
     arrays = {f"columns/{path.name}": np.load(path) for path in columns}
     for path in columns:
         rows = HEADER_NBYTES + arrays[f"columns/{path.name}"].nbytes
         spans[f"columns/{path.name}"] = [Span(0, HEADER_NBYTES), Span(rows, path.stat().st_size)]
+    folders = sorted((folder / "columns").glob("*.zarr"))
+    chunks = {}
+    for path in folders:
+        meta = json.loads((path / "zarr.json").read_text())
+        shape, (steps, *rest) = meta["shape"], meta["chunk_grid"]["configuration"]["chunk_shape"]
+        nbytes = steps * math.prod(rest) * np.dtype(meta["data_type"]).itemsize
+        packed = any(codec["name"] == "blosc" for codec in meta["codecs"])
+        name = f"columns/{path.name}/c.{{}}{'.0' * len(rest)}"
+        chunks[name] = shape[0], partial(Chunk, steps, nbytes, packed)
+        spans[f"columns/{path.name}/zarr.json"] = [Span(0, (path / "zarr.json").stat().st_size)]
     for number in range(int(newest["first"]), seq + 1):
         record = table[number % len(table)]
         start, length = int(record["start"]), int(record["length"])
@@ -134,6 +172,11 @@ def look(folder, truth):
                 for position in range(start, start + length):
                     at = HEADER_NBYTES + position % len(rows) * width
                     spans[name].append(Span(at, at + width, number))
+            for name, (count, make) in chunks.items():
+                for slot in (np.arange(start, start + length) % count).tolist():
+                    file = name.format(slot // make().steps)
+                    chunk = truth.chunks.setdefault(file, make())
+                    chunk.live[slot % chunk.steps] = number
     for path in (folder / "open").glob("*/steps.bin"):
         spans[f"open/{path.parent.name}/steps.bin"] = [Span(0, path.stat().st_size)]
     truth.mark = max(slots)[6]
@@ -154,10 +197,10 @@ def _lengths(base, count, pattern):
     return {base + i: pattern[i % len(pattern)] for i in range(count)}
 
 
-def wrapped(path, base=0, pause=lambda: None):
+def wrapped(path, base=0, pause=lambda: None, **options):
     """Closed; its ring has wrapped; a segment per episode or two."""
     written = _lengths(base, 14, [9, 5, 14, 7, 1])
-    buf = _buffer(path, 60, 300, seed=1, history_len=2)
+    buf = _buffer(path, 60, 300, seed=1, history_len=2, **options)
     _write(buf, written, range(base, base + 11))
     pause()
     _write(buf, written, range(base + 11, base + 14))
@@ -165,10 +208,10 @@ def wrapped(path, base=0, pause=lambda: None):
     return Truth(written)
 
 
-def killed(path, base=0, pause=lambda: None):
+def killed(path, base=0, pause=lambda: None, **options):
     """Killed without a flush of the last episodes, while one was being recorded."""
     written = _lengths(base, 13, [8, 13, 6])
-    buf = _buffer(path, 60, 300, seed=2, sync_every_s=0)
+    buf = _buffer(path, 60, 300, seed=2, sync_every_s=0, **options)
     _write(buf, written, range(base, base + 9))
     buf.sample(2)
     buf.flush()
@@ -182,10 +225,10 @@ def killed(path, base=0, pause=lambda: None):
     return Truth(written)
 
 
-def retiring(path, base=0, pause=lambda: None):
+def retiring(path, base=0, pause=lambda: None, **options):
     """Two columns of one shape and dtype; few spare rows, so that episodes need retire records."""
     written = _lengths(base, 13, [12, 3, 9])
-    buf = _buffer(path, 50, 700, spare_rows=6, seed=3)
+    buf = _buffer(path, 50, 700, spare_rows=6, seed=3, **options)
     _write(buf, written, range(base, base + 5), twins=True)
     buf.clear()
     _write(buf, written, range(base + 5, base + 10), twins=True)
@@ -208,6 +251,11 @@ def cleared(path, base=0, pause=lambda: None):
 
 
 KINDS = {"wrapped": wrapped, "killed": killed, "retiring": retiring, "cleared": cleared}
+KINDS |= {
+    "wrapped zarr": partial(wrapped, storage=Zarr("lz4", 4)),
+    "killed zarr": partial(killed, storage={"pixels": "zarr", "action": Zarr("none", 3)}),
+    "retiring zarr": partial(retiring, storage=Zarr("zstd", 8)),
+}
 
 
 def make(kind, path, base=0, pause=lambda: None):

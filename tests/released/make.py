@@ -1,4 +1,8 @@
-"""Makes the fixture of the current format version: `python -m tests.released.make > tests/released/format-1.txt`."""
+"""Makes the fixtures of the current format version, of memmaps and of compressed columns:
+
+python -m tests.released.make > tests/released/format-1.txt
+python -m tests.released.make zarr > tests/released/format-1-zarr.txt
+"""
 
 import base64
 import io
@@ -10,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, Zarr
 
 LENGTHS = [3, 5, 1, 4, 2]
 MAX_STEPS = 10
+STORAGES = {"memmap": "memmap", "zarr": {"état/x": Zarr("zstd", 4), "action": Zarr("lz4", 3)}}
+"""The column `word` can't be compressed."""
 
 
 def episode(number, length):
@@ -30,8 +36,10 @@ def episode(number, length):
     }
 
 
-def make(folder):
-    with ReplayBuffer(MAX_STEPS, 2, path=folder, spare_rows=4, seed=7, sync_every_s=0) as buf:
+def make(folder, storage="memmap"):
+    with ReplayBuffer(
+        MAX_STEPS, 2, path=folder, spare_rows=4, seed=7, sync_every_s=0, storage=STORAGES[storage]
+    ) as buf:
         for number, length in enumerate(LENGTHS):
             buf.write_episode(episode(number, length))
         buf.sample(2)
@@ -57,5 +65,5 @@ def unpack(text, folder):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
-        make(Path(home) / "buf")
+        make(Path(home) / "buf", *sys.argv[1:])
         sys.stdout.write(pack(Path(home) / "buf"))

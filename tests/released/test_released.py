@@ -12,6 +12,7 @@ from ringmap.storage.manifest import VERSION
 from tests.released.make import LENGTHS, episode, unpack
 
 HERE = Path(__file__).parent
+RELEASED = sorted(path.stem.removeprefix("format-") for path in HERE.glob("format-*.txt"))
 KEPT = {3: LENGTHS[3], 4: LENGTHS[4], 5: 2, 2: LENGTHS[2]}
 
 
@@ -28,7 +29,13 @@ def same(got, expected):
             np.testing.assert_array_equal(np.array(got[name]), expected[name])
 
 
-@pytest.fixture(params=range(1, VERSION + 1))
+def test_every_format_has_its_fixtures():
+    assert {f"{version}{kind}" for version in range(1, VERSION + 1) for kind in ("", "-zarr")} <= {
+        *RELEASED
+    }
+
+
+@pytest.fixture(params=RELEASED)
 def released(request, tmp_path):
     unpack((HERE / f"format-{request.param}.txt").read_text(), tmp_path / "buf")
     return tmp_path / "buf"
@@ -56,3 +63,14 @@ def test_control_a_byte_of_it_matters(released):
     table.write_bytes(raw)
     with pytest.raises(CorruptError, match=r"episodes\.npy"):
         ReplayBuffer.open(released)
+
+
+def test_control_a_byte_of_a_chunk_matters(tmp_path):
+    unpack((HERE / "format-1-zarr.txt").read_text(), tmp_path / "buf")
+    chunk = tmp_path / "buf/columns/000-etat-x.zarr/c.2.0"
+    raw = bytearray(chunk.read_bytes())
+    raw[20] ^= 1
+    chunk.write_bytes(raw)
+    with ReplayBuffer.open(tmp_path / "buf") as buf, pytest.raises(CorruptError, match=r"c\.2\.0"):
+        list(buf.episodes())
+    buf.close()

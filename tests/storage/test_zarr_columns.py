@@ -353,18 +353,64 @@ def test_a_damaged_chunk_is_named_and_not_served(column):
     with pytest.raises(CorruptError, match=r"c\.2\.0\.0"):
         column.read(23, 1)
     assert (column.read(0, 16) == rows_of(PIXELS, 37)[:16]).all()
-    pieces = list(column.pieces(8, 20))
-    assert [piece is None for piece in pieces] == [False, True, False]
+    whole, damaged, after = column.pieces(8, 20)
+    assert len(whole) == 8 * 12
+    assert damaged == "c.2.0.0 does not match its checksum"
+    assert len(after) == 4 * 12
 
 
-def test_a_damaged_chunk_does_not_stop_the_ring(column, caplog):
-    damage(column, 2)
+def test_a_missing_chunk_is_named_and_not_served(column):
+    os.unlink(chunk_file(column, 2))
+    with pytest.raises(CorruptError, match=r"c\.2\.0\.0: is missing; run ringmap.check"):
+        column.take(np.arange(10, 20))
+    assert list(column.pieces(8, 20))[1] == "c.2.0.0 is missing"
+
+
+HURTS = {"damaged": damage, "missing": lambda column, chunk: os.unlink(chunk_file(column, chunk))}
+hurts = pytest.mark.parametrize("hurt", HURTS.values(), ids=HURTS)
+
+
+@hurts
+def test_a_damaged_chunk_does_not_stop_the_ring(column, hurt, caplog):
+    """Its rows were lost to a power cut, and their episodes dropped: nothing live is in it."""
+    hurt(column, 2)
     fresh = rows_of(PIXELS, 4, 900)
-    again = Zarrs(Disk(), "").reopen(column, write=True)
-    again.write(18, fresh)
-    assert "written anew" in caplog.text
+    again, asked = Zarrs(Disk(), "").reopen(column, write=True), []
+    again.write(18, fresh, lambda slot, count: asked.append((slot, count)))
+    assert asked == [(16, 2), (22, 2)]
+    assert ("written anew" in caplog.text) == (hurt is damage)
     assert (again.read(18, 4) == fresh).all()
-    assert (again.read(16, 2) == 0).all()  # lost; the checksum of their episode tells
+    assert (again.read(16, 2) == 0).all()
+
+
+@hurts
+@pytest.mark.parametrize("live", [(16, 18), (22, 24)])
+def test_live_rows_of_a_damaged_chunk_are_never_replaced_by_zeros(column, hurt, live):
+    hurt(column, 2)
+    again = Zarrs(Disk(), "").reopen(column, write=True)
+    before = sorted(os.listdir(column.path))
+
+    def is_live(slot, count):
+        return slot < live[1] and slot + count > live[0]
+
+    with pytest.raises(CorruptError, match=r"c\.2\.0\.0: .*, and it holds rows of stored episodes"):
+        again.write(18, rows_of(PIXELS, 4, 900), is_live)
+    assert sorted(os.listdir(column.path)) == before
+    with pytest.raises(CorruptError):
+        again.read(16, 2)
+
+
+def test_a_sync_that_is_interrupted_is_begun_anew(tmp_path):
+    disk = Notes()
+    column = Zarrs(disk, str(tmp_path)).make(PIXELS, 37)
+    whole = ["c.0.0.0", "c.1.0.0", "c.2.0.0", "001.zarr"]
+    for at in range(1, 5):
+        column.write(0, rows_of(PIXELS, 24))
+        disk.interrupt = at
+        with pytest.raises(KeyboardInterrupt):
+            column.sync()
+        assert [name for _, name in changes(disk, column.sync)] == whole
+        assert changes(disk, column.sync) == []
 
 
 # -- what a write does to the disk ---------------------------------------------------------------------------
@@ -376,8 +422,12 @@ class Notes(Disk):
     def __init__(self):
         super().__init__()
         self.done = []
+        self.interrupt = 0
 
     def before(self, change, path, *details):
+        self.interrupt -= change.startswith("sync")
+        if self.interrupt == 0 and change.startswith("sync"):
+            raise KeyboardInterrupt
         self.done.append((change, os.path.basename(path)))
 
 
@@ -482,6 +532,14 @@ def test_a_chunk_that_was_decoded_serves_until_a_later_position_is_asked_for(col
         reader.take(np.array([5]))[0] == fresh[0]
     ).all()  # without a head nothing that was kept serves
     assert loads == [0, 0, 0]
+
+
+def test_the_cache_forgives_a_count_that_an_interrupt_left_wrong():
+    cache = ChunkCache(100)
+    cache._nbytes = 300
+    for chunk in range(4):
+        cache.put(chunk, np.zeros((1, 30), np.uint8), 1)
+    assert [chunk for chunk in range(4) if cache.get(chunk, 0) is not None] == [1, 2, 3]
 
 
 def test_the_cache_keeps_within_its_limit():

@@ -114,11 +114,10 @@ class MemoryDisk(Disk):
             self._files[target] = self._files.pop(source)
             return
         inside = source + os.sep
-        self._folders = {
-            target + p[len(source) :] if p == source or p.startswith(inside) else p
-            for p in self._folders
-        }
-        for path in [p for p in self._files if p.startswith(source + os.sep)]:
+        for folder in [f for f in self._folders if f == source or f.startswith(inside)]:
+            self._folders.remove(folder)
+            self._folders.add(target + folder[len(source) :])
+        for path in [p for p in self._files if p.startswith(inside)]:
             self._files[target + path[len(source) :]] = self._files.pop(path)
 
     def remove(self, path: str) -> None:

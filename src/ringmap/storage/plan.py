@@ -177,7 +177,10 @@ class Plan:
         wanted.update(self.survey.find_segments())
         moves = {file: at for file, at in wanted.items() if at is not None and at != file}
         for file, at in wanted.items():
-            ours = at == file or file in moves.values() or not files.is_part(file)
+            there = files.is_part(file) or (  # a link to a folder would be in the way of one
+                file.endswith(".zarr") and files.disk.exists(files.path(file))
+            )
+            ours = at == file or file in moves.values() or not there
             if ours or (file == MANIFEST and not self._is_foreign(decode(files, file)[0])):
                 continue
             aside = file + ASIDE

@@ -17,7 +17,7 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import BACKENDS
-from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
@@ -98,18 +98,18 @@ class Rows:
             for column in self.columns:
                 column.reserve(slot, steps)
 
-    def write(self, position: int, arrays: list[Array]) -> None:
-        """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous."""
+    def write(self, position: int, arrays: list[Array], live: Live | None = None) -> None:
+        """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for `Column.write`."""
         pieces = self.ring.pieces(position, len(arrays[0]))
         if len(pieces) == 1:
             slot = pieces[0][0]
             for column, values in zip(self.columns, arrays, strict=True):
-                column.write(slot, values)
+                column.write(slot, values, live)
             return
         (slot, steps), _ = pieces
         for column, values in zip(self.columns, arrays, strict=True):
-            column.write(slot, values[:steps])
-            column.write(0, values[steps:])
+            column.write(slot, values[:steps], live)
+            column.write(0, values[steps:], live)
 
     def read(self, position: int, count: int) -> list[Array]:
         """Return a copy of the rows of every column, schema order."""

@@ -351,6 +351,7 @@ class Store(Source):
 
         Raises:
             InputError: another thread locked another schema first.
+            CorruptError: rows that a stored episode shares a file with can't be read. Nothing was stored.
             EnvironmentFault: disk full, I/O error. Nothing was stored, and nothing evicted, unless
                 the episode is longer than the spare rows: then the oldest may be gone.
             SyncFailedError: a sync failed; open the buffer again.
@@ -387,7 +388,7 @@ class Store(Source):
         tail, first = self._after(seq, start + length, self.tail)
         self._stale = True
         journal.protect(need, seq, journal.state)
-        rows.write(start, arrays)
+        rows.write(start, arrays, self._is_live)
         journal.carry(small)
         if finished is not None:
             journal.carry_finished(finished)
@@ -463,6 +464,16 @@ class Store(Source):
             first = table.first_live(first + 1, seq, tail)
             tail = table.start_of(first) if first < seq else self.head
         return tail, first
+
+    def _is_live(self, slot: int, count: int) -> bool:
+        """Tell whether a live episode has any of so many rows from `slot` on (no wrap). O(log episodes)."""
+        starts, lengths = self.live.starts, self.live.lengths
+        at = self.tail + (slot - self.tail) % self.ring.rows
+        for begin in (at, at - self.ring.rows):
+            last = int(np.searchsorted(starts, begin + count)) - 1
+            if count and last >= 0 and starts[last] + lengths[last] > begin:
+                return True
+        return False
 
     def _make_columns(self, schema: Schema, locked: bool) -> None:
         chosen = choose(self.settings.storage, schema, "ReplayBuffer")

@@ -22,7 +22,7 @@ from ringmap.storage.blobs import decode_blob, segment_name
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
 from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, Record
-from ringmap.storage.evidence import STATE, Files
+from ringmap.storage.evidence import STATE, Files, Part
 from ringmap.storage.files import Disk
 from ringmap.storage.parts import Parts
 from ringmap.storage.recovery import Progress
@@ -35,6 +35,7 @@ __all__ = ["Reached", "Survey"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LOOKS = 50
+_PROOFS = 16
 _BATCH = 256
 
 
@@ -77,6 +78,8 @@ class Survey:
         self._segments: dict[str, str] | None = None
         if self.parts.manifest is not None:
             self._look()
+            for index in range(len(self.parts.columns)):
+                self._trust_chunks(index)
             self._columns = [self._opened(i) for i in range(len(self.parts.columns))]
 
     # -- the newest state --------------------------------------------------------------------
@@ -210,7 +213,11 @@ class Survey:
         assert manifest.schema is not None
         blob = self.blob(record)
         where = f"of record {record.seq} (positions {record.start} to {record.head})"
-        sums = [None if column is None else self._sum(column, record) for column in self._columns]
+        why: dict[str, str] = {}
+        sums = [
+            None if column is None else self._sum(column, record, part.file, why)
+            for column, part in zip(self._columns, self.parts.columns, strict=True)
+        ]
         if blob is None:
             name = self.segment_file(record.blob_segment)
             gone = "damaged" if self.files.is_file(name) else "gone with its segment"
@@ -225,30 +232,63 @@ class Survey:
         if len(expected) != len(sums) or combine(expected) != record.rows_sum:
             return [(self.parts.table.file, f"record {record.seq} and its blob disagree")]
         return [
-            (part.file, f"rows {where} are damaged")
+            (part.file, f"rows {where} are damaged{why.get(part.file, '')}")
             for part, found, want in zip(self.parts.columns, sums, expected, strict=True)
             if found is not None and found != want
         ]
 
-    def _opened(self, index: int) -> Column | None:
-        """Open a column wherever it lies, whatever state it is in."""
+    def _trust_chunks(self, index: int) -> None:
+        """Take a folder under the column's own name for it all the same if rows in it prove it.
+
+        Its `zarr.json`, which says otherwise, is a file like any other, and may have been swapped alone.
+        """
         part, manifest = self.parts.columns[index], self.parts.manifest
         assert manifest is not None
         assert manifest.schema is not None
-        if part.at is None:
+        backend = BACKENDS.get(manifest.backends[index])
+        path = self.files.path(part.file)
+        if part.at == part.file or backend is None or not self.files.is_array(part.file):
+            return
+        if self._proves(index, part.file) and not self._proves(index, part.at):
+            about = manifest.schema.columns[index], manifest.rows, manifest.label(index)
+            faults = backend.faults(self.files.disk, path, *about)
+            self.parts.columns[index] = Part(part.file, part.file, faults)
+
+    def _proves(self, index: int, at: str | None) -> bool:
+        """Tell whether what lies there has the rows of one of the newest episodes."""
+        column = self._opened(index, at)
+        found = False
+        for row in self.live()[-_PROOFS:] if column is not None else ():
+            record = Record.of(row)
+            blob = self.blob(record)
+            expected = [] if blob is None else decode_blob(blob)[0]
+            assert column is not None
+            found = found or expected[index : index + 1] == [self._sum(column, record, "", {})]
+        if column is not None:
+            column.close()
+        return found
+
+    def _opened(self, index: int, at: str | None = None) -> Column | None:
+        """Open a column wherever it lies, or `at` another place, whatever state it is in."""
+        part, manifest = self.parts.columns[index], self.parts.manifest
+        assert manifest is not None
+        assert manifest.schema is not None
+        at = at or part.at
+        if at is None:
             return None
         backend, spec = BACKENDS[manifest.backends[index]], manifest.schema.columns[index]
-        path = self.files.path(part.at)
+        path = self.files.path(at)
         return backend.plain(self.files.disk, path, spec, manifest.rows, manifest.label(index))
 
-    def _sum(self, column: Column, record: Record) -> int:
-        """Return the checksum of an episode's rows in one column."""
+    def _sum(self, column: Column, record: Record, file: str, why: dict[str, str]) -> int:
+        """Return the checksum of an episode's rows in one column; note under `file` why they can't be read."""
         manifest, total = self.parts.manifest, xxhash.xxh3_64()
         assert manifest is not None
         ring = Ring(manifest.max_steps, manifest.spare)
         for slot, steps in ring.pieces(record.start, record.length):
             for data in column.pieces(slot, steps):
-                if data is None:
+                if isinstance(data, str):
+                    why[file] = f": {data}"
                     return UNREADABLE
                 total.update(data)
         return total.intdigest()

@@ -31,7 +31,7 @@ from tests.crash.kill import strace, victim
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtChange, AtLine, CrashDisk, interrupt, kill
 from tests.crash.kill.interrupts import interrupt as interrupted
 from tests.crash.kill.planted import PLANTS, UNSEEN
-from tests.crash.kill.script import SCENARIOS, random_scenario
+from tests.crash.kill.script import SCENARIOS, STORAGES, random_scenario
 from tests.crash.kill.verdict import fingerprint, verify
 from tests.crash.kill.victim import Hands, perform
 
@@ -392,7 +392,13 @@ def spoil(folder, scenario):
         patch(file, 4096 * int(np.argmax(generations)), b"\xa5" * 40)
     elif what.endswith("rows lost"):
         start = sum(op[2] for op in scenario.given[:5] if op[0] == "write")
-        patch(os.path.join(folder, "columns", "000-obs.npy"), 4096 + 8 * start, b"\xa5" * 8)
+        if scenario.storage == "memmap":
+            patch(os.path.join(folder, "columns", "000-obs.npy"), 4096 + 8 * start, b"\xa5" * 8)
+        else:  # the chunk behind the one that it may share with the episode before it
+            way = STORAGES[scenario.storage]
+            steps = (way["obs"] if scenario.storage == "mixed" else way).chunk_steps
+            chunk = os.path.join(folder, "columns", "000-obs.zarr", f"c.{-(-start // steps)}.0")
+            os.truncate(chunk, 3)
 
 
 def warm():
@@ -415,7 +421,9 @@ def _fresh_sampling():
     return {"step": 0, "rng": np.random.default_rng(0).bit_generator.state}
 
 
-def run_job(root, kinds, scenarios=(), scripts=(), levels=None, offset=0, planted=None, stop=False):
+def run_job(
+    root, kinds, scenarios=(), scripts=(), levels=None, offset=0, planted=None, stop=False, storages=("memmap",)
+):  # fmt: skip
     """Run kinds of cases on some scenarios.
 
     Args:
@@ -428,6 +436,7 @@ def run_job(root, kinds, scenarios=(), scripts=(), levels=None, offset=0, plante
         offset: where to start counting.
         planted: a name in PLANTS or in UNSEEN.
         stop: end at the first violation.
+        storages: names in STORAGES, each of them for every scenario.
 
     Returns:
         Kind -> report.
@@ -444,7 +453,10 @@ def run_job(root, kinds, scenarios=(), scripts=(), levels=None, offset=0, plante
     ]
     reports = {kind: Report(stop) for kind, _ in kinds}
     with contextlib.suppress(Enough):
-        for scenario, level in [(s, level) for s, at in work for level in at if level in s.levels]:
+        for scenario, level in [
+            (s.stored_as(storage), level)
+            for s, at in work for storage in storages for level in at if level in s.levels
+        ]:  # fmt: skip
             with tempfile.TemporaryDirectory(dir=root) as folder:
                 bench = Bench(folder, scenario, level, next(iter(reports.values())))
                 for kind, every in kinds:

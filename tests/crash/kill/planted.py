@@ -31,6 +31,8 @@ def kind_of(change, path, offset=0, data=b""):
         return f"stream {change}"
     if name == "columns":
         return "columns"
+    if inside.endswith(".zarr") and name.startswith("c."):
+        return "rows"
     if name == "manifest.json":
         return "manifest"
     return {"columns": "rows", "data": f"blob {change}"}.get(inside, change)
@@ -71,7 +73,15 @@ class HoldBack(CrashDisk):
         file = super().open(path, write)
         return HeldFile(self, file.detach(), path)
 
+    def put(self, path, beside, data, synced):
+        self.make(
+            kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced)
+        )
+
     def rename(self, source, target):
+        if source.endswith("next.tmp"):  # of a chunk that is put now
+            super().rename(source, target)
+            return
         self.make(kind_of("rename", target), lambda: super(HoldBack, self).rename(source, target))
 
     def remove(self, path):
@@ -145,6 +155,41 @@ def table_after_the_manifest():
                 self.late = None
 
     ReplayBuffer.disk = Late()
+
+
+def chunk_in_place():
+    class InPlace(CrashDisk):
+        def put(self, path, beside, data, synced):
+            if beside.endswith("next.tmp") and self.exists(path):
+                file = self.open(path, write=True)
+                for at in range(0, len(data), 16):
+                    file.write(data[at : at + 16], at)
+                os.ftruncate(file.fd, len(data))
+                file.close()
+            else:
+                super().put(path, beside, data, synced)
+
+    ReplayBuffer.disk = InPlace()
+
+
+def chunk_removed_first():
+    class Removes(CrashDisk):
+        def put(self, path, beside, data, synced):
+            if beside.endswith("next.tmp") and self.exists(path):
+                self.remove(path)
+            super().put(path, beside, data, synced)
+
+    ReplayBuffer.disk = Removes()
+
+
+def leftovers_refused():
+    class Strict(CrashDisk):
+        def put(self, path, beside, data, synced):
+            if self.exists(beside):
+                raise FileExistsError(17, "there already", beside)
+            super().put(path, beside, data, synced)
+
+    ReplayBuffer.disk = Strict()
 
 
 def orphans_kept():
@@ -222,6 +267,9 @@ PLANTS = {
     "places counted in another state": unrehearsed,
     "memory never marked stale": never_stale,
     "memory changed before the files": memory_before_the_files,
+    "chunk written in place": chunk_in_place,
+    "chunk removed before the new one is there": chunk_removed_first,
+    "unfinished chunk never removed": leftovers_refused,
 }  # fmt: skip
 """Name -> what plants it in this process."""
 

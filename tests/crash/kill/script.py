@@ -8,8 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ringmap import Zarr
+
 TERMINATED, INTERRUPTED, DROPPED = 1, 4, 8
 MAX_STEPS, SPARE = 24, 6
+STORAGES = {"memmap": "memmap", "zarr": Zarr("lz4", 4), "mixed": {"obs": Zarr("none", 3)}}
+"""Ways to store columns: chunks are small, so that episodes share them and the ring ends in mid-chunk."""
 PROBE = 900
 """The episode that is written once a buffer was recovered, to see that it goes on."""
 
@@ -112,6 +116,12 @@ class Scenario:
     segment_nbytes: int = 0
     dropped: tuple = ()
     levels: tuple = ("process", "power")
+    storage: str = "memmap"
+
+    def stored_as(self, storage):
+        """Return the same scenario with its columns stored in this way."""
+        name = self.name if storage == "memmap" else f"{self.name}, {storage}"
+        return replace(self, name=name, storage=storage)
 
     @property
     def keep(self):

@@ -14,7 +14,7 @@ from filelock import FileLock
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.storage import blobs
-from tests.crash.kill.script import MAX_STEPS, SPARE, TERMINATED, episode
+from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, TERMINATED, episode
 
 mouth = -1
 """The descriptor over which this process, if it is a victim, speaks."""
@@ -26,7 +26,7 @@ class Hands:
     def __init__(self, folder, scenario, level):
         self.folder = folder
         self.in_ram = level == "ram"
-        self.options = dict(scenario.options)
+        self.options = {**scenario.options, "storage": STORAGES[scenario.storage]}
         if not self.in_ram:
             self.options |= {"path": folder, "durability": level}
         self.buffer = None
@@ -111,7 +111,9 @@ class Voice:
 def rehearse():
     """Do what a process does but once after a fork: now, so that all cases of a process run the same lines."""
     FileLock(os.devnull)  # fills filelock's cache
-    with closing(ReplayBuffer(4, seed=0)) as buffer:  # the first batch counts the cores
+    with closing(
+        ReplayBuffer(4, seed=0, storage="zarr")
+    ) as buffer:  # the first batch counts the cores
         buffer.write_episode(episode(1, 2))
         buffer.sample(1)
 

@@ -89,13 +89,16 @@ def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
     Raises:
         InputError: a column that there is not; codecs that don't suit its dtype, or lose bits.
     """
-    if isinstance(storage, Mapping):
-        for name in storage:
-            if name not in schema.names:
-                raise InputError(
-                    f"{where}: storage names column {name!r}, which is not in {schema.names}"
-                )
+    _check_names(storage, schema, where)
     return [_choice(_way(storage, spec), spec, where) for spec in schema.columns]
+
+
+def _check_names(storage: Storage, schema: Schema, where: str) -> None:
+    for name in storage if isinstance(storage, Mapping) else ():
+        if name not in schema.names:
+            raise InputError(
+                f"{where}: storage names column {name!r}, which is not in {schema.names}"
+            )
 
 
 def _way(storage: Storage, spec: ColumnSpec) -> str | Zarr:
@@ -123,7 +126,12 @@ def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
 def disagreement(
     storage: Storage, schema: Schema, stored: Sequence[Choice], where: str
 ) -> str | None:
-    """Return in words where what is asked for differs from what is stored. A bare name asks for no options."""
+    """Return in words where what is asked for differs from what is stored. A bare name asks for no options.
+
+    Raises:
+        InputError: a column that there is not.
+    """
+    _check_names(storage, schema, where)
     for spec, choice in zip(schema.columns, stored, strict=True):
         way = _way(storage, spec)
         backend = _backend(way, spec)

@@ -7,7 +7,7 @@ obligations are tested by `ringmap.testing.ColumnTests`, which a new backend inh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +15,11 @@ import numpy as np
 from ringmap.storage.files import Disk
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = ["Backend", "Column"]
+__all__ = ["Backend", "Column", "Live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Live = Callable[[int, int], bool]
+"""Tells whether any of so many rows from a slot on (no wrap) belongs to a stored episode."""
 
 
 class Column(Protocol):
@@ -35,8 +37,11 @@ class Column(Protocol):
         """Make sure that `count` rows from `slot` (no wrap) can be written, or raise OSError."""
         ...
 
-    def write(self, slot: int, values: Array) -> None:
-        """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous."""
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous.
+
+        `live` tells which other rows must stay as they are; where none is given, those that can't be read need not.
+        """
         ...
 
     @property
@@ -72,8 +77,8 @@ class Column(Protocol):
         """Return a copy of `count` rows from `slot` (no wrap)."""
         ...
 
-    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
-        """Yield the bytes of rows in order, read plainly; None for what can't be decoded. Never raises."""
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
+        """Yield the bytes of rows in order, read plainly; for what can't be decoded, why, in words. Never raises."""
         ...
 
     def rewrite(self, slot: int, count: int) -> None:

@@ -59,9 +59,11 @@ class ChunkCache:
                     rows, head = before
             self._kept[chunk] = rows, head
             self._nbytes += rows.nbytes
-            while self._nbytes > self._limit:
+            while self._nbytes > self._limit and self._kept:
                 _, (gone, _) = self._kept.popitem(last=False)
                 self._nbytes -= gone.nbytes
+            if not self._kept:  # whatever an interrupt in mid-count left
+                self._nbytes = 0
 
     def clear(self) -> None:
         """Keep nothing."""

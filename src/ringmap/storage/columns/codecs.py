@@ -232,6 +232,9 @@ class _Blosc:
     def __init__(self, options: Mapping[str, Any]) -> None:
         from numcodecs import blosc
 
+        # As zarr-python does. Else the main thread takes a lock that it shares with its forked children,
+        # and a child that is killed in mid-chunk keeps it for ever.
+        blosc.use_threads = False
         self._blosc = blosc
         self._options = (
             options["cname"].encode(), options["clevel"], _SHUFFLES[options["shuffle"]],

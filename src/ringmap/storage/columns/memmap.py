@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
-from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.cold import LARGE_NBYTES, runs
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import ColumnSpec
@@ -225,8 +225,8 @@ class MemmapColumn:
             self._file.reserve(_PAGE + self._reserved * self._row, step * self._row)
             self._reserved += step
 
-    def write(self, slot: int, values: Array) -> None:
-        """Write rows from `slot` on."""
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows from `slot` on: no other row is touched, live or not."""
         if self._row:
             self._file.write(values.reshape(-1).view(np.uint8).data, _PAGE + slot * self._row)
 
@@ -319,7 +319,7 @@ class MemmapColumn:
             copied[at:stop] = rows[slot + at : slot + stop]
         return copied
 
-    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows, read plainly; a file that ends early goes on with zeros."""
         at, stop = _PAGE + slot * self._row, _PAGE + (slot + count) * self._row
         while at < stop:

@@ -29,7 +29,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
-from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of
 from ringmap.storage.columns.cold import LARGE_NBYTES
@@ -193,8 +193,9 @@ class ZarrColumn:
         strays = []
         for name in disk.names(path):
             chunk = pattern.fullmatch(name)
-            ours = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
-            if not ours and (chunk is None or int(chunk[1]) >= count):
+            known = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
+            known = known or (chunk is not None and int(chunk[1]) < count)
+            if not known or not disk.is_file(os.path.join(path, name)):  # a link leads anywhere
                 strays.append(name)
         return strays
 
@@ -226,8 +227,12 @@ class ZarrColumn:
             last = (slot + count - 1) // self._steps
             self._unsure.update(range(slot // self._steps, last + 1))
 
-    def write(self, slot: int, values: Array) -> None:
-        """Write rows from `slot` on, chunk by chunk."""
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows from `slot` on, chunk by chunk.
+
+        Raises:
+            CorruptError: a chunk that is to be changed can't be read, and holds live rows.
+        """
         raw = values.reshape(len(values), -1).view(np.uint8) if len(values) else values
         before, self._last = self._last, None
         at, stop = slot, slot + len(values)
@@ -241,33 +246,44 @@ class ZarrColumn:
                 whole = piece
             else:
                 known = before is not None and before[0] == chunk
-                whole = before[1] if known and before is not None else self._stored(chunk, covers)
+                if known and before is not None:
+                    whole = before[1]
+                else:
+                    whole = self._stored(chunk, at, end, live)
                 whole[at - first : end - first] = piece
             self._replace(chunk, whole, covers)
             at = end
         if stop % self._steps and len(values):
             self._last = chunk, np.array(whole) if whole is piece else whole
 
-    def _stored(self, chunk: int, covered: bool) -> Array:
-        """Return a chunk to change: as it is stored, zeros where nothing is, or nothing of it stays."""
+    def _stored(self, chunk: int, begin: int, end: int, live: Live | None) -> Array:
+        """Return a chunk, the rows `[begin, end)` of which are to change: as it is stored, zeros where nothing is."""
+        first, stop = chunk * self._steps, min((chunk + 1) * self._steps, self.rows)
         whole = np.zeros((self._steps, self._row), np.uint8)
-        if not covered:
-            data = self._read(chunk)
-            if data is not None:
-                try:
-                    self._codec.decode(data, whole)
-                except Undecodable as error:
-                    # Its rows are lost, by whatever cut them; their checksums say so. The ring must go on.
-                    log.warning("%s: %s; written anew", self._file(chunk), error)
-                    whole[...] = 0
+        if begin == first and end == stop:  # the ring ends in mid-chunk: nothing of it stays
+            return whole
+        try:
+            self._decode(chunk, whole)
+        except Undecodable as error:
+            fault = str(error)
+        else:
+            return whole
+        if live is not None and (live(first, begin - first) or live(end, stop - end)):
+            # Written anew, it would serve zeros in their place.
+            raise Undecodable(
+                f"{self._file(chunk)}: {fault}, and it holds rows of stored episodes beside those to be written; "
+                "nothing was stored; run ringmap.check and ringmap.repair on the buffer"
+            )
+        if self._disk.exists(self._file(chunk)):  # what a power cut tore: its episodes were dropped
+            log.warning("%s: %s; written anew", self._file(chunk), fault)
+        whole[...] = 0
         return whole
 
     def _replace(self, chunk: int, whole: Array, covers: bool) -> None:
         """Put a chunk in the place of the one that is stored."""
         data, path = self._codec.encode(whole), self._file(chunk)
-        with (
-            self._lock
-        ):  # else a sync could begin in between, and vouch for rows that are replaced unsynced
+        # Held, for else a sync could begin in between, and vouch for rows that are replaced unsynced.
+        with self._lock:
             vouched = chunk not in self._dirty and not covers and self._disk.exists(path)
             if not vouched:
                 self._dirty.add(chunk)
@@ -279,8 +295,10 @@ class ZarrColumn:
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy every chunk that holds these rows, as it is."""
         assert isinstance(source, ZarrColumn)
+        if not count:
+            return slot, slot
         first, stop = slot // self._steps, -(-(slot + count) // self._steps)
-        for chunk in range(first, stop if count else first):
+        for chunk in range(first, stop):
             data = source._read(chunk)
             if data is not None:  # else its rows were lost, and dropped; or their checksums tell
                 self._dirty.add(chunk)
@@ -290,7 +308,9 @@ class ZarrColumn:
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""
         with self._lock:
-            chunks, self._dirty, self._unsure = sorted(self._dirty | self._unsure), set(), set()
+            self._unsure |= self._dirty
+            self._dirty = set()
+            chunks = sorted(self._unsure)
         for chunk in chunks:
             try:
                 file = self._disk.open(self._file(chunk), write=True)
@@ -302,6 +322,8 @@ class ZarrColumn:
                 file.close()
         if chunks:
             self._disk.sync_folder(self.path)
+        with self._lock:  # only now: after an interrupt the next sync begins anew
+            self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -369,18 +391,24 @@ class ZarrColumn:
         """Fill `out` with the rows of a chunk.
 
         Raises:
-            CorruptError: its file is not what was written.
+            CorruptError: its file is not what was written, or gone: zeros would look like rows.
         """
-        data = self._read(chunk)
-        if data is None:
-            out[...] = 0
-            return
         try:
-            self._codec.decode(data, out)
+            self._decode(chunk, out)
         except Undecodable as error:
             raise Undecodable(
                 f"{self._file(chunk)}: {error}; run ringmap.check and ringmap.repair on the buffer"
             ) from None
+
+    def _decode(self, chunk: int, out: Array) -> None:
+        """Fill `out` with the rows of a chunk, or raise Undecodable, which says why and not where."""
+        try:
+            data = self._read(chunk)
+        except IsADirectoryError:
+            raise Undecodable("is a folder, expected a file") from None
+        if data is None:
+            raise Undecodable("is missing")
+        self._codec.decode(data, out)
 
     def _read(self, chunk: int) -> bytes | None:
         """Return the bytes of a chunk's file, or None when there is none."""
@@ -392,17 +420,19 @@ class ZarrColumn:
     def _file(self, chunk: int) -> str:
         return f"{self._prefix}{chunk}{self._suffix}"
 
-    def pieces(self, slot: int, count: int) -> Iterator[bytes | None]:
-        """Yield the bytes of rows, chunk by chunk; None for rows that can't be decoded. For whoever trusts nothing."""
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
+        """Yield the bytes of rows, chunk by chunk; what is wrong with one that can't be decoded. For whoever trusts nothing."""
         whole = np.empty((self._steps, self._row), np.uint8)
         at, stop = slot, slot + count
         while at < stop:
             chunk = at // self._steps
             end = min((chunk + 1) * self._steps, stop)
             try:
-                self._load(chunk, whole)
-            except (OSError, CorruptError):
-                yield None
+                self._decode(chunk, whole)
+            except OSError as error:
+                yield f"{os.path.basename(self._file(chunk))} can't be read: {error.strerror or error}"
+            except Undecodable as error:
+                yield f"{os.path.basename(self._file(chunk))} {error}"
             else:
                 yield whole[at - chunk * self._steps : end - chunk * self._steps].tobytes()
             at = end

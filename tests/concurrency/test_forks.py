@@ -1,0 +1,97 @@
+"""Forks while chunks are decoded: no child hangs, and none that dies takes a lock along."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from benchmarks.proof import Episodes, num_torn
+from ringmap import ReplayBuffer, Zarr
+from tests import ROOT
+from tests.buffers.processes import Child
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+TRANSPOSED = [{"name": "transpose", "configuration": {"order": [1, 0]}}]
+STORAGES = {
+    "lz4": Zarr("lz4", 6),
+    "zstd": Zarr("zstd", 16),
+    "through zarr": {"row": Zarr(TRANSPOSED, 6)},
+}
+
+
+def filled(path, storage):
+    buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
+    made = Episodes(512, 8)
+    for number in range(30):
+        buf.write_episode(made(number, 8))
+    return buf
+
+
+def sound(buf, rounds):
+    return all(num_torn(buf.sample(32)) == 0 for _ in range(rounds))
+
+
+@pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
+@pytest.mark.parametrize("mode", ["r+", "r"])
+def test_a_session_forks_while_its_threads_decode(fast, storage, mode):
+    writer = filled(fast / "buf", storage)
+    buf = writer if mode == "r+" else ReplayBuffer.open(fast / "buf", seed=0)
+    stop, wrong = threading.Event(), []
+
+    def decode():
+        while not stop.is_set():
+            if not sound(buf, 1):
+                wrong.append("torn")
+
+    threads = [threading.Thread(target=decode) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        children = [Child(lambda _: sound(buf, 3)) for _ in range(6)]
+        assert [child.result() for child in children] == [True] * 6
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert sound(buf, 2)
+    buf.close()
+    writer.close()
+
+
+HOLDS = """
+import os, signal, sys
+import numcodecs.blosc as blosc
+from ringmap import ReplayBuffer
+from benchmarks.proof import Episodes
+buf = ReplayBuffer.open(sys.argv[1], "r+")
+made = Episodes(512, 8)
+buf.write_episode(made(30, 8))
+lock = blosc.get_mutex()
+child = os.fork()
+if not child:
+    lock.acquire()  # as in the middle of a chunk
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+if "careless" in sys.argv:
+    blosc.use_threads = None
+signal.alarm(3 if 'careless' in sys.argv else 60)  # its own action: the process is killed
+buf.write_episode(made(31, 8))
+print("zarr" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("careless", [False, True])
+def test_a_forked_child_that_is_killed_in_mid_chunk_takes_no_lock_along(fast, careless):
+    """numcodecs guards Blosc's threads by a lock that forked processes share; `careless` is the control."""
+    filled(fast / "buf", Zarr("lz4", 6)).close()
+    words = [sys.executable, "-c", HOLDS, str(fast / "buf"), *["careless"] * careless]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if careless:
+        assert done.returncode == -signal.SIGALRM, done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
