@@ -299,10 +299,10 @@ def _to_path(
                 close()
         seeds, marks = data.get("seed", []), data.get(COLLECTION_KEY, [])
         for seed, mark in zip(seeds, marks, strict=True):
-            if mark is None or seed is None:
+            if not mark or seed is None:
                 continue
             kept = json.loads(str(mark))
             if kept["seed"] == identity["seed"]:
                 Progress.resumed({**kept, "watermark": 0, "beyond": []}, identity, WHERE, path)
-                progress.add(int(seed) - identity["seed"])
+                progress.add(operator.index(seed) - int(identity["seed"]))
     return _ToPath(path, chosen, progress)

@@ -114,7 +114,8 @@ class RandomPolicy(BasePolicy):
             self._spaces[env].seed(int(seeds.generate_state(1)[0]))
         samples = [space.sample() for space in self._spaces]
         single = self.env.single_action_space
-        return concatenate(single, samples, create_empty_array(single, len(samples)))
+        batch: Any = create_empty_array(single, len(samples))
+        return concatenate(single, samples, batch)
 
 
 class ExpertPolicy(BasePolicy):

@@ -206,7 +206,7 @@ class EnvPool:
             split_actions(actions, self.single_action_space, self.num_envs, chosen, where), chosen
         )
         results = self.rewards, self.terminateds, self.truncateds, self.infos
-        return None, *map(self._out, results)  # type: ignore[return-value]
+        return None, *map(self._out, results)
 
     def advance(self, actions: Sequence[Any], mask: Array) -> None:
         """Step with one checked action per environment (see `split_actions`); the attributes show the result."""

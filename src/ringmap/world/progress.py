@@ -35,7 +35,7 @@ def identity_of(env: str, seed: int, episodes: int, options: Any) -> dict[str, A
     """
     text = None if options is None else json.dumps(options, sort_keys=True, default=_plain)
     if text is not None and len(text) > _LONG:
-        text = f"xxh3 {xxhash.xxh3_64_hexdigest(text)} of {len(text)} characters"
+        text = f"xxh3 {xxhash.xxh3_64_hexdigest(text.encode())} of {len(text)} characters"
     return {"env": env, "seed": seed, "episodes": episodes, "options": text}
 
 

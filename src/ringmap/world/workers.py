@@ -15,6 +15,7 @@ Not here: what environments do (crew.py).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -154,7 +155,7 @@ class WorkerCrews:
         self, env_fns: Sequence[EnvFn], workers: int, nbytes: int, context: str | None, name: str
     ) -> None:
         bounds = np.linspace(0, len(env_fns), workers + 1).round().astype(int).tolist()
-        self.shares = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        self.shares = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         self.name = name
         self._broken = False
         makers = [
@@ -163,9 +164,15 @@ class WorkerCrews:
         ]
         # One size for all: AsyncVectorEnv wants equal spaces.
         most = max(maker.nbytes for maker in makers)
-        self._envs = AsyncVectorEnv(
-            [replace(maker, nbytes=most) for maker in makers], copy=False, context=context
-        )
+        try:
+            self._envs = AsyncVectorEnv(
+                [replace(maker, nbytes=most) for maker in makers], copy=False, context=context
+            )
+        except (EOFError, ConnectionError) as error:
+            raise RolloutError(
+                f"EnvPool: a worker process of {name} died while it made its environments; its traceback was "
+                "printed"
+            ) from error
 
     def reset(
         self, seeds: Sequence[int | None], options: Sequence[Any], mask: Sequence[bool]

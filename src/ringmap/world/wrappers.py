@@ -48,7 +48,7 @@ def resample_of(given: str | int | None) -> int:
     found = known.get(given.lower()) if isinstance(given, str) else given
     if given is None:
         return known["bilinear"]
-    if found not in known.values():
+    if found is None or found not in known.values():
         raise InputError(
             f"image_resample: expected one of {list(known)} or PIL's constant, got {given!r}"
         )
@@ -91,7 +91,7 @@ class CheckObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step and check."""
         observation, *rest, info = self.env.step(action)
         misfit(observation, self.env.observation_space, "observation")
-        return observation, *rest, info  # type: ignore[return-value]
+        return observation, *rest, info
 
 
 def misfit(value: Any, space: Any, what: str) -> None:
@@ -126,10 +126,11 @@ def misfit(value: Any, space: Any, what: str) -> None:
 
 
 class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts everything into the info: `observation` (a dict's keys by name), `action`, `reward`,
-    `terminated`, `truncated`, `step_idx`, and `id`, a random int64 per episode from the
-    environment's own generator.
-    """  # noqa: D205
+    """Puts everything into the info.
+
+    `observation` (a dict's keys by name), `action`, `reward`, `terminated`, `truncated`, `step_idx`,
+    and `id`, a random int64 per episode from the environment's own generator.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -213,7 +214,7 @@ class AddPixels(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         """Step, and render."""
         observation, *rest, info = self.env.step(action)
-        return observation, *rest, {**info, **self.pictures()}  # type: ignore[return-value]
+        return observation, *rest, {**info, **self.pictures()}
 
     def pictures(self) -> Info:
         """Return what the environment shows now."""
@@ -222,6 +223,7 @@ class AddPixels(gymnasium.Wrapper[Any, Any, Any, Any]):
         took = time.perf_counter() - start
         frames = shown if isinstance(shown, Mapping) else {None: shown}
         made: Info = {"render_time": took}
+        frame: Any
         for key, frame in frames.items():
             name = "pixels" if key is None else f"pixels.{key}"
             if not is_picture(frame):
@@ -271,7 +273,7 @@ class ResizeGoal(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         """Step, and resize."""
         observation, *rest, info = self.env.step(action)
-        return observation, *rest, self._with_goal(info)  # type: ignore[return-value]
+        return observation, *rest, self._with_goal(info)
 
     def _with_goal(self, info: Info) -> Info:
         goal = info.get("goal")

@@ -54,7 +54,8 @@ def make_push_t(size: int = 224, **options: Any) -> Any:
             super().__init__(
                 obs_type="state", visualization_width=size, visualization_height=size, **options
             )
-            self.observation_space = spaces.Dict({"state": self.observation_space})
+            plain: Any = vars(self)["observation_space"]
+            self.observation_space: Any = spaces.Dict({"state": plain})
             color = spaces.Box(0, 255, (3,), np.uint8)
             self.variation_space = spaces.Dict(
                 {

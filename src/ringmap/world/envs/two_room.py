@@ -13,7 +13,7 @@ Not here: sizes of pixels beyond its own (wrappers.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -64,7 +64,10 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         (True, (64, 64, 3))
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 15}
+    metadata = {  # noqa: RUF012 - as Gymnasium declares it
+        "render_modes": ["rgb_array"],
+        "render_fps": 15,
+    }
 
     def __init__(self, render_mode: str | None = "rgb_array", size: int = 64) -> None:
         if render_mode not in (None, "rgb_array"):
@@ -74,7 +77,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         self.render_mode = render_mode
         self.size = size
         place = spaces.Box(0, 1, (2,), np.float32)
-        self.observation_space = spaces.Dict({"state": place, "goal_state": place})
+        self.observation_space: Any = spaces.Dict({"state": place, "goal_state": place})
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
         color = spaces.Box(0, 255, (3,), np.uint8)
         self.variation_space = spaces.Dict(
@@ -115,7 +118,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         distance = self._distance()
         return self._observation(), -distance, distance < NEAR, False, self._info()
 
-    def render(self) -> Array | None:  # type: ignore[override]
+    def render(self) -> Array | None:
         """Return the picture, uint8 (size, size, 3)."""
         return None if self.render_mode is None else self._drawn(self.state)
 
@@ -205,7 +208,10 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         wall &= np.abs(self._y - self.variation["door.position"][0]) > DOOR
         edge = np.minimum(np.minimum(self._x, 1 - self._x), np.minimum(self._y, 1 - self._y))
         solid = (wall | (edge < THICK))[..., None]
-        return np.where(solid, self.variation["wall.color"], self.variation["floor.color"])
+        picture: Array = np.where(
+            solid, self.variation["wall.color"], self.variation["floor.color"]
+        )
+        return picture
 
     def _drawn(self, state: Array) -> Array:
         picture = self._background.copy()
