@@ -32,7 +32,9 @@ def collect(path, episodes, max_steps, num_envs, policy):
         world.collect(path, episodes, seed=100, options=options, resume=True, progress=False)
     else:
         buf = ReplayBuffer(max_steps, history_len=4, path=path)
-        world.collect(writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False)
+        world.collect(
+            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False
+        )
         buf.close()
     world.close()
 

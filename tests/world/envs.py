@@ -69,6 +69,7 @@ def number_of(action):
 class Faulty(gymnasium.Env):
     """Goes wrong in the way that its name says, in the episode and at the step that `at` says."""
 
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
@@ -89,7 +90,11 @@ class Faulty(gymnasium.Env):
 
     def info(self):
         info = {"grows": np.zeros(1 + (self.fault == "grows" and self.now)), "stays": 1}
-        if self.fault == "comes" and (self.episode, self.t) >= self.at and self.episode == self.at[0]:
+        if (
+            self.fault == "comes"
+            and (self.episode, self.t) >= self.at
+            and self.episode == self.at[0]
+        ):
             info["new"] = 1.0
         if self.fault == "goes" and self.now:
             del info["stays"]

@@ -13,7 +13,7 @@ class Info(gymnasium.Env):
     """Its info is what was planted."""
 
     observation_space = action_space = spaces.Discrete(3)
-    planted: dict = {}
+    planted: dict = {}  # noqa: RUF012
 
     def reset(self, seed=None, options=None):
         self.seed_given, self.options = seed, options
@@ -220,7 +220,7 @@ def test_large_arrays_come_whole_from_workers():
     """Through shared memory, and, where that is too small, through the pipe."""
 
     class Large(Info):
-        planted = {
+        planted = {  # noqa: RUF012
             "a": np.arange(5000, dtype=np.int16).reshape(50, 100)[:, ::2],
             "b": np.ones((2, 3), np.complex128), "c": np.arange(300, dtype=">f8"),
         }  # fmt: skip

@@ -15,7 +15,7 @@ from ringmap.errors import InputError
 from ringmap.policy import RandomPolicy
 from ringmap.world.progress import Progress, identity_of
 from tests import ROOT
-from tests.world.collector import collect, world_of
+from tests.world.collector import world_of
 from tests.world.test_rows import by_seed
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -141,8 +141,12 @@ def test_a_file_goes_on(tmp_path, format):
     dataset.close()
     assert by_seed(again) == expected
     world = world_of(1, RandomPolicy(seed=9))
-    with pytest.raises(InputError, match=r"another collection with seed 100; .*episodes: 8 there, 9 now"):
-        world.collect(path, 9, seed=100, options={"variation": ["agent.color"]}, format=format, resume=True)
+    with pytest.raises(
+        InputError, match=r"another collection with seed 100; .*episodes: 8 there, 9 now"
+    ):
+        world.collect(
+            path, 9, seed=100, options={"variation": ["agent.color"]}, format=format, resume=True
+        )
     world.close()
 
 
@@ -167,7 +171,9 @@ def test_what_differs_is_said(make):
             world.collect(writer=buf, **{"episodes": 4, "seed": 5, "resume": True, **changed})
     other = make("RingmapTest/Proof-v0")
     other.set_policy(RandomPolicy(seed=0))
-    with pytest.raises(InputError, match="env: 'ringmap/TwoRoom-v1' there, 'RingmapTest/Proof-v0' now"):
+    with pytest.raises(
+        InputError, match="env: 'ringmap/TwoRoom-v1' there, 'RingmapTest/Proof-v0' now"
+    ):
         other.collect(writer=buf, episodes=4, seed=5, resume=True)
     assert buf.num_episodes == 4
     world.collect(writer=buf, episodes=2, seed=50, resume=True)  # another one beside it
@@ -242,7 +248,9 @@ def test_progress_arithmetic(rng):
         assert len(again) == len(model)
         assert kept["watermark"] == min([*set(range(50)) - model, 50])
     assert identity_of("env", 3, 50, {"x": np.zeros(500)})["options"].startswith("xxh3 ")
-    assert identity_of("env", 3, 50, {"x": np.zeros(500)}) != identity_of("env", 3, 50, {"x": np.ones(500)})
+    assert identity_of("env", 3, 50, {"x": np.zeros(500)}) != identity_of(
+        "env", 3, 50, {"x": np.ones(500)}
+    )
 
 
 # -- the campaign ----------------------------------------------------------------------------------
@@ -260,7 +268,7 @@ def test_campaign(tmp_path, max_steps, capsys):
     stored, starts, done, trainer = {}, 0, 0, None
     while done < kills:
         starts += 1
-        hit = killed_after(rng.randint(1, 2 * steps // kills), path, episodes, max_steps, num_envs)
+        hit = killed_after(rng.randint(1, steps // kills), path, episodes, max_steps, num_envs)
         if not hit:
             break
         done += 1

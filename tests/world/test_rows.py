@@ -119,7 +119,8 @@ def test_control(make):
         "rows are missing": {name: v[1:] for name, v in episode.items() if name != "_episode_data"},
         "rows of two": {"observation": other["observation"][:1] + episode["observation"][1:]},
         "not in a row": {
-            "observation": [episode["observation"][i] for i in (0, 2, 1)] + episode["observation"][3:]
+            "observation": [episode["observation"][i] for i in (0, 2, 1)]
+            + episode["observation"][3:]
         },
     }
     for message, changed in planted.items():
@@ -149,7 +150,9 @@ def by_seed(buf):
     for i, seed in enumerate(seeds):
         data = buf.get_episode_data(i)
         found[seed] = {
-            **{name: (v.dtype.str, v.shape, v.tobytes()) for name, v in buf.load_episode(i).items()},
+            **{
+                name: (v.dtype.str, v.shape, v.tobytes()) for name, v in buf.load_episode(i).items()
+            },
             "data": {name: repr(v[0]) for name, v in sorted(data.items())},
         }
     return found

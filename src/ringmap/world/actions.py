@@ -97,10 +97,9 @@ def _checked(actions: Any, space: Any, num_envs: int, mask: Array, where: str) -
         high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
         bad = (asked < low) | (asked >= high)
         if bad.any():
-            env = int(np.flatnonzero(mask)[np.argwhere(bad)[0][0]])
-            raise InputError(
-                f"{where}: action {asked[np.argwhere(bad)[0][0]]} of env {env} is not in {space}"
-            )
+            first = int(np.argwhere(bad)[0][0])
+            env = int(np.flatnonzero(mask)[first])
+            raise InputError(f"{where}: action {asked[first]} of env {env} is not in {space}")
     with np.errstate(invalid="ignore"):  # NaN in the place of one that waits
         return batch.astype(space.dtype)
 

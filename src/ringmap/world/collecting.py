@@ -27,7 +27,7 @@ from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
 from ringmap.world.progress import Progress, identity_of
-from ringmap.world.rollout import Turn, roll
+from ringmap.world.rollout import Turn, options_of, roll
 from ringmap.world.wrappers import _named
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def collect(
             "the kills; pass one dict for all"
         )
     world.check_ready(WHERE)
+    given = options_of(options, world.num_envs, WHERE)
     identity = (
         identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
     )
@@ -120,14 +121,7 @@ def collect(
             sink = _to_writer(writer, identity)
         finished = sink.progress
         offsets = range(count) if finished is None else finished.missing()
-        turns = [
-            Turn(
-                k,
-                None if seed is None else seed + k,
-                options if options is None or isinstance(options, Mapping) else list(options),
-            )
-            for k in offsets
-        ]
+        turns = [Turn(k, None if seed is None else seed + k, given) for k in offsets]
         if path is not None and turns:
             sink = stack.enter_context(_opened(sink))
         from tqdm import tqdm
@@ -238,8 +232,8 @@ def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
             WHERE,
         )
     stored = set(buffer.get_episode_data().get("seed", []))
-    seeds = {data.get("seed") for data in dropped if data is not None} - stored - {None}
-    return progress.without(int(seed) - identity["seed"] for seed in seeds)
+    seeds = {data.get("seed") for data in dropped if data is not None} - stored
+    return progress.without(int(seed) - identity["seed"] for seed in seeds if seed is not None)
 
 
 class _ToPath:

@@ -25,7 +25,7 @@ from ringmap.datasets.layout import stored_layout
 from ringmap.errors import InputError
 from ringmap.world.collecting import count_of
 from ringmap.world.infos import Row
-from ringmap.world.rollout import Turn, Watcher, roll
+from ringmap.world.rollout import Turn, Watcher, options_of, roll
 from ringmap.world.video import VideoFile, as_frame, frame_of
 from ringmap.world.wrappers import is_picture, resample_of, resized
 
@@ -66,7 +66,7 @@ def evaluate_episodes(
         )
     world.check_ready(WHERE)
     first = None if seed is None else operator.index(seed)
-    shared = options if options is None or isinstance(options, Mapping) else list(options)
+    shared = options_of(options, world.num_envs, WHERE)
     turns = [Turn(k, None if first is None else first + k, shared) for k in range(count)]
     with contextlib.ExitStack() as stack:
         scores = _Scores(count, stack.enter_context(_bar(world, count, progress)))
@@ -112,9 +112,9 @@ def evaluate_dataset(
     ]
     goals = [_goal_of(world, task) for task in tasks]
     calls = [_calls(callables or (), task) for task in tasks]
+    shared = options_of(options, count, WHERE)
     given_options = [
-        dict((options if options is None or isinstance(options, Mapping) else options[i]) or {})
-        for i in range(count)
+        dict((shared[i] if isinstance(shared, list) else shared) or {}) for i in range(count)
     ]
     if world.envs.has_reset_options:
         asked = [{"init": task.start, "goal": task.goal} for task in tasks]

@@ -13,16 +13,17 @@ Not here: what is done with the rows (collecting.py, evaluating.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.errors import InputError
 from ringmap.world.infos import Row
 from ringmap.world.pool import EnvPool
 
-__all__ = ["Turn", "Watcher", "roll"]
+__all__ = ["Turn", "Watcher", "options_of", "roll"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,6 +46,22 @@ class Turn:
         """Whom to name in an error."""
         seed = "" if self.seed is None else f" (seed {self.seed})"
         return f"env {self.env}, episode {self.number}{seed}"
+
+
+def options_of(given: Any, num_envs: int, where: str) -> Any:
+    """Return reset options: a mapping for all, None, or a list with one for each environment.
+
+    Raises:
+        InputError: the list is of another length.
+    """
+    if given is None or isinstance(given, Mapping):
+        return given
+    options = list(given)
+    if len(options) != num_envs:
+        raise InputError(
+            f"{where}: {len(options)} options, expected one for each of {num_envs} environments"
+        )
+    return options
 
 
 class Watcher(Protocol):

@@ -157,7 +157,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         return {"state": self.state.copy(), "goal_state": self.goal_state.copy()}
 
     def _info(self) -> dict[str, Any]:
-        return {"goal": self._goal_picture, "is_success": self._distance() < NEAR}
+        return {"goal": self._goal_picture.copy(), "is_success": self._distance() < NEAR}
 
     def _distance(self) -> float:
         return float(np.linalg.norm((self.state - self.goal_state).astype(np.float64)))
@@ -181,8 +181,13 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         for name in names:
             group, key = name.split(".")
             space: Any = self.variation_space[group][key]  # type: ignore[index]
-            drawn = self.np_random.uniform(space.low, space.high + (space.dtype.kind == "u"))
-            self.variation[name] = drawn.astype(space.dtype)
+            if space.dtype.kind == "u":
+                drawn = self.np_random.integers(
+                    space.low, space.high, dtype=space.dtype, endpoint=True
+                )
+            else:
+                drawn = self.np_random.uniform(space.low, space.high).astype(space.dtype)
+            self.variation[name] = drawn
         for name, value in values.items():
             like = _DEFAULTS[name]
             self.variation[name] = np.asarray(value).astype(like.dtype).reshape(like.shape)
@@ -196,7 +201,8 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         near, reach = THICK + RADIUS, DOOR - RADIUS
         if abs(y - door) > reach:
             inside = abs(x - WALL) < near
-            if abs(state[1] - door) <= reach and abs(state[0] - WALL) < near:  # in the doorway
+            # In the doorway; whoever slides along its side is a rounding too far.
+            if abs(state[1] - door) <= reach + 1e-5 and abs(state[0] - WALL) < near:
                 if inside:
                     y = min(max(y, door - reach), door + reach)
             elif inside or (x > WALL) != (state[0] > WALL):
