@@ -78,11 +78,15 @@ class BasePolicy:
             raise RoleError(
                 f"{type(self).__name__}: it has no environments yet; call world.set_policy(policy) first"
             )
-        for env, number in enumerate(self.env.episodes):
+        # A pool that is not ours may not count its episodes: then all is one.
+        count = self.env.num_envs
+        episodes = getattr(self.env, "episodes", [0] * count)
+        seeds = getattr(self.env, "seeds", [None] * count)
+        for env, number in enumerate(episodes):
             if number == self._played[env]:
                 continue
             first, self._played[env] = self._played[env] < 0, number
-            seed = self.env.seeds[env]
+            seed = seeds[env]
             if seed is None and self.seed is None:
                 if first:
                     yield env, np.random.SeedSequence()
