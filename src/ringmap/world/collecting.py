@@ -116,20 +116,20 @@ def collect(
     )
     with contextlib.ExitStack() as stack:
         if path is not None:
-            sink = _to_path(path, format_for(path, format), identity, stack)
+            sink = _to_path(path, format_for(path, format), identity)
         else:
             sink = _to_writer(writer, identity)
         finished = sink.progress
         offsets = range(count) if finished is None else finished.missing()
-        turns = [Turn(k, None if seed is None else seed + k, given) for k in offsets]
-        if path is not None and turns:
+        turns = (Turn(k, None if seed is None else seed + k, given) for k in offsets)
+        if path is not None and offsets:
             sink = stack.enter_context(_opened(sink))
         from tqdm import tqdm
 
         bar = stack.enter_context(
             tqdm(
                 total=count,
-                initial=count - len(turns),
+                initial=count - len(offsets),
                 desc=f"collect {world.env_name}",
                 unit="ep",
                 delay=_BAR_AFTER_S,
@@ -266,12 +266,7 @@ def _opened(sink: Any) -> Iterator[Any]:
         yield sink
 
 
-def _to_path(
-    path: str | os.PathLike[str],
-    name: str,
-    identity: dict[str, Any] | None,
-    stack: contextlib.ExitStack,
-) -> _Sink:
+def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None) -> _Sink:
     from ringmap.formats.registry import get_format
 
     chosen = get_format(name)

@@ -64,40 +64,51 @@ class Progress:
 
     def __init__(self, identity: Mapping[str, Any], finished: Iterable[int] = ()) -> None:
         self.identity = dict(identity)
-        self._finished = set(finished)
+        self._watermark = 0
+        self._beyond = set(finished)
+        self._rise()
+
+    def _rise(self) -> None:
+        while self._watermark in self._beyond:
+            self._beyond.discard(self._watermark)
+            self._watermark += 1
 
     def plus(self, offset: int) -> Progress:
-        """Return the progress with one more finished."""
-        return Progress(self.identity, self._finished | {offset})
+        """Return the progress with one more finished. O(finished beyond the watermark)."""
+        other = Progress(self.identity)
+        other._watermark, other._beyond = self._watermark, set(self._beyond)
+        other.add(offset)
+        return other
 
     def add(self, offset: int) -> None:
-        """Note one more as finished."""
-        self._finished.add(offset)
+        """Note one more as finished. O(1) amortised."""
+        if offset >= self._watermark:
+            self._beyond.add(offset)
+            self._rise()
 
     def without(self, offsets: Iterable[int]) -> Progress:
-        """Return the progress with some not finished after all."""
-        return Progress(self.identity, self._finished - set(offsets))
+        """Return the progress with some not finished after all. O(finished)."""
+        return Progress(self.identity, {*range(self._watermark), *self._beyond} - set(offsets))
 
     def missing(self) -> list[int]:
-        """Return the offsets that are not finished, in order."""
-        return [k for k in range(self.identity["episodes"]) if k not in self._finished]
+        """Return the offsets that are not finished, in order. O(episodes)."""
+        return [k for k in range(self._watermark, self.identity["episodes"]) if k not in self]
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._finished
+        return 0 <= offset < self._watermark or offset in self._beyond
 
     def __len__(self) -> int:
-        return len(self._finished)
+        return self._watermark + len(self._beyond)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON: the identity, the watermark, and ranges beyond it."""
         ranges: list[list[int]] = []
-        for k in sorted(self._finished):
+        for k in sorted(self._beyond):
             if ranges and ranges[-1][1] == k:
                 ranges[-1][1] = k + 1
             else:
                 ranges.append([k, k + 1])
-        watermark = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
-        return {**self.identity, "watermark": watermark, "beyond": ranges}
+        return {**self.identity, "watermark": self._watermark, "beyond": ranges}
 
     @classmethod
     def resumed(
@@ -118,7 +129,7 @@ class Progress:
                 f"{where}: {place} holds another collection with seed {identity['seed']}; what differs: "
                 f"{'; '.join(differs)}. Ask for the same, or choose another seed or place"
             )
-        finished = set(range(kept["watermark"]))
-        for first, last in kept["beyond"]:
-            finished.update(range(first, last))
-        return cls(identity, finished)
+        progress = cls(identity)
+        progress._watermark = kept["watermark"]
+        progress._beyond.update(k for first, last in kept["beyond"] for k in range(first, last))
+        return progress

@@ -87,7 +87,7 @@ class World:
         add_pixels: render into the infos.
         workers: processes that step the environments; 0 steps them in this one. Same seeds, same results.
         context: how worker processes start; None: Python's default.
-        kwargs: for `gymnasium.make`; `render_mode` is "rgb_array" unless said otherwise.
+        kwargs: for `gymnasium.make`; `render_mode` is "rgb_array" unless said otherwise, or without pixels.
 
     Attributes:
         envs: the `EnvPool`.
@@ -151,7 +151,8 @@ class World:
         self.goal_transform = goal_transform if goal_conditioned else image_transform
         self.max_episode_steps = max_episode_steps
         self.policy: Any = None
-        kwargs.setdefault("render_mode", "rgb_array" if add_pixels else None)
+        if add_pixels:
+            kwargs.setdefault("render_mode", "rgb_array")
         # Ours checks observations, at a tenth of the cost, and raises instead of warning.
         kwargs.setdefault("disable_env_checker", True)
         wrapped = {
