@@ -14,7 +14,8 @@ from time import perf_counter
 from benchmarks.place import Place
 
 NAMES = [
-    "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers", "cold", "codecs", "pickling", "torn", "snapshot", "world",
+    "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers", "cold", "codecs",
+    "pickling", "torn", "snapshot", "world",
 ]  # fmt: skip
 
 

@@ -177,7 +177,8 @@ def test_push_t_from_a_dataset():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_mujoco():
+def test_mujoco(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it leaves a log where it is
     pytest.importorskip("mujoco", reason="mujoco is not installed (the extra mujoco)")
     plain = {"add_pixels": False}
     alone = collected("InvertedPendulum-v5", 1, **plain)
