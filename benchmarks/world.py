@@ -153,8 +153,6 @@ def _overhead(place: Place, name: str) -> Table:
     table = Table(
         f"{name}: {NUM_ENVS} environments in this process, {count} frames resized to 64x64, whole runs in turn"
     )
-    table.add_all(in_turn({"World.collect": ours, "bare loop": bare}, place.size(60, 2)))
-    table.ratio("World.collect", "bare loop", at_most=None if "TwoRoom" in name else 1.15)
     calls: dict[str, Callable[[], object]] = {"World.collect": ours, "bare loop": bare}
     processor = {key: Processor(call) for key, call in calls.items()}
     table.add_all(in_turn(processor, place.size(60, 2)))
