@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.datasets.base import Dataset
     from ringmap.datasets.catalog import get_cache_dir, load_dataset
+    from ringmap.datasets.goal import GoalDataset
+    from ringmap.datasets.joined import ConcatDataset, MergeDataset
     from ringmap.formats.base import (
         EPISODE_DATA_KEY,
         WRITE_MODES,
@@ -29,8 +31,11 @@ __all__ = [
     "EPISODE_DATA_KEY",
     "FORMATS",
     "WRITE_MODES",
+    "ConcatDataset",
     "Dataset",
     "Format",
+    "GoalDataset",
+    "MergeDataset",
     "ReplayBuffer",
     "Writer",
     "detect_format",
@@ -45,7 +50,10 @@ __all__ = [
 
 _HOMES = {
     "ReplayBuffer": "ringmap.buffers.replay",
+    "ConcatDataset": "ringmap.datasets.joined",
     "Dataset": "ringmap.datasets.base",
+    "GoalDataset": "ringmap.datasets.goal",
+    "MergeDataset": "ringmap.datasets.joined",
     "get_cache_dir": "ringmap.datasets.catalog",
     "load_dataset": "ringmap.datasets.catalog",
     "EPISODE_DATA_KEY": "ringmap.formats.base",

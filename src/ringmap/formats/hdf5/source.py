@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -92,23 +92,27 @@ class HDF5Source:
         """Row of each episode's first step, int64."""
         return self._offsets
 
-    def windows(self, column: str, starts: Array, length: int, stride: int = 1) -> Array:
-        """Read rows `s, s + stride, ... < s + length` for each s of `starts`.
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
-        Shapes: (len(starts), ceil(length / stride), ...), images in stored order.
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
 
         Raises:
             CorruptError: HDF5 can't read them.
             ReplacedError: the path holds another file by now.
         """
         with self._alone():
-            columns = self._open()
-            if column not in columns:
-                raise UnknownColumnError(
-                    f"{self.path}: no column {column!r}; there are {list(columns)}"
-                )
-            with damage_named(f"{self.path}: column {column!r}"):
-                return columns[column].windows(starts, length, stride)
+            opened, found = self._open(), {}
+            for name in columns:
+                if name not in opened:
+                    raise UnknownColumnError(
+                        f"{self.path}: no column {name!r}; there are {list(opened)}"
+                    )
+                with damage_named(f"{self.path}: column {name!r}"):
+                    found[name] = opened[name].windows(starts, length, stride)
+            return found
 
     def episode_data(self, episode: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} when it has none."""
