@@ -71,7 +71,7 @@ def test_current_goals_keep_every_clip():
     goals = GoalDataset(base, CURRENT, seed=0)
     assert len(goals) == len(base)
     pairs, found = drawn(goals)
-    assert (found == pairs + [0, 4]).all()
+    assert (found == pairs + np.array([0, 4])).all()
     far = GoalDataset(base, CURRENT, current_goal_offset=9)
     assert all(s + 16 < base.lengths[ep] for ep, s in far.clip_indices)
     assert len(far) < len(base)

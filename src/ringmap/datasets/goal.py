@@ -244,7 +244,7 @@ class GoalDataset(Dataset):
             if self.seed is None:
                 self._rng = np.random.default_rng()
             else:
-                key = (0,)
+                key: tuple[int, ...] = (0,)
                 if told is not None:
                     turn = int(self._started[told.id % _MAX_WORKERS])
                     self._started[told.id % _MAX_WORKERS] += 1

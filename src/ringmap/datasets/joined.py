@@ -155,7 +155,7 @@ class MergeDataset(_Joined):
         values: dict[str, Any] = {}
         turned: set[str] = set()
         for part, keys in zip(parts, self.keys_from_dataset, strict=True):
-            marked = getattr(part, "channels_first", frozenset())
+            marked: frozenset[str] = getattr(part, "channels_first", frozenset())
             for name in keys:
                 if name in part and name not in values:
                     values[name] = part[name]

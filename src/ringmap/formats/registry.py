@@ -63,6 +63,7 @@ class BuiltIn:
 
 BUILT_IN = {
     "hdf5": BuiltIn("ringmap.formats.hdf5", "h5py", "h5py"),
+    "lance": BuiltIn("ringmap.formats.lance", "lance", "pylance"),
 }
 
 
