@@ -63,6 +63,9 @@ class BuiltIn:
 
 BUILT_IN = {
     "hdf5": BuiltIn("ringmap.formats.hdf5", "h5py", "h5py"),
+    "zarr": BuiltIn("ringmap.formats.zarr", "zarr", "zarr"),
+    "folder": BuiltIn("ringmap.formats.folder", "PIL", "pillow"),
+    "video": BuiltIn("ringmap.formats.video", "av", "ringmap[video]"),
     "lance": BuiltIn("ringmap.formats.lance", "lance", "pylance"),
 }
 

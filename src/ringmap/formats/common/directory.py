@@ -69,6 +69,10 @@ class Layout(Protocol):
         """
         ...
 
+    def tidy(self, path: str) -> None:
+        """Remove what a killed writer left of an episode that was not written."""
+        ...
+
 
 def recover(path: str, layout: Layout) -> None:
     """Finish what a killed writer left undone at `path`. Readers call it before they look.
@@ -89,6 +93,7 @@ def recover(path: str, layout: Layout) -> None:
         try:
             log.open()
             layout.absorb(path, log, {}, whole=True)
+            layout.tidy(path)
             disk.sync_all(path)
             log.remove()
         finally:

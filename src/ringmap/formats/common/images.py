@@ -88,10 +88,18 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
     in_threads(one, list(zip(out, files, strict=True)))
 
 
-def in_threads(call: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-    """Return what `call` makes of each item, in order, by as many threads as there are cores for us."""
+def in_threads(
+    call: Callable[[Any], Any], items: list[Any], least: int = _MIN_PER_THREAD
+) -> list[Any]:
+    """Return what `call` makes of each item, in order, by as many threads as there are cores for us.
+
+    Args:
+        call: lets go of the GIL for most of its time.
+        items: what to call it with.
+        least: items that are worth a thread.
+    """
     pool, threads = _threads()
-    size = max(_MIN_PER_THREAD, -(-len(items) // threads))
+    size = max(least, -(-len(items) // threads))
     if pool is None or len(items) <= size:
         return [call(item) for item in items]
 

@@ -302,5 +302,8 @@ class _Layout:
 
         absorb(path, log)
 
+    def tidy(self, path: str) -> None:
+        """Nothing: what Lance did not commit, it does not read."""
+
 
 LAYOUT = _Layout()
