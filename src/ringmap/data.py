@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ringmap.datasets.catalog import get_cache_dir, load_dataset
     from ringmap.datasets.goal import GoalDataset
     from ringmap.datasets.joined import ConcatDataset, MergeDataset
+    from ringmap.datasets.transfer import convert, merge
     from ringmap.formats.base import (
         EPISODE_DATA_KEY,
         WRITE_MODES,
@@ -38,11 +39,13 @@ __all__ = [
     "MergeDataset",
     "ReplayBuffer",
     "Writer",
+    "convert",
     "detect_format",
     "get_cache_dir",
     "get_format",
     "list_formats",
     "load_dataset",
+    "merge",
     "register_format",
     "split_episode_data",
     "validate_write_mode",
@@ -54,8 +57,10 @@ _HOMES = {
     "Dataset": "ringmap.datasets.base",
     "GoalDataset": "ringmap.datasets.goal",
     "MergeDataset": "ringmap.datasets.joined",
+    "convert": "ringmap.datasets.transfer",
     "get_cache_dir": "ringmap.datasets.catalog",
     "load_dataset": "ringmap.datasets.catalog",
+    "merge": "ringmap.datasets.transfer",
     "EPISODE_DATA_KEY": "ringmap.formats.base",
     "Format": "ringmap.formats.base",
     "WRITE_MODES": "ringmap.formats.base",

@@ -75,6 +75,16 @@ def load_dataset(
     if format is not None:
         return get_format(format).open_reader(path, **reader_options)
     found = detect_format(path)
+    if found is None and path.is_dir():
+        inside = _datasets_in(path)
+        if len(inside) > 1:
+            raise InputError(
+                f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
+                "the path of one"
+            )
+        if inside:
+            path = inside[0]
+            found = detect_format(path)
     if found is None:
         raise UnknownFormatError(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
@@ -107,6 +117,21 @@ def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
             return found[0]
     places = ", ".join(str(path) for path in dict.fromkeys(tried))
     raise NotFoundError(f"No dataset {name!r}: looked at {places}")
+
+
+def _datasets_in(folder: Path) -> list[Path]:
+    """Return the datasets that lie directly in a folder, without the side tables of others."""
+    found = [
+        p for p in sorted(folder.iterdir()) if p.name[0] != "." and detect_format(p) is not None
+    ]
+    mains = {p.name.removesuffix(".lance") for p in found if p.suffix == ".lance"}
+    return [
+        p
+        for p in found
+        if not (
+            p.name.endswith("_episodes.lance") and p.name.removesuffix("_episodes.lance") in mains
+        )
+    ]
 
 
 def _with_suffix(path: Path) -> list[Path]:

@@ -67,6 +67,9 @@ BUILT_IN = {
     "folder": BuiltIn("ringmap.formats.folder", "PIL", "pillow"),
     "video": BuiltIn("ringmap.formats.video", "av", "ringmap[video]"),
     "lance": BuiltIn("ringmap.formats.lance", "lance", "pylance"),
+    "ringmap": BuiltIn("ringmap.formats.ringmap", "xxhash", "ringmap"),
+    "lerobot": BuiltIn("ringmap.formats.lerobot", "av", "ringmap[lerobot]"),
+    "minari": BuiltIn("ringmap.formats.minari", "minari", "ringmap[minari]"),
 }
 
 

@@ -50,6 +50,7 @@ class DirectorySource:
     lengths: Array
     offsets: Array
     episode_columns: list[str]
+    _found: Any = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
@@ -128,7 +129,7 @@ class DirectorySource:
             _inherited.append(self._found)
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._found: Any = None
+        self._found = None
 
     def __getstate__(self) -> dict[str, Any]:
         mine = ("_lock", "_pid", "_found")

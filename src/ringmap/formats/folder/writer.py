@@ -82,11 +82,10 @@ class FolderWriter(DirectoryWriter):
             disk.make_folder(folder)
             kind = check_image_format(column.how, "FolderWriter")
             blobs = encode(rows.pop(column.spec.name), kind)
-            names = [image_name(number, step, column.how) for step in range(episode.length)]
-            in_threads(
-                lambda item, folder=folder: disk.write_file(os.path.join(folder, item[0]), item[1]),
-                list(zip(names, blobs, strict=True)),
-            )
+            files = [
+                os.path.join(folder, image_name(number, t, column.how)) for t in range(len(blobs))
+            ]
+            in_threads(lambda item: disk.write_file(*item), list(zip(files, blobs, strict=True)))
             if kind == "jpeg" and not self._told:
                 self._told = True
                 log.warning(

@@ -6,7 +6,7 @@
 
 The layout of stable-worldmodel, in both directions. H.264 is lossy; `lossless=True` is not.
 PyAV (the extra `video`) is imported when a dataset is opened.
-Not here: reading (source.py), writing (writer.py), frames (codec.py), columns (common/tabular.py).
+Not here: reading (source.py), writing (writer.py), frames (common/video.py), columns (common/tabular.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The writing side of a folder of videos: a video per episode at once, columns to the log.
 
-Not here: the block, the log and the swap (common/directory.py), frames (codec.py).
+Not here: the block, the log and the swap (common/directory.py), frames (common/video.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ringmap.errors import InputError, MissingExtraError
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import DirectoryWriter
 from ringmap.formats.common.tabular import TABULAR, Column, plan_columns
+from ringmap.formats.common.video import Encoding, encode_video
 from ringmap.formats.schema import CheckedEpisode
-from ringmap.formats.video.codec import Encoding, encode_video
 from ringmap.formats.video.source import LAYOUT, video_name
 
 __all__ = ["VideoWriter"]

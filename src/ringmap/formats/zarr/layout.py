@@ -29,9 +29,9 @@ __all__ = [
     "DATA_BYTES",
     "DATA_ENDS",
     "LAYOUT",
+    "NAMES",
     "Column",
     "columns_of",
-    "NAMES",
     "episode_ends",
     "open_group",
 ]
@@ -68,7 +68,7 @@ class Column:
 
     def loaded(self, rows: Array) -> Array:
         """Return what the array holds as rows."""
-        dtype, shape = _stored(self.spec)
+        dtype, _shape = _stored(self.spec)
         native = np.ascontiguousarray(rows, dtype)
         return native.reshape(-1).view(self.spec.dtype).reshape(len(rows), *self.spec.shape)
 

@@ -5,6 +5,7 @@ Not here: arrays (layout.py), tensors and clips (`ringmap.datasets.stored`).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -156,7 +157,7 @@ def _gather(
 ) -> Array:
     out = np.empty((len(rows), *column.spec.shape), column.spec.dtype)
     cuts = np.flatnonzero(np.concatenate([[True], homes[1:] != homes[:-1], [True]])).tolist()
-    for first, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, stop in itertools.pairwise(cuts):
         number = int(homes[first])
         np.take(chunks[number], rows[first:stop] - number * step, axis=0, out=out[first:stop])
     return out

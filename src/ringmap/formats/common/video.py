@@ -4,11 +4,17 @@
     ep_0.mp4 -> seek to the keyframe before -> decode -> cropped to (H, W)
 
 Invariants: frame t is at pts t, in decoding order (no B-frames), a keyframe every `KEYFRAMES`.
-Not here: which frames a batch needs, decoders that stay open (source.py).
+A decoder that a fork copied is never used nor closed: closing it would wait for threads that are not there.
+Not here: which frames a batch needs (each format).
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,14 +22,29 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
+from ringmap.formats.common.images import in_threads
 
-__all__ = ["KEYFRAMES", "Decoder", "Encoding", "encode_video"]
+__all__ = [
+    "KEYFRAMES",
+    "MAX_DECODERS",
+    "Decoder",
+    "Decoders",
+    "Encoding",
+    "decode_runs",
+    "encode_video",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KEYFRAMES = 8
 """Frames from one keyframe to the next: a clip decodes at most so many frames in vain. 16 would save 10 % of the
 bytes and cost 30 % more time per clip."""
+
+MAX_DECODERS = 64
+"""Videos that a dataset keeps open in a process."""
+
+_inherited: list[Any] = []
+"""Decoders that a forked child got from its parent."""
 
 SMALLEST = 16
 """Encoders refuse smaller pictures; they are padded to this."""
@@ -102,6 +123,7 @@ class Decoder:
         self._stream.codec_context.thread_count = 1  # clips are what runs in parallel
         self._frames: Any = None
         self._next = 0
+        self._start = self._stream.start_time or 0
         self._ticks = Fraction(1)
         if self._stream.average_rate and self._stream.time_base:
             self._ticks = 1 / (self._stream.average_rate * self._stream.time_base)
@@ -130,11 +152,13 @@ class Decoder:
 
     def _frame(self, number: int) -> Any:
         if self._frames is None or not self._next <= number < self._next + KEYFRAMES:
-            self._container.seek(int(number * self._ticks), stream=self._stream)
+            self._container.seek(self._start + int(number * self._ticks), stream=self._stream)
             self._frames = self._container.decode(self._stream)
             self._next = -1  # known from the first frame
         for frame in self._frames:
-            at = round(frame.pts / self._ticks) if frame.pts is not None else max(self._next, 0)
+            if frame.pts is None:
+                raise CorruptError(f"{self.path}: a frame has no time")
+            at = round((frame.pts - self._start) / self._ticks)
             self._next = at + 1
             if at == number:
                 return frame
@@ -147,3 +171,86 @@ class Decoder:
         """Give the file back."""
         self._frames = None
         self._container.close()
+
+
+class Decoders:
+    """Open decoders, lent to one thread at a time; the one unused longest is closed first."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[str, Decoder] = OrderedDict()
+
+    def of_process(self) -> None:
+        """Leave the parent's decoders alone, in a forked child. Called before threads are."""
+        if self._pid != os.getpid():
+            _inherited.append(self._idle)
+            self._start()
+
+    def take(self, path: str) -> Decoder:
+        """Return a decoder of a file, for this thread."""
+        with self._lock:
+            found = self._idle.pop(path, None)
+        return found if found is not None else Decoder(path)
+
+    def give_back(self, decoder: Decoder) -> None:
+        """Keep a decoder for the next one who asks."""
+        spare = []
+        with self._lock:
+            if decoder.path in self._idle:
+                spare.append(decoder)
+            else:
+                self._idle[decoder.path] = decoder
+            while len(self._idle) > MAX_DECODERS:
+                spare.append(self._idle.popitem(last=False)[1])
+        for one in spare:
+            one.close()
+
+    def close(self) -> None:
+        """Close all that nobody uses."""
+        self.of_process()
+        with self._lock:
+            idle, self._idle = list(self._idle.values()), OrderedDict()
+        for decoder in idle:
+            decoder.close()
+
+    def __del__(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append(self._idle)
+
+
+def decode_runs(
+    decoders: Decoders, out: Array, episodes: Array, frames: Array, path_of: Callable[[int], str]
+) -> None:
+    """Decode frame `frames[i]` of `path_of(episodes[i])` into `out[i]`: an episode's in one go, in parallel.
+
+    Args:
+        decoders: open files.
+        out: (n, H, W, C) uint8.
+        episodes: (n,), each episode's together.
+        frames: (n,), ascending within an episode.
+        path_of: where an episode's video lies.
+
+    Raises:
+        CorruptError: one can't be read.
+    """
+    decoders.of_process()
+    cuts = np.flatnonzero(np.concatenate([[True], episodes[1:] != episodes[:-1], [True]])).tolist()
+
+    def one(run: tuple[int, int]) -> None:
+        first, stop = run
+        path = path_of(int(episodes[first]))
+        decoder = decoders.take(path)
+        try:
+            decoder.read(frames[first:stop].tolist(), out[first:stop])
+        except (OSError, ValueError) as error:
+            decoder.close()
+            if isinstance(error, CorruptError):
+                raise
+            raise CorruptError(f"{path} can't be read: {error}") from error
+        decoders.give_back(decoder)
+
+    in_threads(one, list(itertools.pairwise(cuts)), 1)
