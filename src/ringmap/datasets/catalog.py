@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import detect_format, get_format, list_formats
 
 __all__ = ["get_cache_dir", "load_dataset"]
@@ -99,6 +100,7 @@ def _root(given: str | os.PathLike[str] | None) -> Path:
 
 def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
     given = Path(name).expanduser()
+    restore(os.path.realpath(given))
     if given.exists():
         return given
     folder = _root(cache_dir) / "datasets"

@@ -91,7 +91,10 @@ class FormatTable(MutableMapping[str, type[Format]]):
             return found
         lazy = self._built_in.get(name)
         if lazy is not None and lazy.available:
-            importlib.import_module(lazy.module)
+            module = importlib.import_module(lazy.module)
+            for found in vars(module).values():  # imported before, it registers no second time
+                if isinstance(found, type) and issubclass(found, Format) and found.name == name:
+                    self._loaded.setdefault(name, found)
         elif lazy is None and name in self._entry_points():
             loaded = self._entry_points()[name].load()
             # The import may have registered it by itself.

@@ -24,7 +24,7 @@ from typing import Any
 from ringmap.errors import LockedError
 from ringmap.formats.common import disk
 
-__all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "staging_folder"]
+__all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "restore", "staging_folder"]
 
 PLAN = "plan"
 
@@ -142,7 +142,21 @@ def each_file(folder: str) -> Iterator[str]:
             yield os.path.relpath(os.path.join(at, name), folder)
 
 
-def _carry_out(folder: str, parent: str, owns: Owns) -> None:
+def restore(path: str) -> None:
+    """Put something at `path` again where a swap by two renames was cut short in between."""
+    folder = staging_folder(path)
+    if os.path.exists(path) or not os.path.exists(os.path.join(folder, PLAN)):
+        return
+    with contextlib.suppress(LockedError, FileNotFoundError):
+        fd = lock_folder(folder)
+        try:
+            _carry_out(folder, os.path.dirname(path), None)
+        finally:
+            disk.unlock(fd)
+
+
+def _carry_out(folder: str, parent: str, owns: Owns | None) -> None:
+    """Do what a plan says that is not done yet; without `owns`, delete nothing, and keep the plan."""
     with open(os.path.join(folder, PLAN), "rb") as file:
         plan: dict[str, list[Any]] = json.load(file)
     for item, (old, new) in plan.items():
@@ -159,6 +173,8 @@ def _carry_out(folder: str, parent: str, owns: Owns) -> None:
         if now is None and new is not None:
             disk.replace(source, target)
     disk.sync_all(parent)
+    if owns is None:
+        return
     for name in os.listdir(folder):
         if name != PLAN:
             _delete(os.path.join(folder, name), owns)
