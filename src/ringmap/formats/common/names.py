@@ -4,7 +4,7 @@
     text "a\\0b"          ->  "\\ufdd0a\\\\x00b"              UTF-8 that C strings can hold
 
 Invariants: two columns never share a file; what `escape` made, `unescape` gives back.
-Not here: which file is which column: a format keeps the names themselves (ringmap.json, attributes).
+Not here: which file is which column: a format keeps the names themselves (ep_len.json, attributes).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
       ep_len.npz  ep_offset.npz     (E,) int32, int64
       <col>.npz                     (N, ...): all steps of all episodes
       <col>/ep_<i>...               images: a file per step (folder), a video per episode (video)
-      ringmap.json                  which column is which: names, dtypes, shapes. Ours: others pass it over
-      .ringmap.data                 episode data, if there is any. Ours
+      ep_len.json                  which column is which: names, dtypes, shapes. Ours: stable-worldmodel's reader
+                                    passes over whatever is called ep_len, and takes all else for a column
+      ep_len.data                 episode data, if there is any. Ours
 
 Images are written when their episode is; columns lie in the log until the end, and then become
 .npz files: columns first, `ep_len` last, each in one step.
@@ -43,7 +44,7 @@ __all__ = ["Column", "TabularLayout", "TabularSource", "plan_columns"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LENGTHS, OFFSETS = "ep_len", "ep_offset"
-TABLE, DATA = "ringmap.json", ".ringmap.data"
+TABLE, DATA = "ep_len.json", "ep_len.data"
 
 TABULAR = "npz"
 

@@ -5,7 +5,7 @@
       pixels/ep_0_step_0.jpeg ...                     images: uint8, three axes, the last of size 1 or 3
 
 The layout of stable-worldmodel, in both directions, with names, dtypes and shapes kept in
-`ringmap.json` beside it. JPEG by default, which is lossy; PNG is not.
+`ep_len.json` beside it. JPEG by default, which is lossy; PNG is not.
 Not here: reading (source.py), writing (writer.py), what it shares with `video` (common/tabular.py).
 """
 

@@ -48,7 +48,7 @@ class FolderWriter(DirectoryWriter):
         >>> with FolderWriter(path) as writer:
         ...     writer.write_episode({"reward": [0.0, 1.0], "_episode_data": {"seed": 7}})
         >>> sorted(os.listdir(path))
-        ['.ringmap.data', 'ep_len.npz', 'ep_offset.npz', 'reward.npz', 'ringmap.json']
+        ['ep_len.data', 'ep_len.json', 'ep_len.npz', 'ep_offset.npz', 'reward.npz']
     """
 
     layout = LAYOUT
