@@ -87,7 +87,9 @@ class PerClip(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         found = self.read(*self.clips[index])
         return {
-            name: torch.from_numpy(v).permute(0, 3, 1, 2) if name == "pixels" else torch.from_numpy(v)
+            name: torch.from_numpy(v).permute(0, 3, 1, 2)
+            if name == "pixels"
+            else torch.from_numpy(v)
             for name, v in found.items()
         }
 
@@ -118,7 +120,9 @@ class ZarrRows(H5Rows):
 
         if self.pid != os.getpid():
             self.file, self.pid = zarr.open_group(self.path, mode="r"), os.getpid()
-            self.columns = {n: self.file[f"data/{n}"] for n in ("pixels", "action", "reward", "step")}
+            self.columns = {
+                n: self.file[f"data/{n}"] for n in ("pixels", "action", "reward", "step")
+            }
         at = int(self.offsets[episode]) + start
         return {n: np.asarray(c[at : at + HISTORY]) for n, c in self.columns.items()}
 
@@ -247,7 +251,9 @@ def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
             if name == "folder":
                 kind = "png" if "png" in case else "jpeg"
                 for step, frame in enumerate(episode["pixels"]):
-                    Path(f"{path}/pixels/ep_{number}_step_{step}.{kind}").write_bytes(_pil(frame, kind))
+                    Path(f"{path}/pixels/ep_{number}_step_{step}.{kind}").write_bytes(
+                        _pil(frame, kind)
+                    )
             else:
                 _pyav(f"{path}/pixels/ep_{number}.mp4", episode["pixels"], options)
         for column in ("action", "reward", "step"):
@@ -299,11 +305,17 @@ def lossless_table(folder: Path, tiny: bool) -> None:
             assert got.shape == rows.shape
             same = got.tobytes() == rows.tobytes()
             assert same or case in LOSSY
-            error = "" if same else f"{np.abs(got.astype(float) - rows).mean():.1f}/{np.abs(got.astype(float) - rows).max():.0f}"
+            error = (
+                ""
+                if same
+                else f"{np.abs(got.astype(float) - rows).mean():.1f}/{np.abs(got.astype(float) - rows).max():.0f}"
+            )
             cells.append("=" if same else error)
             shutil.rmtree(path, ignore_errors=True)
         print(f"| {case} | " + " | ".join(cells) + " |")
-    print("= : equal, bit for bit; otherwise mean/largest error of 255 (images of noise, the worst case)")
+    print(
+        "= : equal, bit for bit; otherwise mean/largest error of 255 (images of noise, the worst case)"
+    )
 
 
 def size_of(path: str) -> int:
@@ -386,7 +398,9 @@ def main(argv: list[str] | None = None) -> None:
         for case in given.only:
             if CASES[case][0] in list_formats():
                 found = measure(folder, case, episodes, rounds, batches, workers)
-                reads = [f"{found[f'read {w}']:,.0f} | {found[f'read ratio {w}']:.1f}" for w in workers]
+                reads = [
+                    f"{found[f'read {w}']:,.0f} | {found[f'read ratio {w}']:.1f}" for w in workers
+                ]
                 print(f"| {case} | {found['error']} | {found['size']:.2f} | {found['write']:,.0f} | {found['write ratio']:.2f} | " + " | ".join(reads) + " |", flush=True)  # fmt: skip
 
 

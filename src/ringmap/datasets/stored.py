@@ -13,13 +13,15 @@ Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset, Transform
+from ringmap.datasets.base import Dataset, Transform, clip_ids
+from ringmap.datasets.batch import as_clip, of_columns
 from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -201,9 +203,27 @@ class StoredDataset(Dataset):
 
     # -- clips -------------------------------------------------------------------------------
 
-    def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
-        if not len(episodes):
-            return []
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once: what PyTorch's DataLoader calls, and collates without a copy.
+
+        Raises:
+            ClipIndexError: as for one clip.
+        """
+        episodes, starts = self._locate(clip_ids(indices, type(self).__name__))
+        if self.transform is not None or not len(episodes):
+            return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
+        columns = self._load_columns(episodes, starts)
+        if any(isinstance(values, np.ndarray) for values in columns.values()) or not columns:
+            return [as_clip(clip) for clip in self._cut(columns, len(episodes))]
+        if "action" in columns:
+            actions, count = columns["action"], len(episodes)
+            width = math.prod(actions.shape[1:]) // self.num_steps
+            columns["action"] = actions.reshape(count, self.num_steps, width)
+        batch: list[Any] = of_columns(columns, len(episodes))
+        return batch
+
+    def _load_columns(self, episodes: Array, starts: Array) -> dict[str, Any]:
+        """Return column -> (B, steps, ...), actions dense and not folded yet."""
         first = self.offsets[episodes] + starts
         names, strided = list(self._specs), self.frameskip > 1 and "action" in self._specs
         columns = self._read(
@@ -213,10 +233,18 @@ class StoredDataset(Dataset):
         if strided:
             columns |= self._read(["action"], first, self.span, 1)
             columns = {name: columns[name] for name in names}
+        return columns
+
+    def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
+        if not len(episodes):
+            return []
+        return self._cut(self._load_columns(episodes, starts), len(episodes))
+
+    def _cut(self, columns: dict[str, Any], count: int) -> list[dict[str, Any]]:
         clips = [
             dict(zip(columns, values, strict=True))
             for values in zip(*columns.values(), strict=True)
-        ] or [{} for _ in episodes]
+        ] or [{} for _ in range(count)]
         if self.transform is not None:
             clips = [self.transform(clip) for clip in clips]
         return [self._fold(clip) for clip in clips]
