@@ -26,6 +26,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
+from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.schema import ColumnSpec
 
 __all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
@@ -76,6 +77,8 @@ class Column:
         self._escapes = given is not None
         self._stored = np.dtype("=i8") if dtype.kind in "mM" else dtype
         self.spec = ColumnSpec(name, dataset.shape[1:], dtype)
+        self._direct: Direct | None = None
+        self._looked = False
 
     def __len__(self) -> int:
         return int(self.dataset.shape[0])
@@ -104,6 +107,9 @@ class Column:
             texts = [self.dataset[s : s + length : stride] for s in starts.tolist()]
             found = np.stack(texts) if texts else np.empty((0, *shape), object)
             return self._decode(found)
+        direct = self._from_chunks(starts, length, stride)
+        if direct is not None:
+            return direct.view(self.spec.dtype) if self.spec.dtype.kind in "mM" else direct
         out = np.empty((len(starts), *shape), self._stored)
         if out.size:
             memory, space = h5py.h5s.create_simple(shape), self.dataset.id.get_space()
@@ -112,6 +118,13 @@ class Column:
                 space.select_hyperslab((start, *zeros), shape, (stride, *ones))
                 self.dataset.id.read(memory, space, part)
         return out.view(self.spec.dtype) if self.spec.dtype.kind in "mM" else out
+
+    def _from_chunks(self, starts: Array, length: int, stride: int) -> Array | None:
+        """Return windows without HDF5's help, or None where it has to be asked."""
+        if not self._looked:
+            self._looked = True
+            self._direct = Direct.of(self.dataset, self._stored)
+        return None if self._direct is None else self._direct.windows(starts, length, stride)
 
     def _encode(self, rows: Array) -> Array:
         points = np.ascontiguousarray(rows).view(np.uint32).reshape(*rows.shape, -1)
