@@ -385,7 +385,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no-table", action="store_true")
     given = parser.parse_args(argv)
     logging.getLogger("ringmap").setLevel(logging.ERROR)
-    num, length, side, rounds, batches = (3, 9, 16, 1, 4) if given.tiny else (60, 100, 64, 5, 26)
+    num, length, side, rounds, batches = (3, 9, 16, 1, 4) if given.tiny else (30, 100, 64, 3, 18)
     workers = (0,) if given.tiny else (0, 2)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
