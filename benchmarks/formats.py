@@ -384,7 +384,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--no-table", action="store_true")
     given = parser.parse_args(argv)
-    logging.getLogger("ringmap").setLevel(logging.ERROR)
+    log = logging.getLogger("ringmap")
+    level = log.level
+    log.setLevel(logging.ERROR)  # that JPEG is lossy
+    try:
+        _run(given)
+    finally:
+        log.setLevel(level)
+
+
+def _run(given: argparse.Namespace) -> None:
     num, length, side, rounds, batches = (3, 9, 16, 1, 4) if given.tiny else (30, 100, 64, 3, 18)
     workers = (0,) if given.tiny else (0, 2)
     with tempfile.TemporaryDirectory() as temporary:
