@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.datasets.base import Dataset
     from ringmap.datasets.catalog import get_cache_dir, load_dataset
+    from ringmap.datasets.goal import GoalDataset
+    from ringmap.datasets.joined import ConcatDataset, MergeDataset
+    from ringmap.datasets.transfer import convert, merge
     from ringmap.formats.base import (
         EPISODE_DATA_KEY,
         WRITE_MODES,
@@ -29,15 +32,20 @@ __all__ = [
     "EPISODE_DATA_KEY",
     "FORMATS",
     "WRITE_MODES",
+    "ConcatDataset",
     "Dataset",
     "Format",
+    "GoalDataset",
+    "MergeDataset",
     "ReplayBuffer",
     "Writer",
+    "convert",
     "detect_format",
     "get_cache_dir",
     "get_format",
     "list_formats",
     "load_dataset",
+    "merge",
     "register_format",
     "split_episode_data",
     "validate_write_mode",
@@ -45,9 +53,14 @@ __all__ = [
 
 _HOMES = {
     "ReplayBuffer": "ringmap.buffers.replay",
+    "ConcatDataset": "ringmap.datasets.joined",
     "Dataset": "ringmap.datasets.base",
+    "GoalDataset": "ringmap.datasets.goal",
+    "MergeDataset": "ringmap.datasets.joined",
+    "convert": "ringmap.datasets.transfer",
     "get_cache_dir": "ringmap.datasets.catalog",
     "load_dataset": "ringmap.datasets.catalog",
+    "merge": "ringmap.datasets.transfer",
     "EPISODE_DATA_KEY": "ringmap.formats.base",
     "Format": "ringmap.formats.base",
     "WRITE_MODES": "ringmap.formats.base",

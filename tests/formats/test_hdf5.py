@@ -24,7 +24,8 @@ from ringmap.errors import (
     RoleError,
     UnknownFormatError,
 )
-from ringmap.formats.hdf5 import disk, journal
+from ringmap.formats.common import disk
+from ringmap.formats.hdf5 import journal
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import FormatTests

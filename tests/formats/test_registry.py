@@ -15,22 +15,7 @@ def table(monkeypatch):
     """A fresh registry in place of the real one."""
     fresh = FormatTable(registry.BUILT_IN)
     monkeypatch.setattr(registry, "FORMATS", fresh)
-    fresh["hdf5"]  # loaded already in this process: its module registers no second time
     return fresh
-
-
-@pytest.fixture(autouse=True)
-def loaded(monkeypatch):
-    """Hand the classes that this process has loaded to fresh tables too."""
-    known = data.get_format("hdf5")
-    load = FormatTable.__getitem__
-
-    def getitem(self, name):
-        if name == "hdf5" and "hdf5" in self._built_in:
-            self._loaded.setdefault(name, known)
-        return load(self, name)
-
-    monkeypatch.setattr(FormatTable, "__getitem__", getitem)
 
 
 def make(name, detects=lambda path: False):

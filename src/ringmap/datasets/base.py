@@ -323,6 +323,13 @@ class Dataset:
             clip[name] = value
         return clip
 
+    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
+        """Return one step of each episode: for each, column -> (1, ...), of `names` at least."""
+        return [
+            self._load_slice(ep, at, at + 1)
+            for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
+        ]
+
     def _clip_index(self) -> ClipIndex:
         if self._clips is None:
             self._clips = ClipIndex(LiveEpisodes.from_lengths(self.lengths))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import detect_format, get_format, list_formats
 
 __all__ = ["get_cache_dir", "load_dataset"]
@@ -75,6 +76,16 @@ def load_dataset(
     if format is not None:
         return get_format(format).open_reader(path, **reader_options)
     found = detect_format(path)
+    if found is None and path.is_dir():
+        inside = _datasets_in(path)
+        if len(inside) > 1:
+            raise InputError(
+                f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
+                "the path of one"
+            )
+        if inside:
+            path = inside[0]
+            found = detect_format(path)
     if found is None:
         raise UnknownFormatError(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
@@ -89,6 +100,7 @@ def _root(given: str | os.PathLike[str] | None) -> Path:
 
 def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
     given = Path(name).expanduser()
+    restore(os.path.realpath(given))
     if given.exists():
         return given
     folder = _root(cache_dir) / "datasets"
@@ -107,6 +119,21 @@ def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
             return found[0]
     places = ", ".join(str(path) for path in dict.fromkeys(tried))
     raise NotFoundError(f"No dataset {name!r}: looked at {places}")
+
+
+def _datasets_in(folder: Path) -> list[Path]:
+    """Return the datasets that lie directly in a folder, without the side tables of others."""
+    found = [
+        p for p in sorted(folder.iterdir()) if p.name[0] != "." and detect_format(p) is not None
+    ]
+    mains = {p.name.removesuffix(".lance") for p in found if p.suffix == ".lance"}
+    return [
+        p
+        for p in found
+        if not (
+            p.name.endswith("_episodes.lance") and p.name.removesuffix("_episodes.lance") in mains
+        )
+    ]
 
 
 def _with_suffix(path: Path) -> list[Path]:

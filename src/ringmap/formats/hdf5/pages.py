@@ -21,7 +21,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ringmap.formats.hdf5 import disk, journal
+from ringmap.formats.common import disk
+from ringmap.formats.hdf5 import journal
 from ringmap.formats.hdf5.journal import PAGE
 
 if TYPE_CHECKING:

@@ -7,11 +7,10 @@ Not here: tensors, clips (`ringmap.datasets.stored`), the columns themselves (la
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import h5py
@@ -22,10 +21,10 @@ from ringmap.errors import (
     LockedError,
     NotFoundError,
     ReplacedError,
-    RingmapError,
     UnknownColumnError,
     UnknownFormatError,
 )
+from ringmap.formats.common.source import damage_named
 from ringmap.formats.hdf5.journal import mend
 from ringmap.formats.hdf5.layout import EPISODE_LENGTHS, EPISODE_OFFSETS, Column, find_columns
 from ringmap.storage.blobs import decode_data
@@ -34,7 +33,6 @@ from ringmap.storage.schema import Schema
 __all__ = [
     "NAMES_ATTRIBUTE",
     "HDF5Source",
-    "damage_named",
     "episode_attribute",
     "open_for_reading",
     "read_episode_data",
@@ -92,23 +90,27 @@ class HDF5Source:
         """Row of each episode's first step, int64."""
         return self._offsets
 
-    def windows(self, column: str, starts: Array, length: int, stride: int = 1) -> Array:
-        """Read rows `s, s + stride, ... < s + length` for each s of `starts`.
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
 
-        Shapes: (len(starts), ceil(length / stride), ...), images in stored order.
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
 
         Raises:
             CorruptError: HDF5 can't read them.
             ReplacedError: the path holds another file by now.
         """
         with self._alone():
-            columns = self._open()
-            if column not in columns:
-                raise UnknownColumnError(
-                    f"{self.path}: no column {column!r}; there are {list(columns)}"
-                )
-            with damage_named(f"{self.path}: column {column!r}"):
-                return columns[column].windows(starts, length, stride)
+            opened, found = self._open(), {}
+            for name in columns:
+                if name not in opened:
+                    raise UnknownColumnError(
+                        f"{self.path}: no column {name!r}; there are {list(opened)}"
+                    )
+                with damage_named(f"{self.path}: column {name!r}"):
+                    found[name] = opened[name].windows(starts, length, stride)
+            return found
 
     def episode_data(self, episode: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} when it has none."""
@@ -256,17 +258,6 @@ def read_episode_data(table: Any, episode: int) -> dict[str, Any]:
     while (found := table.attrs.get(episode_attribute(episode, len(parts)))) is not None:
         parts.append(np.asarray(found, np.uint8).tobytes())
     return decode_data(b"".join(parts))
-
-
-@contextlib.contextmanager
-def damage_named(what: str) -> Iterator[None]:
-    """Turn what h5py and NumPy raise about damaged bytes into CorruptError."""
-    try:
-        yield
-    except RingmapError:
-        raise
-    except (OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:
-        raise CorruptError(f"{what} can't be read: {type(error).__name__}: {error}") from error
 
 
 def _names(table: Any) -> list[str]:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from ringmap.errors import EnvironmentFault, InputError, ReadOnlyError, RingmapError, RoleError
-from ringmap.formats.base import validate_write_mode
+from ringmap.errors import EnvironmentFault, InputError, RingmapError
+from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.hdf5.layout import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,
@@ -30,12 +29,10 @@ from ringmap.formats.hdf5.layout import (
 from ringmap.formats.hdf5.session import Session
 from ringmap.formats.hdf5.source import (
     NAMES_ATTRIBUTE,
-    damage_named,
     episode_attribute,
     read_table,
 )
-from ringmap.formats.schema import CheckedEpisode, check_episode
-from ringmap.storage.blobs import encode_data
+from ringmap.formats.schema import CheckedEpisode
 from ringmap.storage.schema import Schema
 
 __all__ = ["HDF5Writer"]
@@ -44,7 +41,7 @@ _PART_NBYTES = 60_000
 """HDF5 holds an attribute of up to 64 kB in any version of its files."""
 
 
-class HDF5Writer:
+class HDF5Writer(EpisodeWriter):
     """Writes episodes to an HDF5 file. Use it in a `with` block.
 
     Args:
@@ -95,9 +92,7 @@ class HDF5Writer:
         chunk_nbytes: int = 1 << 20,
         progress: bool = False,
     ) -> None:
-        self.path = os.path.realpath(path)  # a link to a dataset stays one
-        self.mode = validate_write_mode(mode)
-        self.progress = progress
+        super().__init__(path, mode, progress)
         if chunk_nbytes <= 0:
             raise InputError(f"HDF5Writer: chunk_nbytes must be positive, got {chunk_nbytes}")
         self._chunk_nbytes = chunk_nbytes
@@ -108,62 +103,24 @@ class HDF5Writer:
                 self._filters["compression_opts"] = compression_opts
         self._session: Session | None = None
 
-    # -- the block ---------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        if self._session is not None:
-            raise RoleError(
-                f"HDF5Writer: {self.path} is already open in a `with` block of this writer"
-            )
+    def _begin(self) -> None:
         self._session = Session(self.path, self.mode, self._take_stock)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self, failed: bool) -> None:
         session, self._session = self._session, None
-        if session is None or session.pid != os.getpid():
-            return  # a forked child ends the block: the file is its parent's
+        assert session is not None
         try:
-            if kind is None or not session.replaces:
+            if not failed or not session.replaces:
                 session.finish()
         finally:
             session.close()
 
-    # -- episodes ----------------------------------------------------------------------------
-
-    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
-        """Append one whole episode; it is safe from a kill when the call returns.
-
-        Args:
-            ep_data: column -> per-step list, array or CPU tensor of shape (T, ...); under
-                `_episode_data`, a mapping of values constant within the episode. An empty one
-                changes nothing.
-
-        Raises:
-            RoleError: outside of a `with` block.
-            InputError: it does not fit the schema of the first episode; nothing was written.
-            OSError: the disk is full or failed; nothing was written, and the next call may work.
-
-        Cost: O(bytes of the episode), plus at most one chunk per column that is written twice.
-        """
-        where = "HDF5Writer.write_episode"
+    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        """Append an episode. O(its bytes), plus at most one chunk per column that is written twice."""
         session = self._session
-        if session is None:
-            raise RoleError(f"{where}: {self.path}: used outside of a `with` block")
-        if session.pid != os.getpid():
-            raise ReadOnlyError(
-                f"{where}: {self.path} belongs to process {session.pid}, not to its fork"
-            )
+        assert session is not None
         if session.file is None:
             session.reopen()
-        episode = check_episode(ep_data, self._schema, where)
-        if episode is None:
-            return
-        packed = encode_data(episode.data, where) if episode.data else b""
         before = len(self._lengths)
         try:
             self._write(session.file, episode, packed)
@@ -177,19 +134,6 @@ class HDF5Writer:
             raise EnvironmentFault(
                 error.errno, f"{where}: {error}; nothing was written", self.path
             ) from error
-
-    def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Append episodes as they come, each safe when the next one is asked for.
-
-        Raises:
-            As `write_episode`; the episodes before stay.
-        """
-        if self.progress:
-            from tqdm import tqdm
-
-            episodes = tqdm(episodes, desc=os.path.basename(self.path), unit="episode")
-        for episode in episodes:
-            self.write_episode(episode)
 
     def _write(self, file: Any, episode: CheckedEpisode, packed: bytes) -> None:
         if self._schema is None:

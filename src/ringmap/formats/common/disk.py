@@ -1,15 +1,18 @@
-"""The calls that change the disk under an HDF5 file, and its lock.
+"""The calls that change the disk under a dataset, and its lock.
 
 Every one goes through this module, as `disk.write(...)`, so that a test can replace it and
 inject a fault, or a kill, before each of them.
-Not here: what is written where, and in which order (journal.py, pages.py, session.py).
+Not here: what is written where, and in which order (the sessions); what h5py, lance, zarr, PyAV and
+pillow write by themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
+from typing import Any
 
 from ringmap.errors import LockedError
 from ringmap.storage.system import System
@@ -21,16 +24,23 @@ except ImportError:  # Windows: HDF5 locks nothing there either
 
 __all__ = [
     "BINARY",
+    "append",
+    "exchange",
     "lock",
+    "make_folder",
     "put_new",
     "read_into",
     "remove",
+    "remove_folder",
     "replace",
+    "replace_file",
     "reserve",
     "sync",
+    "sync_all",
     "truncate",
     "unlock",
     "write",
+    "write_file",
 ]
 
 BINARY = getattr(os, "O_BINARY", 0)
@@ -38,6 +48,14 @@ BINARY = getattr(os, "O_BINARY", 0)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 _system = System()
+
+_FEW = 1 << 18
+"""Copying this much into one write costs less than a second call."""
+
+try:
+    _libc: Any = ctypes.CDLL(None, use_errno=True)
+except (OSError, TypeError):  # Windows
+    _libc = None
 
 
 # -- changes --------------------------------------------------------------------------------------
@@ -93,6 +111,75 @@ def put_new(source: str, target: str) -> None:
         os.rename(source, target)
     else:
         os.unlink(source)
+
+
+def append(fd: int, parts: list[Any], offset: int) -> None:
+    """Write buffers one after the other at `offset`, or raise OSError."""
+    views = [view for part in parts if len(view := memoryview(part).cast("B"))]
+    if sum(map(len, views)) < _FEW:
+        write(fd, memoryview(b"".join(views)), offset)
+        return
+    for view in views:
+        write(fd, view, offset)
+        offset += len(view)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write a file that counts for nothing yet."""
+    with open(path, "wb", 0) as file:
+        file.write(data)
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Put a file with this content at `path`, in one step; what was there is replaced."""
+    beside = path + ".new"
+    with open(beside, "wb") as file:
+        file.write(data)
+    replace(beside, path)
+
+
+def make_folder(path: str) -> None:
+    """Make a folder, and those above it."""
+    os.makedirs(path, exist_ok=True)
+
+
+def remove_folder(path: str) -> bool:
+    """Remove an empty folder; return whether it is gone."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def exchange(left: str, right: str) -> bool:
+    """Let two paths change places in one step; return False where the system has no such call."""
+    call = getattr(_libc, "renameat2", None)
+    if call is None:
+        return False
+    here, flags = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if call(here, os.fsencode(left), here, os.fsencode(right), flags) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code), left)
+
+
+def sync_all(folder: str) -> None:
+    """Force all that was written to the file system of a folder to the disk itself."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        call = getattr(_libc, "syncfs", None)
+        if call is None:
+            os.sync()
+        elif call(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), folder)
+    finally:
+        os.close(fd)
 
 
 # -- looks ----------------------------------------------------------------------------------------

@@ -1,0 +1,417 @@
+"""Formats: what is written comes back, how large it is, and how fast, against each library's own calls.
+
+    python -m benchmarks.formats                 all tables
+    python -m benchmarks.formats --tiny          so that it can't rot
+
+Ours and the library's own in turn, in one process. Reading: clips of 4, batches of 64, from a DataLoader with
+0 and 2 workers; the rival is the obvious loop, one call per clip and column, that a Dataset's `__getitem__`
+would make. Writing: the rival writes the same rows through the library with no schema, no log and no commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.timing import quantiles
+from ringmap.data import get_format, list_formats, load_dataset
+
+__all__ = ["main"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+HISTORY, BATCH = 4, 64
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "hdf5": ("hdf5", {}),
+    "zarr": ("zarr", {}),
+    "lance": ("lance", {}),
+    "lance jpeg": ("lance", {"image_format": "jpeg"}),
+    "folder png": ("folder", {"image_format": "png"}),
+    "folder": ("folder", {}),
+    "video": ("video", {}),
+    "video lossless": ("video", {"lossless": True}),
+}
+LOSSY = ("lance jpeg", "folder", "video")
+
+
+def episodes_of(num: int, length: int, side: int) -> list[dict[str, Array]]:
+    """Return rollouts of a ball over a textured ground: pictures that compress as a simulator's do."""
+    rng = np.random.default_rng(0)
+    ground = np.kron(rng.integers(60, 200, (side // 8 + 1, side // 8 + 1, 3)), np.ones((8, 8, 1)))
+    ground = ground[:side, :side].astype(np.uint8)
+    row, col = np.mgrid[:side, :side]
+    episodes = []
+    for number in range(num):
+        way = np.cumsum(rng.normal(0, 2, (length, 2)), axis=0) + side / 2
+        frames = np.repeat(ground[None], length, 0)
+        for frame, (y, x) in zip(frames, way % side, strict=True):
+            frame[(row - y) ** 2 + (col - x) ** 2 < (side / 10) ** 2] = (220, 40, number % 256)
+        episodes.append(
+            {
+                "pixels": frames,
+                "action": way.astype(np.float32),
+                "reward": rng.random(length),
+                "step": np.arange(length) + 2**53 + number * length,
+            }
+        )
+    return episodes
+
+
+# -- the rivals -----------------------------------------------------------------------------------
+
+
+class PerClip(torch.utils.data.Dataset[dict[str, Any]]):
+    """The obvious Dataset: a call of `read` per clip."""
+
+    def __init__(self, read: Callable[[int, int], dict[str, Any]], lengths: Array) -> None:
+        self.read = read
+        starts = [(e, s) for e, n in enumerate(lengths.tolist()) for s in range(n - HISTORY + 1)]
+        self.clips = starts
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        found = self.read(*self.clips[index])
+        return {
+            name: torch.from_numpy(v).permute(0, 3, 1, 2)
+            if name == "pixels"
+            else torch.from_numpy(v)
+            for name, v in found.items()
+        }
+
+
+class H5Rows:
+    """Slices of an h5py file, opened per process; without a chunk cache, which would load 1 MB for a clip."""
+
+    def __init__(self, path: str, offsets: Array) -> None:
+        self.path, self.offsets, self.pid, self.file = path, offsets, -1, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pid": -1, "file": None}
+
+    def __call__(self, episode: int, start: int) -> dict[str, Any]:
+        import h5py
+
+        if self.pid != os.getpid():
+            self.file, self.pid = h5py.File(self.path, "r", rdcc_nbytes=0), os.getpid()
+        at = int(self.offsets[episode]) + start
+        return {n: self.file[n][at : at + HISTORY] for n in ("pixels", "action", "reward", "step")}
+
+
+class ZarrRows(H5Rows):
+    """Slices of zarr arrays."""
+
+    def __call__(self, episode: int, start: int) -> dict[str, Any]:
+        import zarr
+
+        if self.pid != os.getpid():
+            self.file, self.pid = zarr.open_group(self.path, mode="r"), os.getpid()
+            self.columns = {
+                n: self.file[f"data/{n}"] for n in ("pixels", "action", "reward", "step")
+            }
+        at = int(self.offsets[episode]) + start
+        return {n: np.asarray(c[at : at + HISTORY]) for n, c in self.columns.items()}
+
+
+class LanceRows(H5Rows):
+    """A `take` per clip, PIL for its images."""
+
+    def __call__(self, episode: int, start: int) -> dict[str, Any]:
+        from PIL import Image
+
+        from ringmap.formats.lance.layout import lance
+
+        if self.pid != os.getpid():
+            self.file, self.pid = lance().dataset(self.path), os.getpid()
+        at = int(self.offsets[episode]) + start
+        table = self.file.take(list(range(at, at + HISTORY)))
+        images = [np.asarray(Image.open(io.BytesIO(v.as_py()))) for v in table.column("pixels")]
+        found = {"pixels": np.stack(images)}
+        for name, shape in (("action", (HISTORY, 2)), ("reward", (HISTORY,)), ("step", (HISTORY,))):
+            flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            found[name] = flat.reshape(shape).copy()
+        return found
+
+
+class FolderRows:
+    """PIL per image, arrays in memory."""
+
+    def __init__(self, path: str, offsets: Array, suffix: str) -> None:
+        self.path, self.offsets, self.suffix = path, offsets, suffix
+        names = ("action", "reward", "step")
+        self.columns = {n: np.load(f"{path}/{n}.npz")["arr_0"] for n in names}
+
+    def images(self, episode: int, start: int) -> Array:
+        from PIL import Image
+
+        names = [f"ep_{episode}_step_{start + i}.{self.suffix}" for i in range(HISTORY)]
+        return np.stack([np.asarray(Image.open(f"{self.path}/pixels/{n}")) for n in names])
+
+    def __call__(self, episode: int, start: int) -> dict[str, Any]:
+        at = int(self.offsets[episode]) + start
+        rows = {n: v[at : at + HISTORY].copy() for n, v in self.columns.items()}
+        return {"pixels": self.images(episode, start), **rows}
+
+
+class VideoRows(FolderRows):
+    """PyAV per clip: open, seek, decode."""
+
+    def images(self, episode: int, start: int) -> Array:
+        import av
+
+        frames = []
+        with av.open(f"{self.path}/pixels/ep_{episode}.mp4") as container:
+            stream = container.streams.video[0]
+            ticks = 1 / (stream.average_rate * stream.time_base)
+            container.seek(int(start * ticks), stream=stream)
+            for frame in container.decode(stream):
+                if frame.pts / ticks >= start:
+                    frames.append(frame.to_ndarray(format="rgb24"))
+                if len(frames) == HISTORY:
+                    break
+        return np.stack(frames)
+
+
+def rival_reader(case: str, path: str, offsets: Array) -> Callable[[int, int], dict[str, Any]]:
+    """Return how one would read a clip with the library alone."""
+    name = CASES[case][0]
+    if name == "folder":
+        return FolderRows(path, offsets, "png" if "png" in case else "jpeg")
+    if name == "video":
+        return VideoRows(path, offsets, "mp4")
+    return {"hdf5": H5Rows, "zarr": ZarrRows, "lance": LanceRows}[name](path, offsets)
+
+
+def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
+    """Write the same rows with the library alone."""
+    name, options = CASES[case]
+    if name == "hdf5":
+        import h5py
+
+        with h5py.File(path, "w") as file:
+            row = 0
+            for episode in episodes:
+                for column, rows in episode.items():
+                    if column not in file:
+                        step = max(1, min((1 << 20) // max(rows[0].nbytes, 1), 16384))
+                        file.create_dataset(column, (0, *rows.shape[1:]), rows.dtype, maxshape=(None, *rows.shape[1:]), chunks=(step, *rows.shape[1:]))  # fmt: skip
+                    file[column].resize(row + len(rows), axis=0)
+                    file[column][row:] = rows
+                row += len(episode["step"])
+    elif name == "zarr":
+        import numcodecs
+        import zarr
+
+        group = zarr.open_group(path, mode="w", zarr_format=2)
+        for episode in episodes:
+            for column, rows in episode.items():
+                if column not in group:
+                    step = max(1, min((1 << 20) // max(rows[0].nbytes, 1), 16384))
+                    group.create_array(column, shape=(0, *rows.shape[1:]), chunks=(step, *rows.shape[1:]), dtype=rows.dtype, compressors=numcodecs.Blosc("zstd", 1))  # fmt: skip
+                group[column].append(rows)  # type: ignore[union-attr]
+    elif name == "lance":
+        import pyarrow as pa
+
+        from ringmap.formats.lance.layout import lance
+
+        def batches() -> Any:
+            for episode in episodes:
+                columns = {"pixels": pa.array([_pil(f, options.get("image_format", "png")) for f in episode["pixels"]])}  # fmt: skip
+                for column, rows in episode.items():
+                    if column != "pixels":
+                        size = rows[0].size
+                        columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), size)  # fmt: skip
+                yield pa.record_batch(columns)
+
+        made = batches()
+        first = next(made)
+
+        def all_of() -> Any:
+            yield first
+            yield from made
+
+        lance().write_dataset(pa.RecordBatchReader.from_batches(first.schema, all_of()), path)
+    else:
+        os.makedirs(f"{path}/pixels")
+        for number, episode in enumerate(episodes):
+            if name == "folder":
+                kind = "png" if "png" in case else "jpeg"
+                for step, frame in enumerate(episode["pixels"]):
+                    Path(f"{path}/pixels/ep_{number}_step_{step}.{kind}").write_bytes(
+                        _pil(frame, kind)
+                    )
+            else:
+                _pyav(f"{path}/pixels/ep_{number}.mp4", episode["pixels"], options)
+        for column in ("action", "reward", "step"):
+            np.savez(f"{path}/{column}.npz", np.concatenate([e[column] for e in episodes]))
+
+
+def _pil(frame: Array, kind: str) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    options = {"compress_level": 1} if kind == "png" else {"quality": 95, "subsampling": 0}
+    Image.fromarray(frame).save(buffer, kind, **options)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _pyav(path: str, frames: Array, options: dict[str, Any]) -> None:
+    import av
+
+    exact = "lossless" in options
+    with av.open(path, "w") as container:
+        stream: Any = container.add_stream("libx264rgb" if exact else "libx264", rate=30, options={"qp": "0"} if exact else {"crf": "18"})  # fmt: skip
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "rgb24" if exact else "yuv420p"
+        stream.codec_context.gop_size = 8
+        stream.codec_context.max_b_frames = 0
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
+        container.mux(stream.encode())
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+
+def lossless_table(folder: Path, tiny: bool) -> None:
+    """Print what comes back, per format, dtype and shape."""
+    from ringmap.testing.formats import VALUES
+
+    print("\n| format | " + " | ".join(VALUES) + " |\n| --- |" + " --- |" * len(VALUES))
+    for case, (name, options) in CASES.items():
+        if name not in list_formats():
+            continue
+        cells = []
+        for number, rows in enumerate(VALUES.values()):
+            path = folder / f"{case}-{number}.d"
+            with get_format(name).open_writer(path, **options) as writer:
+                writer.write_episode({"x": rows})
+            got = load_dataset(path, format=name, layout="HWC").get_col_data("x")
+            assert got.dtype == rows.dtype
+            assert got.shape == rows.shape
+            same = got.tobytes() == rows.tobytes()
+            assert same or case in LOSSY
+            error = (
+                ""
+                if same
+                else f"{np.abs(got.astype(float) - rows).mean():.1f}/{np.abs(got.astype(float) - rows).max():.0f}"
+            )
+            cells.append("=" if same else error)
+            shutil.rmtree(path, ignore_errors=True)
+        print(f"| {case} | " + " | ".join(cells) + " |")
+    print(
+        "= : equal, bit for bit; otherwise mean/largest error of 255 (images of noise, the worst case)"
+    )
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of a file or folder."""
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    return sum(p.stat().st_size for p in Path(path).rglob("*") if p.is_file())
+
+
+def measure(folder: Path, case: str, episodes: list[dict[str, Array]], rounds: int, batches: int, workers: tuple[int, ...]) -> dict[str, Any]:  # fmt: skip
+    """Return sizes, rates and errors of one format."""
+    name, options = CASES[case]
+    nbytes = sum(v.nbytes for e in episodes for v in e.values())
+    took: dict[str, list[float]] = {"ours": [], "theirs": []}
+    path = str(folder / case.replace(" ", "-"))
+    for _ in range(rounds):
+        for who in took:
+            target = path if who == "ours" else path + "-raw"
+            shutil.rmtree(target, ignore_errors=True)
+            Path(target).unlink(missing_ok=True) if os.path.isfile(target) else None
+            begin = perf_counter()
+            if who == "ours":
+                with get_format(name).open_writer(target, **options) as writer:
+                    writer.write_episodes(episodes)
+            else:
+                rival_write(case, target, episodes)
+            took[who].append(perf_counter() - begin)
+    found: dict[str, Any] = {"size": size_of(path) / nbytes}
+    ours, theirs = (np.array(took[w]) for w in ("ours", "theirs"))
+    found["write"] = nbytes / np.median(ours) / 1e6
+    found["write ratio"] = float(np.median(theirs / ours))
+    dataset = load_dataset(path, format=name, num_steps=HISTORY)
+    rival = PerClip(rival_reader(case, path, dataset.offsets), dataset.lengths)
+    assert len(rival) == len(dataset)
+    for i in (0, len(rival) // 2, len(rival) - 1):  # equal first
+        left, right = dataset[i], rival[i]
+        assert all(np.array_equal(left[n], right[n]) for n in right)
+    stored = episodes[-1]["pixels"].astype(float)
+    got = np.asarray(load_dataset(path, format=name, layout="HWC").load_episode(-1)["pixels"])
+    error = np.abs(got - stored)
+    found["error"] = "equal" if not error.any() else f"{error.mean():.2f} / {error.max():.0f}"
+    for number in workers:
+        rates: dict[str, list[float]] = {"ours": [], "theirs": []}
+        for turn in range(rounds):
+            for who, source in (("ours", dataset), ("theirs", rival)):
+                order = np.random.default_rng(turn).integers(0, len(rival), BATCH * batches)
+                loader: Any = DataLoader(source, BATCH, sampler=order.tolist(), num_workers=number)
+                steps = iter(loader)
+                next(steps)  # workers have started
+                if number:
+                    next(steps)
+                begin, count = perf_counter(), 0
+                for _ in steps:
+                    count += BATCH
+                rates[who].append(count / (perf_counter() - begin))
+        mine, other = np.array(rates["ours"]), np.array(rates["theirs"])
+        found[f"read {number}"] = float(np.median(mine))
+        found[f"read ratio {number}"] = quantiles(mine / other)["median"]
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--no-table", action="store_true")
+    given = parser.parse_args(argv)
+    log = logging.getLogger("ringmap")
+    level = log.level
+    log.setLevel(logging.ERROR)  # that JPEG is lossy
+    try:
+        _run(given)
+    finally:
+        log.setLevel(level)
+
+
+def _run(given: argparse.Namespace) -> None:
+    num, length, side, rounds, batches = (3, 9, 16, 1, 4) if given.tiny else (30, 100, 64, 3, 18)
+    workers = (0,) if given.tiny else (0, 2)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if not given.no_table:
+            lossless_table(folder, given.tiny)
+        episodes = episodes_of(num, length, side)
+        print(f"\n{num} episodes of {length} steps, pixels {side}x{side}x3 and 3 small columns; clips of {HISTORY}, batch {BATCH}")  # fmt: skip
+        heads = ["format", "pixels: mean / largest error", "size", "write MB/s", "of the library's", *(f"clips/s, {w} workers | x a loop" for w in workers)]  # fmt: skip
+        print("| " + " | ".join(heads) + " |\n|" + " --- |" * (5 + 2 * len(workers)))
+        for case in given.only:
+            if CASES[case][0] in list_formats():
+                found = measure(folder, case, episodes, rounds, batches, workers)
+                reads = [
+                    f"{found[f'read {w}']:,.0f} | {found[f'read ratio {w}']:.1f}" for w in workers
+                ]
+                print(f"| {case} | {found['error']} | {found['size']:.2f} | {found['write']:,.0f} | {found['write ratio']:.2f} | " + " | ".join(reads) + " |", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

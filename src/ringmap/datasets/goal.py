@@ -1,0 +1,280 @@
+"""Clips with a goal: one more frame per clip, drawn from the data itself.
+
+    start    current                later            end of the episode
+      |-- clip --|  k * frameskip     |                 |
+                 |- geometric(1 - gamma) or uniform ----|       ... or any step of any episode
+
+Hindsight goals: what the agent reached later, seen as what it wanted.
+Invariants: a future goal lies later in the clip's own episode; clips that have no later frame are
+left out when a future kind has weight. Each worker of a DataLoader draws its own goals.
+Not here: rewards for goals; the clips themselves (the wrapped dataset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.index import ClipIndex
+from ringmap.datasets.base import Dataset
+from ringmap.datasets.batch import as_clip, worker
+from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.storage.live import LiveEpisodes
+
+__all__ = ["GoalDataset"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+RANDOM, GEOMETRIC, UNIFORM, CURRENT = range(4)
+
+_MAX_WORKERS = 4096
+
+DEFAULT_GOALS = {"pixels": "goal_pixels", "proprio": "goal_proprio"}
+
+
+class GoalDataset(Dataset):
+    """Adds a goal to each clip of a dataset.
+
+    Args:
+        dataset: any dataset, a buffer included.
+        goal_probabilities: of a random step of the whole dataset, a later step of the same episode
+            (geometric), one (uniform), and the current step.
+        gamma: later steps k = 1, 2, ... (in units of `frameskip`) have probability
+            `(1 - gamma) * gamma ** (k - 1)`; beyond the end of the episode, its last.
+        current_goal_offset: which observation of the clip is the current one, counted from 1; by
+            default the last.
+        goal_keys: column -> name of its goal; by default `pixels` -> `goal_pixels` and `proprio` ->
+            `goal_proprio`, whichever is there.
+        seed: the same seed, the same draws, however many workers there are per pass; None: new
+            ones each time.
+
+    Shapes: a goal is (1, ...).
+
+    Raises:
+        InputError: (ValueError) not four probabilities that sum to 1; gamma outside [0, 1); an
+            offset that is not positive.
+
+    Processes and threads: with workers, each draws from a generator of its own, seeded by `seed`, its
+    number, and how often a worker of that number was started before.
+
+    Source: Andrychowicz et al. 2017, Hindsight Experience Replay, section 4.5; stable-worldmodel,
+    Data guide.
+
+    Example:
+        >>> from ringmap.data import ReplayBuffer
+        >>> buf = ReplayBuffer(100)
+        >>> buf.write_episode({"pixels": np.arange(5, dtype=np.uint8)})
+        >>> goals = GoalDataset(buf, goal_probabilities=(0, 0, 1, 0), seed=0)
+        >>> len(goals), all(int(c["goal_pixels"][0]) > int(c["pixels"][-1]) for c in goals)
+        (4, True)
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        goal_probabilities: Sequence[float] = (0.3, 0.5, 0.0, 0.2),
+        gamma: float = 0.99,
+        current_goal_offset: int | None = None,
+        goal_keys: Mapping[str, str] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        weights = np.asarray(goal_probabilities, np.float64)
+        if weights.shape != (4,):
+            raise InputError(
+                "GoalDataset: goal_probabilities must be four numbers (random, geometric future, "
+                f"uniform future, current), got {goal_probabilities!r}"
+            )
+        if not np.isclose(weights.sum(), 1.0) or (weights < 0).any():
+            raise InputError(
+                f"GoalDataset: goal_probabilities must be >= 0 and sum to 1, got {goal_probabilities!r}"
+            )
+        if not 0 <= gamma < 1:
+            raise InputError(f"GoalDataset: gamma must be in [0, 1), got {gamma}")
+        offset = dataset.num_steps if current_goal_offset is None else current_goal_offset
+        if offset <= 0:
+            raise InputError(f"GoalDataset: current_goal_offset must be positive, got {offset}")
+        super().__init__([], [], frameskip=dataset.frameskip, num_steps=dataset.num_steps)
+        self.dataset = dataset
+        self.goal_probabilities = tuple(weights.tolist())
+        self.gamma = float(gamma)
+        self.current_goal_offset = int(offset)
+        self.seed = seed
+        self._goal_keys = None if goal_keys is None else dict(goal_keys)
+        self._rng: np.random.Generator | None = None
+        self._home: Any = None
+        self._started = _shared_counters()
+        self._first_ids: Array = np.empty(0, np.int64)
+
+    # -- what the wrapped dataset has --------------------------------------------------------
+
+    @property
+    def goal_keys(self) -> dict[str, str]:
+        """Column -> name of its goal."""
+        if self._goal_keys is not None:
+            return dict(self._goal_keys)
+        names = self.dataset.column_names
+        return {name: goal for name, goal in DEFAULT_GOALS.items() if name in names}
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns of the wrapped dataset, without the goals."""
+        return list(self.dataset.column_names)
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        lengths: Array = self.dataset.lengths
+        return lengths
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        offsets: Array = self.dataset.offsets
+        return offsets
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the values that are constant within an episode."""
+        return list(self.dataset.episode_column_names)
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        steps: dict[str, Any] = self.dataset._load_slice(ep, start, end)
+        return steps
+
+    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
+        found: list[Any] = self.dataset._load_steps(episodes, steps, names)
+        return found
+
+    def load_episode(self, episode_idx: int) -> dict[str, Any]:
+        """Return one whole episode, without goals."""
+        episode: dict[str, Any] = self.dataset.load_episode(episode_idx)
+        return episode
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode."""
+        found: dict[str, list[Any]] = self.dataset.get_episode_data(idx)
+        return found
+
+    def get_col_data(self, col: str) -> Array:
+        """Return a column of all steps."""
+        column: Array = self.dataset.get_col_data(col)
+        return column
+
+    def get_dim(self, col: str) -> int:
+        """Return how many values a step of a column holds."""
+        return int(self.dataset.get_dim(col))
+
+    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+        """Return steps by row, all columns."""
+        rows: dict[str, Any] = self.dataset.get_row_data(row_idx)
+        return rows
+
+    # -- clips with goals --------------------------------------------------------------------
+
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have left for a clip: its own, and a later one where goals need it."""
+        future = self.goal_probabilities[GEOMETRIC] > 0 or self.goal_probabilities[UNIFORM] > 0
+        ahead = self.current_goal_offset - (0 if future else 1)
+        return max(self.num_steps * self.frameskip, ahead * self.frameskip + 1)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips with their goals; goals are drawn anew at each call."""
+        from ringmap.datasets.base import clip_ids
+
+        episodes, starts = self._locate(clip_ids(indices, "GoalDataset"))
+        if not len(episodes):
+            return []
+        ids = (self._first_ids[episodes] + starts).tolist()
+        if hasattr(self.dataset, "__getitems__"):
+            clips = self.dataset.__getitems__(ids)
+        else:
+            clips = [self.dataset[i] for i in ids]
+        keys = self.goal_keys
+        if not keys:
+            return list(clips)
+        goals = self.dataset._load_steps(*self._draw(episodes, starts), list(keys))
+        return [self._with_goal(clip, goal, keys) for clip, goal in zip(clips, goals, strict=True)]
+
+    def _with_goal(self, clip: Any, goal: Any, keys: dict[str, str]) -> Any:
+        made = dict(clip)
+        for name, target in keys.items():
+            if name not in goal:
+                raise UnknownColumnError(
+                    f"GoalDataset: no column {name!r} to draw a goal from; there are {list(goal)}"
+                )
+            made[target] = goal[name]
+        return as_clip(made)
+
+    def _draw(self, episodes: Array, starts: Array) -> tuple[Array, Array]:
+        """Return the episode and step of a goal for each clip.
+
+        Each clip takes the same number of draws, whatever its kind, so that a kind's probability
+        changes no other clip's goal.
+        """
+        rng, count, skip = self._generator(), len(episodes), self.frameskip
+        lengths = self._lengths.astype(np.int64)
+        kinds = np.searchsorted(np.cumsum(self.goal_probabilities), rng.random(count), side="right")
+        kinds = np.minimum(kinds, CURRENT)
+        anywhere, later = rng.random(count), rng.random(count)
+        current = starts + (self.current_goal_offset - 1) * skip
+        most = (lengths[episodes] - 1 - current) // skip  # later observations that there are
+        log_gamma = np.log(self.gamma) if self.gamma > 0 else -np.inf
+        geometric = np.minimum(1 + np.floor(np.log1p(-later) / log_gamma), most).astype(np.int64)
+        uniform = 1 + np.minimum((later * most).astype(np.int64), most - 1)
+        ahead = np.select([kinds == GEOMETRIC, kinds == UNIFORM], [geometric, uniform], 0)
+        goal_episodes, goal_steps = episodes.copy(), current + ahead * skip
+        at_random = kinds == RANDOM
+        if at_random.any():
+            ends = np.cumsum(lengths)
+            steps = np.minimum((anywhere * ends[-1]).astype(np.int64), ends[-1] - 1)[at_random]
+            homes = np.searchsorted(ends, steps, side="right")
+            goal_episodes[at_random] = homes
+            goal_steps[at_random] = steps - (ends - lengths)[homes]
+        return goal_episodes, goal_steps
+
+    def _generator(self) -> np.random.Generator:
+        told = worker()
+        home = (-1,) if told is None else (told.id, told.seed)
+        if self._rng is None or home != self._home:
+            if self.seed is None:
+                self._rng = np.random.default_rng()
+            else:
+                key: tuple[int, ...] = (0,)
+                if told is not None:
+                    turn = int(self._started[told.id % _MAX_WORKERS])
+                    self._started[told.id % _MAX_WORKERS] += 1
+                    key = (1 + told.id, turn)
+                self._rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+            self._home = home
+        return self._rng
+
+    def _clip_index(self) -> ClipIndex:
+        lengths = np.asarray(self.dataset.lengths)
+        if self._clips is None or not np.array_equal(lengths, self._lengths):
+            self._lengths = lengths
+            self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
+            clips = np.maximum(lengths.astype(np.int64) - self.num_steps * self.frameskip + 1, 0)
+            self._first_ids = np.cumsum(clips) - clips
+        return self._clips
+
+    def _locate(self, ids: Array) -> tuple[Array, Array]:
+        try:
+            return super()._locate(ids)
+        except ClipIndexError as error:
+            if len(self.dataset.lengths) and "empty" in str(error):
+                raise ClipIndexError(
+                    f"{error}; a clip needs {self.span} steps, so that a goal can lie after it"
+                ) from None
+            raise
+
+
+def _shared_counters() -> Any:
+    """Return counters that workers, forked or spawned by a DataLoader, share with this process."""
+    import torch
+
+    return torch.zeros(_MAX_WORKERS, dtype=torch.int32).share_memory_()  # type: ignore[no-untyped-call]

@@ -1,0 +1,379 @@
+"""Datasets made of datasets: side by side (columns), or one after the other (episodes).
+
+    MergeDataset   clip 7 = {**a[7], **b[7]}          the same episodes, more columns
+    ConcatDataset  clips of a | clips of b            the same columns, more episodes
+
+Invariants: nothing is copied or held but the parts; each part is asked once per batch. A part
+that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the call.
+Not here: goals (goal.py), datasets merged into a new file (catalog.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.index import ClipIndex
+from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.datasets.layout import EpisodeDict
+from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.live import LiveEpisodes
+
+__all__ = ["ConcatDataset", "MergeDataset"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Joined(Dataset):
+    """What both have in common: parts, and clips cut alike."""
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise InputError(f"{type(self).__name__}: Need at least one dataset")
+        first = self.datasets[0]
+        super().__init__([], [], frameskip=first.frameskip, num_steps=first.num_steps)
+        for number, part in enumerate(self.datasets):
+            if (part.num_steps, part.frameskip) != (self.num_steps, self.frameskip):
+                raise InputError(
+                    f"{type(self).__name__}: dataset {number} has num_steps={part.num_steps}, "
+                    f"frameskip={part.frameskip}, expected {self.num_steps} and {self.frameskip} as "
+                    "in dataset 0; open them alike"
+                )
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the values that are constant within an episode, of all parts, first seen first."""
+        return list(dict.fromkeys(n for part in self.datasets for n in part.episode_column_names))
+
+    def _clip_index(self) -> ClipIndex:
+        lengths = self.lengths
+        if self._clips is None or not np.array_equal(lengths, self._lengths):
+            self._lengths = lengths
+            self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
+        return self._clips
+
+
+class MergeDataset(_Joined):
+    """Columns of several datasets of the same episodes, as one dataset.
+
+    Args:
+        datasets: what to join; at least one.
+        keys_from_dataset: the columns to take from each, one list per dataset; None for all. Of two
+            columns of one name the first dataset's is taken.
+
+    Raises:
+        InputError: (ValueError) no datasets; another number of clips or other episodes than in the
+            first; a list too few, or a column that is not there.
+
+    Example:
+        >>> import numpy as np
+        >>> from ringmap.data import ReplayBuffer
+        >>> frames, labels = ReplayBuffer(10), ReplayBuffer(10)
+        >>> frames.write_episode({"x": np.arange(3)})
+        >>> labels.write_episode({"x": np.zeros(3), "label": np.arange(10, 13)})
+        >>> clip = MergeDataset([frames, labels])[2]
+        >>> clip["x"].tolist(), clip["label"].tolist()
+        ([2], [12])
+    """
+
+    def __init__(
+        self, datasets: Sequence[Any], keys_from_dataset: Sequence[Sequence[str]] | None = None
+    ) -> None:
+        super().__init__(datasets)
+        first = self.datasets[0]
+        for number, part in enumerate(self.datasets[1:], 1):
+            if len(part) != len(first) or not np.array_equal(part.lengths, first.lengths):
+                raise InputError(
+                    f"MergeDataset: dataset {number} has {len(part)} clips in {len(part.lengths)} "
+                    f"episodes, expected the same episodes as dataset 0 ({len(first)} clips in "
+                    f"{len(first.lengths)} episodes)"
+                )
+        self._keys: list[list[str]] | None = None
+        if keys_from_dataset is not None:
+            self._keys = [list(keys) for keys in keys_from_dataset]
+            if len(self._keys) != len(self.datasets):
+                raise InputError(
+                    f"MergeDataset: keys_from_dataset has {len(self._keys)} lists for "
+                    f"{len(self.datasets)} datasets; give one per dataset"
+                )
+            for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
+                for name in keys:
+                    part._check_column(name, "MergeDataset")
+
+    @property
+    def keys_from_dataset(self) -> list[list[str]]:
+        """The columns that are taken from each dataset."""
+        if self._keys is not None:
+            return self._keys
+        taken: set[str] = set()
+        found = []
+        for part in self.datasets:
+            found.append([name for name in part.column_names if name not in taken])
+            taken.update(found[-1])
+        return found
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return list(dict.fromkeys(name for keys in self.keys_from_dataset for name in keys))
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        lengths: Array = self.datasets[0].lengths
+        return lengths
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step in the first dataset, int64."""
+        offsets: Array = self.datasets[0].offsets
+        return offsets
+
+    def __len__(self) -> int:
+        return min(len(part) for part in self.datasets)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once; each part is asked once."""
+        ids = _in_range(indices, len(self), "MergeDataset").tolist()
+        parts = [_clips_of(part, ids) for part in self.datasets]
+        return [self._join(clips) for clips in zip(*parts, strict=True)]
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        return self._join([part._load_slice(ep, start, end) for part in self.datasets])
+
+    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
+        parts = [
+            part._load_steps(episodes, steps, [n for n in names if n in keys])
+            for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True)
+        ]
+        return [self._join(found) for found in zip(*parts, strict=True)]
+
+    def _join(self, parts: Sequence[Any]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        turned: set[str] = set()
+        for part, keys in zip(parts, self.keys_from_dataset, strict=True):
+            marked: frozenset[str] = getattr(part, "channels_first", frozenset())
+            for name in keys:
+                if name in part and name not in values:
+                    values[name] = part[name]
+                    turned |= {name} & marked
+        return EpisodeDict(values, turned) if turned else values
+
+    def get_col_data(self, col: str) -> Array:
+        """Return a column of all steps, from the dataset that it comes from."""
+        found: Array = self._home(col, "get_col_data").get_col_data(col)
+        return found
+
+    def get_dim(self, col: str) -> int:
+        """Return how many values a step of a column holds."""
+        return int(self._home(col, "get_dim").get_dim(col))
+
+    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+        """Return steps by row, all columns."""
+        return self._join([part.get_row_data(row_idx) for part in self.datasets])
+
+    def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
+        """Join columns of one part into a new column there.
+
+        Raises:
+            InputError: no part holds them all.
+        """
+        for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
+            if isinstance(source, str) or set(source) <= set(part.column_names):
+                part.merge_col(source, target, dim)
+                if self._keys is not None and target not in keys:
+                    keys.append(target)
+                return
+        raise InputError(f"MergeDataset.merge_col: no single dataset holds {list(source)}")
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode; of two of one name the first."""
+        found: dict[str, list[Any]] = {}
+        for part in self.datasets:
+            for name, values in part.get_episode_data(idx).items():
+                found.setdefault(name, values)
+        return found
+
+    def _home(self, col: str, method: str) -> Any:
+        for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
+            if col in keys:
+                return part
+        self._check_column(col, method)
+        raise AssertionError(col)
+
+
+class ConcatDataset(_Joined):
+    """Episodes of several datasets, one dataset after the other.
+
+    Args:
+        datasets: what to stack; at least one, opened with the same `num_steps` and `frameskip`.
+
+    Raises:
+        InputError: (ValueError) no datasets, or clips cut differently.
+
+    Example:
+        >>> import numpy as np
+        >>> from ringmap.data import ReplayBuffer
+        >>> old, new = ReplayBuffer(100), ReplayBuffer(100)
+        >>> both = ConcatDataset([old, new])
+        >>> old.write_episode({"x": np.arange(3)})
+        >>> new.write_episode({"x": np.arange(10, 12)})
+        >>> [int(both[i]["x"][0]) for i in range(len(both))]
+        [0, 1, 2, 10, 11]
+    """
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns of all parts, first seen first."""
+        return list(dict.fromkeys(name for part in self.datasets for name in part.column_names))
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        return np.concatenate([np.asarray(part.lengths, np.int32) for part in self.datasets])
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        before = np.cumsum([0, *map(_num_rows, self.datasets)])
+        return np.concatenate(
+            [
+                np.asarray(p.offsets, np.int64) + n
+                for p, n in zip(self.datasets, before, strict=False)
+            ]
+        )
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.datasets)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once, grouped by part: each is asked once."""
+        sizes = [len(part) for part in self.datasets]
+        ids = _in_range(indices, sum(sizes), "ConcatDataset")
+        clips: list[Any] = [None] * len(ids)
+        for part, where, local in self._grouped(ids, sizes):
+            for at, clip in zip(where.tolist(), _clips_of(part, local.tolist()), strict=True):
+                clips[at] = clip
+        return clips
+
+    def load_episode(self, episode_idx: int) -> dict[str, Any]:
+        """Return one whole episode; as `Dataset.load_episode`."""
+        part, ep = self._part_of(self._episode_number(episode_idx))
+        episode: dict[str, Any] = part.load_episode(ep)
+        return episode
+
+    def load_chunk(
+        self, episodes_idx: Sequence[int] | Array, start: Any, end: Any
+    ) -> list[dict[str, Any]]:
+        """Return steps of episodes, grouped by part; as `Dataset.load_chunk`."""
+        episodes = self._episode_numbers(np.asarray(episodes_idx, np.int64))
+        starts, ends = (np.asarray(v, np.int64).reshape(-1) for v in (start, end))
+        if not len(episodes) == len(starts) == len(ends):
+            return super().load_chunk(episodes, starts, ends)  # it says what is wrong
+        chunks: list[Any] = [None] * len(episodes)
+        sizes = [len(part.lengths) for part in self.datasets]
+        for part, where, local in self._grouped(episodes, sizes):
+            found = part.load_chunk(local, starts[where], ends[where])
+            for at, chunk in zip(where.tolist(), found, strict=True):
+                chunks[at] = chunk
+        return chunks
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        part, local = self._part_of(self._episode_number(ep))
+        steps: dict[str, Any] = part._load_slice(local, start, end)
+        return steps
+
+    def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
+        found: list[Any] = [None] * len(episodes)
+        sizes = [len(part.lengths) for part in self.datasets]
+        for part, where, local in self._grouped(np.asarray(episodes), sizes):
+            for at, step in zip(
+                where.tolist(), part._load_steps(local, steps[where], names), strict=True
+            ):
+                found[at] = step
+        return found
+
+    def get_col_data(self, col: str) -> Array:
+        """Return a column of all steps, part by part.
+
+        Raises:
+            UnknownColumnError: no part has it.
+        """
+        self._check_column(col, "get_col_data")
+        return np.concatenate(
+            [part.get_col_data(col) for part in self.datasets if col in part.column_names]
+        )
+
+    def get_dim(self, col: str) -> int:
+        """Return how many values a step of a column holds."""
+        self._check_column(col, "get_dim")
+        return int(next(p for p in self.datasets if col in p.column_names).get_dim(col))
+
+    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+        """Return steps by row, all columns, in the order asked for."""
+        rows = self._row_numbers(row_idx)
+        found: dict[str, list[Any]] = {}
+        for part, where, local in self._grouped(rows, list(map(_num_rows, self.datasets))):
+            for name, values in part.get_row_data(local).items():
+                column = found.setdefault(name, [None] * len(rows))
+                for at, value in zip(where.tolist(), values, strict=True):
+                    column[at] = value
+        merged = {name: np.stack(values) for name, values in found.items()}
+        return {name: v[0] for name, v in merged.items()} if np.ndim(row_idx) == 0 else merged
+
+    def merge_col(self, source: Sequence[str] | str, target: str, dim: int = -1) -> None:
+        """Join columns along axis `dim` into a new column, in every part."""
+        for part in self.datasets:
+            part.merge_col(source, target, dim)
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the values that are constant within an episode; None where its part lacks one."""
+        numbers = self._episode_numbers(idx)
+        found: dict[str, list[Any]] = {
+            name: [None] * len(numbers) for name in self.episode_column_names
+        }
+        sizes = [len(part.lengths) for part in self.datasets]
+        for part, where, local in self._grouped(numbers, sizes):
+            for name, values in part.get_episode_data(local).items():
+                for at, value in zip(where.tolist(), values, strict=True):
+                    found[name][at] = value
+        return found
+
+    def _grouped(self, numbers: Array, sizes: list[int]) -> Iterable[tuple[Any, Array, Array]]:
+        """Yield `(part, positions in numbers, numbers within the part)` for each part that is asked."""
+        ends = np.cumsum(sizes)
+        homes = np.searchsorted(ends, numbers, side="right")
+        for home in np.unique(homes).tolist():
+            where = np.flatnonzero(homes == home)
+            yield self.datasets[home], where, numbers[where] - (ends[home] - sizes[home])
+
+    def _part_of(self, episode: int) -> tuple[Any, int]:
+        sizes = [len(part.lengths) for part in self.datasets]
+        part, _, local = next(iter(self._grouped(np.array([episode]), sizes)))
+        return part, int(local[0])
+
+
+def _in_range(indices: Any, size: int, name: str) -> Array:
+    ids = clip_ids(indices, name)
+    wrong = ids[(ids < -size) | (ids >= size)]
+    if len(wrong):
+        what = f"clip {wrong[0]} is out of range for {size} clips"
+        raise ClipIndexError(f"{name}: {what if size else 'empty: there are no clips'}")
+    return np.where(ids < 0, ids + size, ids)
+
+
+def _clips_of(part: Any, ids: list[int]) -> list[Any]:
+    if hasattr(part, "__getitems__"):
+        return list(part.__getitems__(ids))
+    return [part[i] for i in ids]
+
+
+def _num_rows(part: Any) -> int:
+    return int((np.asarray(part.offsets) + part.lengths).max()) if len(part.lengths) else 0

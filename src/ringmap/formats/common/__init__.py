@@ -1,0 +1,1 @@
+"""What formats share: writing episode by episode, folders that are swapped whole, images, names."""

@@ -1,0 +1,65 @@
+"""Episodes that are read whole, and kept while they are in use: for files without random access.
+
+Invariants: at most `CACHE_NBYTES`, or one episode, are held.
+Not here: how an episode is read (each format).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.formats.common.source import steps_of
+
+__all__ = ["CACHE_NBYTES", "EpisodeCache"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CACHE_NBYTES = 256 << 20
+
+
+class EpisodeCache:
+    """Episodes by number, the one unused longest dropped first.
+
+    Args:
+        load: episode -> column -> array (T, ...).
+    """
+
+    def __init__(self, load: Callable[[int], dict[str, Array]]) -> None:
+        self._load = load
+        self._lock = threading.RLock()
+        self._held: OrderedDict[int, dict[str, Array]] = OrderedDict()
+        self._nbytes = 0
+
+    def episode(self, number: int) -> dict[str, Array]:
+        """Return the columns of an episode; not to be written to."""
+        with self._lock:
+            found = self._held.get(number)
+            if found is None:
+                found = self._held[number] = self._load(number)
+                self._nbytes += sum(rows.nbytes for rows in found.values())
+                while self._nbytes > CACHE_NBYTES and len(self._held) > 1:
+                    _, old = self._held.popitem(last=False)
+                    self._nbytes -= sum(rows.nbytes for rows in old.values())
+            self._held.move_to_end(number)
+            return found
+
+    def windows(
+        self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int,
+        empty: Callable[[str, tuple[int, ...]], Array],
+    ) -> dict[str, Array]:  # fmt: skip
+        """Read windows of columns, which may span episodes. `empty` makes an array of a column's rows."""
+        rows = steps_of(starts, length, stride)
+        flat = rows.ravel()
+        found = {name: empty(name, (len(flat),)) for name in columns}
+        episodes = np.searchsorted(offsets, flat, side="right") - 1
+        for number in np.unique(episodes).tolist():
+            there = np.flatnonzero(episodes == number)
+            episode = self.episode(number)
+            for name in columns:
+                found[name][there] = episode[name][flat[there] - offsets[number]]
+        return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}

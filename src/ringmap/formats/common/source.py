@@ -1,0 +1,165 @@
+"""The reading side of a folder: what is pickled, what a fork may use, and when to refuse.
+
+Invariants: what is pickled is a path and the episode table, never a handle or data; a process that
+opens the path again and finds another folder there refuses, instead of mixing two datasets.
+Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import (
+    CorruptError,
+    NotFoundError,
+    ReplacedError,
+    RingmapError,
+    UnknownColumnError,
+)
+from ringmap.storage.schema import Schema
+
+__all__ = ["DirectorySource", "damage_named", "offsets_of", "steps_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_inherited: list[Any] = []
+"""Handles that a forked child got from its parent, and must neither use nor close."""
+
+
+class DirectorySource:
+    """The columns of a folder, as `StoredDataset` reads them.
+
+    A subclass supplies `_open` and `_windows`, and sets `schema`, `lengths`, `offsets` and
+    `episode_columns` from its first handle.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        CorruptError: it is damaged.
+    """
+
+    schema: Schema
+    lengths: Array
+    offsets: Array
+    episode_columns: list[str]
+    _found: Any = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        if not os.path.exists(self.path):
+            raise NotFoundError(f"{self.path}: no such folder")
+        found = os.stat(self.path)
+        self._identity = (found.st_dev, found.st_ino)
+        self._forget()
+
+    def _open(self) -> Any:
+        """Return a handle: whatever `_windows` reads through, for this process."""
+        raise NotImplementedError
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        """As `windows`, of columns that are there."""
+        raise NotImplementedError
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        """As `episode_data`."""
+        return {}
+
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
+
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
+
+        Raises:
+            CorruptError: they can't be read.
+            ReplacedError: the path holds another folder by now.
+        """
+        known = self.schema.names
+        for name in columns:
+            if name not in known:
+                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {known}")
+        with damage_named(self.path):
+            return self._windows(self._handle(), columns, starts, length, stride)
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} when it has none."""
+        with damage_named(f"{self.path}: data of episode {episode}"):
+            return self._episode_data(self._handle(), episode)
+
+    def close(self) -> None:
+        """Give the files back; the next read opens them again."""
+        with self._alone():
+            self._found = None
+
+    def _alone(self) -> threading.RLock:
+        if self._pid != os.getpid():  # a forked child: another thread may have held the lock
+            self._forget()
+        return self._lock
+
+    def _handle(self) -> Any:
+        found = self._found
+        if found is not None and self._pid == os.getpid():
+            return found
+        with self._alone():
+            if self._found is None:
+                try:
+                    now = os.stat(self.path)
+                except FileNotFoundError:
+                    raise ReplacedError(f"{self.path}: is not there any more") from None
+                if (now.st_dev, now.st_ino) != self._identity:
+                    raise ReplacedError(
+                        f"{self.path}: holds another dataset than when it was loaded; load it again"
+                    )
+                self._found = self._open()
+            return self._found
+
+    def _forget(self) -> None:
+        if getattr(self, "_found", None) is not None:
+            _inherited.append(self._found)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._found = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = ("_lock", "_pid", "_found")
+        return {name: value for name, value in self.__dict__.items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+@contextlib.contextmanager
+def damage_named(what: str) -> Iterator[None]:
+    """Turn what a library raises about damaged bytes into CorruptError."""
+    try:
+        yield
+    except RingmapError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:
+        raise CorruptError(f"{what} can't be read: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # how a library in Rust says that it gave up
+            raise
+        raise CorruptError(f"{what} can't be read: {error}") from error
+
+
+def steps_of(starts: Array, length: int, stride: int) -> Array:
+    """Return the rows of windows, (len(starts), steps)."""
+    return np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
+
+
+def offsets_of(lengths: Array) -> Array:
+    """Return the row of each episode's first step."""
+    return np.cumsum(lengths, dtype=np.int64) - lengths

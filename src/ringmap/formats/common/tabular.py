@@ -1,0 +1,360 @@
+"""Folders of .npz columns, with images beside them: what the formats `folder` and `video` share.
+
+    DIR/
+      ep_len.npz  ep_offset.npz     (E,) int32, int64
+      <col>.npz                     (N, ...): all steps of all episodes
+      <col>/ep_<i>...               images: a file per step (folder), a video per episode (video)
+      ep_len.json                  which column is which: names, dtypes, shapes. Ours: stable-worldmodel's reader
+                                    passes over whatever is called ep_len, and takes all else for a column
+      ep_len.data                 episode data, if there is any. Ours
+
+Images are written when their episode is; columns lie in the log until the end, and then become
+.npz files: columns first, `ep_len` last, each in one step.
+Invariants: rows beyond `ep_len` count for nothing; taking a log over twice is taking it over once.
+Not here: the files of images (each format).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.layout import is_image
+from ringmap.errors import CorruptError
+from ringmap.formats.common import disk
+from ringmap.formats.common.directory import recover
+from ringmap.formats.common.images import LARGEST
+from ringmap.formats.common.log import Log, Record
+from ringmap.formats.common.names import file_name
+from ringmap.formats.common.npz import NpzWriter, open_npz, save_npz
+from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
+from ringmap.storage.blobs import decode_data
+from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+
+__all__ = ["Column", "TabularLayout", "TabularSource", "plan_columns"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LENGTHS, OFFSETS = "ep_len", "ep_offset"
+TABLE, DATA = "ep_len.json", "ep_len.data"
+
+TABULAR = "npz"
+
+_MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
+_OURS = (TABLE, DATA, ".ringmap.log", TABLE + ".new", DATA + ".new")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and where it lies.
+
+    Args:
+        spec: what the user sees.
+        file: its name without suffix.
+        how: "npz", or how its images are stored.
+    """
+
+    spec: ColumnSpec
+    file: str
+    how: str
+
+
+def plan_columns(schema: Schema, how_images: str) -> list[Column]:
+    """Return where the columns of a new dataset are to lie."""
+    return [
+        Column(
+            spec,
+            file_name(spec.name, (LENGTHS, OFFSETS)),
+            how_images if is_image(spec) and 0 < min(spec.shape) <= max(spec.shape) <= LARGEST else TABULAR,
+        )
+        for spec in schema.columns
+    ]  # fmt: skip
+
+
+class TabularLayout:
+    """What `DirectoryWriter` needs to know of such folders.
+
+    Args:
+        name: of the format.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # -- what a format supplies --------------------------------------------------------------
+
+    def find_media(self, folder: str) -> tuple[str, tuple[int, int, int]] | None:
+        """Return how the images of a folder, which another program made, are stored, and their shape."""
+        raise NotImplementedError
+
+    # -- as a Layout -------------------------------------------------------------------------
+
+    def items(self, path: str) -> list[str]:
+        """Return the one name of a dataset."""
+        return [os.path.basename(path)]
+
+    def is_dataset(self, path: str) -> bool:
+        """Tell by the episode table, and the kind of the images."""
+        if not os.path.isfile(os.path.join(path, f"{LENGTHS}.npz")):
+            return False
+        table = os.path.join(path, TABLE)
+        if os.path.isfile(table):
+            with contextlib.suppress(OSError, ValueError), open(table, "rb") as file:
+                return bool(json.load(file).get("format") == self.name)
+        videos = any(
+            name.endswith(".mp4")
+            for folder in _folders(path)
+            for name in os.listdir(os.path.join(path, folder))[:16]
+        )
+        return videos == (self.name == "video")
+
+    def owns(self, relative: str) -> bool:
+        """Tell of a path below the folder whether it is of the dataset."""
+        folder, name = os.path.split(relative)
+        if not folder:
+            return name in _OURS or name.endswith((".npz", ".npz.new"))
+        return os.sep not in folder and _MEDIA.fullmatch(name) is not None
+
+    def create(self, path: str) -> None:
+        """Make an empty dataset."""
+        disk.make_folder(path)
+        _save_table(path, self.name, [])
+        save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.empty(0, np.int64))
+        save_npz(os.path.join(path, f"{LENGTHS}.npz"), np.empty(0, np.int32))
+
+    def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
+        """Return `(episodes, rows, schema, {"columns": [Column]})`."""
+        with damage_named(path):
+            lengths, offsets = _episodes(path)
+            columns = self.columns(path)
+        schema = Schema(tuple(c.spec for c in columns)) if columns else None
+        return len(lengths), _num_rows(lengths, offsets), schema, {"columns": columns}
+
+    def columns(self, path: str) -> list[Column]:
+        """Return the columns of a dataset, in order; those of other programs by the names of their files."""
+        table = os.path.join(path, TABLE)
+        if os.path.isfile(table):
+            with open(table, "rb") as file:
+                found = json.load(file)["columns"]
+            return [Column(stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in found]
+        columns = []
+        for name in sorted(os.listdir(path)):
+            stem, suffix = os.path.splitext(name)
+            if suffix == ".npz" and stem not in (LENGTHS, OFFSETS):
+                rows = open_npz(os.path.join(path, name))
+                columns.append(Column(ColumnSpec(stem, rows.shape[1:], rows.dtype), stem, TABULAR))
+        for name in _folders(path):
+            media = self.find_media(os.path.join(path, name))
+            if media is not None:
+                spec = ColumnSpec(name, media[1], np.dtype(np.uint8))
+                columns.append(Column(spec, name, media[0]))
+        return columns
+
+    def absorb(self, path: str, log: Log, options: dict[str, Any], whole: bool) -> None:
+        """Take the records of a log over: columns, episode data, offsets, and last the lengths."""
+        lengths, offsets = _episodes(path)
+        fresh = [
+            (r.number, r.row, r.length, len(r.packed), _first(r, len(lengths)))
+            for r in log.records()
+            if r.number >= len(lengths)
+        ]
+        if not fresh:
+            return
+        columns = self.columns(path)
+        if not columns:
+            columns = fresh[0][4] or []
+            _save_table(path, self.name, columns)
+        start = fresh[0][1]
+        total = start + sum(f[2] for f in fresh)
+        with contextlib.ExitStack() as stack:
+            writers = {}
+            for column in columns:
+                if column.how == TABULAR:
+                    file = os.path.join(path, f"{column.file}.npz")
+                    writer = stack.enter_context(NpzWriter(file, column.spec, total))
+                    if start:
+                        writer.write(open_npz(file)[:start])
+                    writers[column.spec.name] = writer
+            for record in log.records():
+                if record.number >= len(lengths):
+                    for name, writer in writers.items():
+                        writer.write(record.columns[name])  # type: ignore[arg-type]
+        if any(f[3] for f in fresh) or os.path.exists(os.path.join(path, DATA)):
+            _add_data(path, log, len(lengths))
+        new_lengths = np.array([f[2] for f in fresh], np.int32)
+        new_offsets = np.array([f[1] for f in fresh], np.int64)
+        for name, old, new in ((OFFSETS, offsets, new_offsets), (LENGTHS, lengths, new_lengths)):
+            save_npz(os.path.join(path, f"{name}.npz"), np.concatenate([old, new]))
+
+    def tidy(self, path: str) -> None:
+        """Remove the images of an episode that was being written when its writer was killed."""
+        count = len(_episodes(path)[0])
+        for folder in _folders(path):
+            for name in os.listdir(os.path.join(path, folder)):
+                match = _MEDIA.fullmatch(name)
+                if match is not None and int(match[1]) >= count:
+                    disk.remove(os.path.join(path, folder, name))
+            disk.remove_folder(os.path.join(path, folder))  # if it is empty
+        for name in os.listdir(path):
+            if name.endswith(".new") and self.owns(name):
+                disk.remove(os.path.join(path, name))
+
+
+class TabularSource(DirectorySource):
+    """The columns of such a folder, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder.
+        layout: of the format.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], layout: TabularLayout) -> None:
+        recover(os.fspath(path), layout)
+        super().__init__(path)
+        with damage_named(self.path):
+            self.lengths, self.offsets = _episodes(self.path)
+            self.columns = {c.spec.name: c for c in layout.columns(self.path)}
+            self.episode_columns = _data_names(self.path)
+            self._handle()
+        self.schema = Schema(tuple(c.spec for c in self.columns.values()))
+
+    def _open(self) -> Any:
+        rows = _num_rows(self.lengths, self.offsets)
+        handle: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            if column.how == TABULAR:
+                handle[name] = found = open_npz(os.path.join(self.path, f"{column.file}.npz"))
+                if len(found) < rows:
+                    raise CorruptError(
+                        f"{self.path}: column {name!r} has {len(found)} rows, but the episodes need {rows}"
+                    )
+        return handle
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        rows = steps_of(starts, length, stride)
+        found: dict[str, Array] = {}
+        unique = order = None
+        for name in columns:
+            column = self.columns[name]
+            if column.how == TABULAR:
+                # np.array: never a map of the file; little-endian ours, maybe not a foreign one's
+                taken = np.array(handle[name][rows.ravel()], column.spec.dtype.newbyteorder("="))
+                found[name] = taken.reshape(*rows.shape, *column.spec.shape)
+                continue
+            if unique is None:
+                unique, order = np.unique(rows.ravel(), return_inverse=True)
+            images = np.empty((len(unique), *column.spec.shape), np.uint8)
+            if len(unique):
+                by_offset = np.argsort(self.offsets, kind="stable")
+                at = np.searchsorted(self.offsets[by_offset], unique, side="right") - 1
+                # Of episodes without steps, which share their offset with the next, the last is it.
+                episodes = by_offset[at]
+                self._images(images, column, episodes, unique - self.offsets[episodes])
+            whole = len(unique) == rows.size and bool((np.diff(rows.ravel()) > 0).all())
+            found[name] = (images if whole else images[order]).reshape(
+                *rows.shape, *column.spec.shape
+            )
+        return found
+
+    def _images(self, out: Array, column: Column, episodes: Array, steps: Array) -> None:
+        """Decode these steps, sorted, into `out`."""
+        raise NotImplementedError
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        path = os.path.join(self.path, DATA)
+        if not os.path.exists(path):
+            return {}
+        if "_data" not in handle:
+            handle["_data"] = _load_data(path)
+        ends, blob = handle["_data"]
+        if episode >= len(ends):
+            return {}
+        return decode_data(blob[int(ends[episode - 1]) if episode else 0 : int(ends[episode])])
+
+
+def _first(record: Record, episodes: int) -> list[Column] | None:
+    """Return the columns as the very first record notes them."""
+    if record.number or episodes:
+        return None
+    files = record.notes["columns"]
+    return [Column(spec, *files[i]) for i, spec in enumerate(record.schema.columns)]
+
+
+def _episodes(path: str) -> tuple[Array, Array]:
+    lengths = np.array(open_npz(os.path.join(path, f"{LENGTHS}.npz")))
+    offsets = np.array(open_npz(os.path.join(path, f"{OFFSETS}.npz")))
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
+        raise CorruptError(
+            f"{path}: {LENGTHS} is {lengths.dtype} {lengths.shape}, expected (E,) integers"
+        )
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < len(lengths):
+        raise CorruptError(
+            f"{path}: {OFFSETS} is {offsets.dtype} {offsets.shape}, expected (E,) integers"
+        )
+    return lengths.astype(np.int32), offsets[: len(lengths)].astype(np.int64)
+
+
+def _num_rows(lengths: Array, offsets: Array) -> int:
+    return int((offsets + lengths).max()) if len(lengths) else 0
+
+
+def _folders(path: str) -> list[str]:
+    return sorted(e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith("."))
+
+
+def _save_table(path: str, name: str, columns: list[Column]) -> None:
+    table = [[c.spec.name, c.file, c.how, c.spec.dtype.str, list(c.spec.shape)] for c in columns]
+    data = json.dumps({"format": name, "columns": table}, indent=1).encode()
+    disk.replace_file(os.path.join(path, TABLE), data)
+
+
+# -- episode data ---------------------------------------------------------------------------------
+
+
+def _add_data(path: str, log: Log, episodes: int) -> None:
+    """Write the episode data of all episodes anew: ends, bytes, names."""
+    file = os.path.join(path, DATA)
+    ends, blob, names = np.empty(0, np.int64), b"", list[str]()
+    if os.path.exists(file):
+        (ends, blob), names = _load_data(file), _data_names(path)
+    ends = ends[:episodes]
+    blob = blob[: int(ends[-1]) if len(ends) else 0]
+    sizes, parts = [0] * (episodes - len(ends)), [blob]
+    for record in log.records():
+        if record.number >= episodes:
+            sizes.append(len(record.packed))
+            parts.append(record.packed)
+            names += [str(name) for name in record.data if name not in names]
+    ends = np.concatenate([ends, len(blob) + np.cumsum(sizes, dtype=np.int64)])
+    with zipfile.ZipFile(file + ".new", "w", zipfile.ZIP_STORED) as archive:
+        for member, array in (
+            ("ends", ends),
+            ("bytes", np.frombuffer(b"".join(parts), np.uint8)),
+            ("names", np.frombuffer(json.dumps(names).encode(), np.uint8)),
+        ):
+            with archive.open(f"{member}.npy", "w", force_zip64=True) as into:
+                np.lib.format.write_array(into, array, allow_pickle=False)
+    disk.replace(file + ".new", file)
+
+
+def _load_data(file: str) -> tuple[Array, bytes]:
+    with np.load(file, allow_pickle=False) as loaded:
+        return loaded["ends"], loaded["bytes"].tobytes()
+
+
+def _data_names(path: str) -> list[str]:
+    file = os.path.join(path, DATA)
+    if not os.path.exists(file):
+        return []
+    with np.load(file, allow_pickle=False) as loaded:
+        return [str(name) for name in json.loads(loaded["names"].tobytes())]

@@ -1,0 +1,120 @@
+"""A writer of episodes: the `with` block, who may write, and what is checked before anything is.
+
+    write_episode -> in the block? our process? -> check_episode -> _store   (the format's own)
+
+Invariants: a call that raises has changed nothing that a reader sees; a forked child neither
+writes nor ends its parent's block.
+Not here: files. `DirectoryWriter` (directory.py) is this for formats that are folders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from ringmap.errors import ReadOnlyError, RoleError
+from ringmap.formats.base import validate_write_mode
+from ringmap.formats.schema import CheckedEpisode, check_episode
+from ringmap.storage.blobs import encode_data
+from ringmap.storage.schema import Schema
+
+__all__ = ["EpisodeWriter"]
+
+
+class EpisodeWriter:
+    """The part of a writer that every format has.
+
+    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`.
+
+    Args:
+        path: where to; a link to a dataset stays one.
+        mode: one of `WRITE_MODES`.
+        progress: show a progress bar in `write_episodes`.
+    """
+
+    _schema: Schema | None = None
+
+    def __init__(
+        self, path: str | os.PathLike[str], mode: str = "append", progress: bool = False
+    ) -> None:
+        self.path = os.path.realpath(path)
+        self.mode = validate_write_mode(mode)
+        self.progress = progress
+        self._owner: int | None = None
+
+    # -- what a subclass supplies ------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Open the dataset for writing; give everything back if it raises."""
+        raise NotImplementedError
+
+    def _end(self, failed: bool) -> None:
+        """Finish and give everything back; `failed` tells that the block ended with an exception."""
+        raise NotImplementedError
+
+    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        """Write a checked episode, safe from a kill when it returns; `packed` is its encoded data."""
+        raise NotImplementedError
+
+    # -- the block ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._owner is not None:
+            raise RoleError(
+                f"{type(self).__name__}: {self.path} is already open in a `with` block of this writer"
+            )
+        self._begin()
+        self._owner = os.getpid()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        owner, self._owner = self._owner, None
+        if owner == os.getpid():
+            self._end(kind is not None)
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
+        """Append one whole episode; it is safe from a kill when the call returns.
+
+        Args:
+            ep_data: column -> per-step list, array or CPU tensor of shape (T, ...); under
+                `_episode_data`, a mapping of values constant within the episode. An empty one
+                changes nothing.
+
+        Raises:
+            RoleError: outside of a `with` block.
+            InputError: it does not fit the schema of the first episode; nothing was written.
+            OSError: the disk is full or failed; nothing was written, and the next call may work.
+        """
+        where = f"{type(self).__name__}.write_episode"
+        if self._owner is None:
+            raise RoleError(f"{where}: {self.path}: used outside of a `with` block")
+        if self._owner != os.getpid():
+            raise ReadOnlyError(
+                f"{where}: {self.path} belongs to process {self._owner}, not to its fork"
+            )
+        episode = check_episode(ep_data, self._schema, where)
+        if episode is not None:
+            packed = encode_data(episode.data, where) if episode.data else b""
+            self._store(episode, packed, where)
+
+    def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
+        """Append episodes as they come, each safe when the next one is asked for.
+
+        Raises:
+            As `write_episode`; the episodes before stay.
+        """
+        if self.progress:
+            from tqdm import tqdm
+
+            episodes = tqdm(episodes, desc=os.path.basename(self.path), unit="episode")
+        for episode in episodes:
+            self.write_episode(episode)

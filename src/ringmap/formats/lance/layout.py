@@ -1,0 +1,309 @@
+"""How columns lie in a Lance dataset.
+
+    how       Arrow type                    for
+    png, jpeg binary                        images: uint8 (H, W, 1 or 3)
+    list      fixed-size list of numbers    numbers, complex (as pairs), dates (as int64)
+    text      string                        one text per step
+    raw       fixed-size list of uint8      bytes, arrays of text
+    none      -                             columns of size 0
+
+The table `ringmap` in the schema's metadata says which column is which; without it (a dataset that
+another program made) binary columns are images and lists are what they are.
+Invariants: what `to_arrow` stored, `from_arrow` gives back equal, dtype and all.
+Not here: versions, commits (writer.py), which rows to take (source.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.layout import is_image
+from ringmap.errors import CorruptError
+from ringmap.formats.common.images import LARGEST
+from ringmap.formats.common.log import Encoded
+from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
+from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+
+__all__ = [
+    "EPISODE",
+    "LAYOUT",
+    "METADATA",
+    "STEP",
+    "Field",
+    "arrow_schema",
+    "episodes_path",
+    "fields_of",
+    "from_arrow",
+    "lance",
+    "plan_fields",
+    "to_arrow",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EPISODE = "episode_idx"
+STEP = "step_idx"
+METADATA = b"ringmap"
+
+_FOLDERS = ("_versions", "_transactions", "_indices", "_deletions", "_refs", "data", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column, and the field that holds it.
+
+    Args:
+        spec: what the user sees.
+        name: of the field.
+        how: as in the table above.
+    """
+
+    spec: ColumnSpec
+    name: str
+    how: str
+
+
+def lance() -> Any:
+    """Return the module `lance`, without its warning at each fork.
+
+    pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that
+    was opened before a fork (`DirectorySource`), which is what the warning is about.
+    """
+    import lance as module
+
+    global _hooked
+    if not _hooked and hasattr(os, "register_at_fork"):
+        _hooked = True
+        # Hooks run in reverse order: ours, registered later, before the one that warns.
+        os.register_at_fork(before=_quiet, after_in_parent=_loud, after_in_child=_loud)
+    return module
+
+
+_hooked = False
+_silenced = threading.local()
+
+
+def _quiet() -> None:
+    silence = warnings.catch_warnings()
+    silence.__enter__()
+    warnings.filterwarnings("ignore", message="lance is not fork-safe")
+    _silenced.by = silence
+
+
+def _loud() -> None:
+    silence, _silenced.by = getattr(_silenced, "by", None), None
+    if silence is not None:
+        silence.__exit__(None, None, None)
+
+
+def episodes_path(path: str) -> str:
+    """Return where the episode data of a dataset lies.
+
+    Example:
+        >>> episodes_path("runs/prior.lance")
+        'runs/prior_episodes.lance'
+    """
+    stem = path[: -len(".lance")] if path.endswith(".lance") else path
+    return f"{stem}_episodes.lance"
+
+
+def plan_fields(schema: Schema, image_format: str) -> list[Field]:
+    """Return how the columns of a new dataset are to lie."""
+    return [
+        Field(spec, _field_name(spec.name), _how(spec, image_format)) for spec in schema.columns
+    ]
+
+
+def _how(spec: ColumnSpec, image_format: str) -> str:
+    kind = spec.dtype.kind
+    if not spec.row_nbytes:
+        return "none"
+    if is_image(spec) and max(spec.shape) <= LARGEST:
+        return image_format
+    if kind == "S" or (kind == "U" and spec.shape):
+        return "raw"
+    return "text" if kind == "U" else "list"
+
+
+def _field_name(column: str) -> str:
+    name = file_name(column, (EPISODE, STEP))
+    return "".join(f"%{ord(c):02X}" if c in ".`\"'" else c for c in name)
+
+
+def arrow_schema(fields: list[Field], compat: bool = False) -> Any:
+    """Return the Arrow schema of a dataset; `compat` leaves our table of columns out."""
+    import pyarrow as pa
+
+    found = [pa.field(EPISODE, pa.int32()), pa.field(STEP, pa.int32())]
+    for field in fields:
+        if field.how != "none":
+            found.append(pa.field(field.name, _arrow_type(field)))
+    if compat:
+        return pa.schema(found)
+    table = [[f.spec.name, f.name, f.how, f.spec.dtype.str, list(f.spec.shape)] for f in fields]
+    return pa.schema(found, metadata={METADATA: json.dumps(table).encode()})
+
+
+def _arrow_type(field: Field) -> Any:
+    import pyarrow as pa
+
+    if field.how in ("png", "jpeg"):
+        return pa.binary()
+    if field.how == "text":
+        return pa.string()
+    dtype, size = _items(field)
+    return pa.list_(pa.from_numpy_dtype(dtype), size)
+
+
+def _items(field: Field) -> tuple[np.dtype[Any], int]:
+    """Return dtype and number of the items of a step in its list."""
+    spec = field.spec
+    size = math.prod(spec.shape)
+    if field.how == "raw":
+        return np.dtype(np.uint8), spec.row_nbytes
+    if spec.dtype.kind == "c":
+        return np.dtype(f"<f{spec.dtype.itemsize // 2}"), 2 * size
+    if spec.dtype.kind in "mM":
+        return np.dtype("<i8"), size
+    return spec.dtype, size
+
+
+def to_arrow(field: Field, value: Array | Encoded) -> Any:
+    """Return the steps of a column as an Arrow array."""
+    import pyarrow as pa
+
+    if isinstance(value, Encoded):
+        return pa.array(value.values, pa.binary())
+    if field.how == "text":
+        return pa.array([_storable(text) for text in value.tolist()], pa.string())
+    dtype, size = _items(field)
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.view(dtype)), size)
+
+
+def from_arrow(field: Field, column: Any, order: Array | None) -> Array:
+    """Return a column that was taken, as fresh rows in `order` (None: as it is).
+
+    Raises:
+        CorruptError: a value is missing.
+    """
+    if column.null_count:
+        raise CorruptError(f"column {field.spec.name!r} has {column.null_count} missing values")
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    spec, count = field.spec, len(array)
+    if field.how == "text":
+        texts = array.to_pylist()
+        texts = [unescape(t) if t.startswith(ESCAPED) else t for t in texts]
+        width = max(map(len, texts), default=0)
+        fits = spec.dtype.itemsize and width <= spec.dtype.itemsize // 4
+        rows: Array = np.array(texts, spec.dtype if fits else f"<U{max(width, 1)}")
+    elif field.how == "plain":
+        rows = array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+    else:
+        flat = array.flatten().to_numpy(zero_copy_only=False)
+        rows = flat.view(spec.dtype).reshape(count, *spec.shape)
+    if order is not None:
+        return rows[order]
+    return rows if rows.flags.writeable and rows.flags.owndata else rows.copy()
+
+
+def fields_of(schema: Any, path: str) -> list[Field]:
+    """Return the columns of a dataset; image columns of other programs' come without a size yet.
+
+    Raises:
+        CorruptError: it has no episode and step numbers, or a column of a type that none has.
+    """
+    import pyarrow as pa
+
+    for name in (EPISODE, STEP):
+        if name not in schema.names:
+            raise CorruptError(f"{path}: has no column {name!r}; it holds {schema.names}")
+    given = (schema.metadata or {}).get(METADATA)
+    if given is not None:
+        try:
+            table = json.loads(given)
+            return [Field(stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in table]
+        except (ValueError, TypeError) as error:
+            raise CorruptError(f"{path}: the table of its columns is damaged: {error}") from error
+    fields = []
+    for column in schema:
+        name, kind = column.name, column.type
+        if name in (EPISODE, STEP):
+            continue
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            fields.append(Field(ColumnSpec(name, (0, 0, 3), np.dtype(np.uint8)), name, "jpeg"))
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            fields.append(Field(ColumnSpec(name, (), np.dtype("U")), name, "text"))
+        elif pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+            dtype = np.dtype(kind.value_type.to_pandas_dtype())
+            fields.append(Field(ColumnSpec(name, (kind.list_size,), dtype), name, "list"))
+        elif _is_number(kind):
+            dtype = np.dtype(kind.to_pandas_dtype())
+            fields.append(Field(ColumnSpec(name, (), dtype), name, "plain"))
+        else:
+            raise CorruptError(f"{path}: column {name!r} is of type {kind}, which no column is")
+    return fields
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _storable(text: str) -> str:
+    """Return a text that UTF-8 can hold and NumPy reads back."""
+    strange = text.startswith(ESCAPED) or any("\ud800" <= c <= "\udfff" for c in text)
+    return escape(text) if strange else text
+
+
+class _Layout:
+    """What `DirectoryWriter` needs to know of Lance datasets."""
+
+    def items(self, path: str) -> list[str]:
+        return [os.path.basename(path), os.path.basename(episodes_path(path))]
+
+    def is_dataset(self, path: str) -> bool:
+        return os.path.isdir(os.path.join(path, "_versions"))
+
+    def owns(self, relative: str) -> bool:
+        head = relative.split(os.sep)[0]
+        return head in _FOLDERS or relative == ".ringmap.log" or relative.startswith("_latest")
+
+    def create(self, path: str) -> None:
+        import pyarrow as pa
+
+        lance().write_dataset(pa.table({EPISODE: pa.array([], pa.int32()), STEP: pa.array([], pa.int32())}), path, mode="create")  # fmt: skip
+
+    def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
+        from ringmap.formats.lance.source import sized_fields
+
+        dataset = lance().dataset(path)
+        rows = dataset.count_rows()
+        if not rows:
+            return 0, 0, None, {}
+        fields = sized_fields(dataset, path)
+        last = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py()
+        compat = METADATA not in (dataset.schema.metadata or {})
+        return last + 1, rows, Schema(tuple(f.spec for f in fields)), {"fields": fields, "compat": compat}  # fmt: skip
+
+    def absorb(self, path: str, log: Any, options: dict[str, Any], whole: bool) -> None:
+        from ringmap.formats.lance.absorb import absorb
+
+        absorb(path, log)
+
+    def tidy(self, path: str) -> None:
+        """Nothing: what Lance did not commit, it does not read."""
+
+
+LAYOUT = _Layout()

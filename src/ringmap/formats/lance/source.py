@@ -1,0 +1,184 @@
+"""The reading side of a Lance dataset: rows of all columns in one `take` per batch.
+
+    starts, length, stride -> rows -> each once, sorted -> take -> decode each image once -> in order
+
+Not here: the columns themselves (layout.py), tensors and clips (`ringmap.datasets.stored`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.directory import recover
+from ringmap.formats.common.images import decode_into
+from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
+from ringmap.formats.lance.layout import (
+    EPISODE,
+    LAYOUT,
+    METADATA,
+    STEP,
+    Field,
+    episodes_path,
+    fields_of,
+    from_arrow,
+    lance,
+)
+from ringmap.storage.blobs import decode_data
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["LanceSource", "sized_fields"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_SCAN = 512
+"""From this many rows in a row on, scanning them beats taking them one by one."""
+
+
+class LanceSource(DirectorySource):
+    """The columns of a Lance dataset, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        UnknownFormatError: it is no Lance dataset.
+        CorruptError: it is damaged, or of another layout.
+
+    Processes and threads: Lance reads in threads of its own; pickled or forked, it opens the dataset
+    again by itself.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        recover(os.fspath(path), LAYOUT)
+        super().__init__(path)
+        if not LAYOUT.is_dataset(self.path):
+            raise UnknownFormatError(f"{self.path}: is not a Lance dataset")
+        with damage_named(self.path):
+            dataset = self._handle()
+            self._fields = {f.spec.name: f for f in sized_fields(dataset, self.path)}
+            self.lengths, self.offsets = _table(dataset, self.path)
+        self.schema = Schema(tuple(f.spec for f in self._fields.values()))
+        self._data: list[dict[str, Any]] | None = None
+        with damage_named(episodes_path(self.path)):
+            self.episode_columns = _data_names(episodes_path(self.path))
+
+    def _open(self) -> Any:
+        return lance().dataset(self.path)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        rows = steps_of(starts, length, stride)
+        fields = [self._fields[name] for name in columns]
+        names = [field.name for field in fields if field.how != "none"]
+        found: dict[str, Array] = {}
+        order = None
+        table = None
+        if names and rows.size:
+            if len(starts) == 1 and stride == 1 and rows.size >= _SCAN:
+                first = int(rows[0, 0])
+                table = handle.to_table(columns=names, offset=first, limit=rows.size)
+            else:
+                unique, order = np.unique(rows.ravel(), return_inverse=True)
+                if len(unique) == rows.size and np.array_equal(unique, rows.ravel()):
+                    order = None
+                table = handle.take(unique.tolist(), columns=names)
+        for field in fields:
+            shape = (*rows.shape, *field.spec.shape)
+            if table is None or field.how == "none":
+                found[field.spec.name] = np.empty(shape, _dtype(field.spec))
+                continue
+            column = table.column(field.name)
+            if field.how in ("png", "jpeg"):
+                out = np.empty((len(column), *field.spec.shape), np.uint8)
+                files = [memoryview(v.as_buffer()) for v in _scalars(column)]
+                decode_into(out, files, field.spec)
+                found[field.spec.name] = (out if order is None else out[order]).reshape(shape)
+            else:
+                found[field.spec.name] = from_arrow(field, column, order).reshape(shape)
+        return found
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        if self._data is None:
+            self._data = _all_data(episodes_path(self.path)) if self.episode_columns else []
+        return dict(self._data[episode]) if episode < len(self._data) else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_data": None}
+
+
+def sized_fields(dataset: Any, path: str) -> list[Field]:
+    """Return the columns of a dataset, images with the size that the first step has."""
+    fields = fields_of(dataset.schema, path)
+    unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
+    if not unsized or not dataset.count_rows():
+        return fields
+    from PIL import Image
+
+    first = dataset.take([0], columns=[f.name for f in unsized])
+    sizes = {}
+    for field in unsized:
+        with Image.open(io.BytesIO(first.column(field.name)[0].as_py())) as image:
+            channels = 1 if image.mode in ("L", "1") else 3
+            sizes[field.name] = (image.height, image.width, channels)
+    return [
+        replace(f, spec=ColumnSpec(f.spec.name, sizes[f.name], f.spec.dtype))
+        if f.name in sizes
+        else f
+        for f in fields
+    ]
+
+
+def _table(dataset: Any, path: str) -> tuple[Array, Array]:
+    """Return lengths and offsets of the episodes: the runs of rows of one episode number."""
+    table = dataset.to_table(columns=[EPISODE, STEP])
+    numbers, steps = (table.column(name).to_numpy() for name in (EPISODE, STEP))
+    if not len(numbers):
+        return np.empty(0, np.int32), np.empty(0, np.int64)
+    begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+    lengths = np.diff(np.append(begins, len(numbers)))
+    if len(np.unique(numbers[begins])) != len(begins):
+        raise CorruptError(
+            f"{path}: the rows of an episode do not lie together; sort it by {EPISODE}"
+        )
+    expected = np.arange(len(numbers)) - np.repeat(begins, lengths)
+    if not np.array_equal(steps - np.repeat(steps[begins], lengths), expected):
+        raise CorruptError(f"{path}: the steps of an episode are not in order; sort it by {STEP}")
+    return lengths.astype(np.int32), begins.astype(np.int64)
+
+
+def _data_names(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return []
+    schema = lance().dataset(path).schema
+    given = (schema.metadata or {}).get(METADATA)
+    if given is not None:
+        return [str(name) for name in json.loads(given)]
+    return [name for name in schema.names if name != EPISODE]
+
+
+def _all_data(path: str) -> list[dict[str, Any]]:
+    table = lance().dataset(path).to_table().to_pylist()
+    table.sort(key=lambda row: row.get(EPISODE, 0))
+    if table and "ringmap" in table[0]:
+        return [decode_data(row["ringmap"]) for row in table]
+    return [{k: v for k, v in row.items() if k != EPISODE and v is not None} for row in table]
+
+
+def _scalars(column: Any) -> Any:
+    if column.null_count:
+        raise CorruptError(f"an image column has {column.null_count} missing values")
+    return column
+
+
+def _dtype(spec: ColumnSpec) -> Any:
+    return spec.dtype if spec.dtype.itemsize else np.dtype("<U1")

@@ -1,0 +1,60 @@
+"""The LeRobot format: local datasets of version 3, read by their documented layout.
+
+    meta/info.json                        features, paths, frames per second
+    meta/episodes/chunk-*/file-*.parquet  one row per episode: length, which files, from when in a video
+    meta/tasks.parquet                    task_index -> task
+    data/chunk-*/file-*.parquet           one row per frame: many episodes in a file
+    videos/<key>/chunk-*/file-*.mp4       many episodes in a file
+
+pyarrow reads the tables, PyAV the videos (the extra `lerobot`); LeRobot's own package is not needed.
+Source: LeRobot documentation, LeRobotDataset v3.0.
+Not here: older versions (LeRobot converts them), downloads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ringmap.formats.base import Format
+from ringmap.formats.registry import register_format
+
+if TYPE_CHECKING:
+    from ringmap.datasets.stored import StoredDataset
+
+__all__ = ["LeRobot"]
+
+
+@register_format
+class LeRobot(Format):
+    """LeRobot datasets, version 3. Read-only."""
+
+    name = "lerobot"
+    supports_episode_data = True
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by `meta/info.json` and its version."""
+        try:
+            with open(os.path.join(os.fspath(path), "meta", "info.json"), "rb") as file:
+                return "codebase_version" in json.load(file)
+        except (OSError, ValueError):
+            return False
+
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
+        """Return the dataset in a folder.
+
+        Args:
+            path: the folder that holds `meta`.
+            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
+                keys_to_merge` of `StoredDataset`.
+
+        Raises:
+            NotFoundError, UnknownFormatError, CorruptError: it can't be read.
+        """
+        from ringmap.datasets.stored import StoredDataset
+        from ringmap.formats.lerobot.source import LeRobotSource
+
+        return StoredDataset(LeRobotSource(path), **options)

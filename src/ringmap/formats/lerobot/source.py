@@ -1,0 +1,220 @@
+"""The episodes of a LeRobot dataset as columns, videos among them.
+
+Not here: the layout's words (this package's docstring), frames (common/video.py).
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.episodes import EpisodeCache
+from ringmap.formats.common.source import DirectorySource, damage_named, offsets_of, steps_of
+from ringmap.formats.common.video import Decoders, decode_runs
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["LeRobotSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class LeRobotSource(DirectorySource):
+    """The columns of a LeRobot dataset, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder that holds `meta`.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        UnknownFormatError: it is of another version.
+        CorruptError: it is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        with damage_named(self.path):
+            with open(os.path.join(self.path, "meta", "info.json"), "rb") as file:
+                self._info = json.load(file)
+            version = str(self._info.get("codebase_version"))
+            if not version.startswith("v3."):
+                raise UnknownFormatError(
+                    f"{self.path}: is LeRobot {version}, expected v3; convert it with LeRobot's own script"
+                )
+            self._episodes = _episodes(self.path)
+            self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
+            self.offsets = offsets_of(self.lengths)
+            self._tasks = _tasks(self.path)
+            self._videos: dict[str, None] = {}
+            self.schema = self._columns()
+        self.episode_columns = ["tasks"] if any("tasks" in e for e in self._episodes) else []
+
+    def _columns(self) -> Schema:
+        specs = []
+        for name, feature in self._info["features"].items():
+            shape, dtype = tuple(feature["shape"]), feature["dtype"]
+            if dtype in ("video", "image"):
+                height, width, channels = _image_shape(shape, feature.get("names"))
+                specs.append(ColumnSpec(name, (height, width, channels), np.dtype(np.uint8)))
+                if dtype == "video":
+                    self._videos[name] = None
+            elif dtype == "string":
+                specs.append(ColumnSpec(name, (), np.dtype("U")))
+            else:
+                shape = () if shape == (1,) else shape
+                specs.append(ColumnSpec(name, shape, np.dtype(dtype)))
+        if self._tasks and "task_index" in self._info["features"]:
+            width = max(map(len, self._tasks.values()), default=1)
+            specs.append(ColumnSpec("task", (), np.dtype(f"<U{max(width, 1)}")))
+        return Schema(tuple(specs))
+
+    def _open(self) -> Any:
+        return EpisodeCache(self._load_rows)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._decoders = Decoders()
+
+    def close(self) -> None:
+        """Give the files back; the next read opens them again."""
+        super().close()
+        self._decoders.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        specs = {spec.name: spec for spec in self.schema.columns}
+
+        def empty(name: str, shape: tuple[int, ...]) -> Array:
+            if (
+                specs[name].dtype == "U"
+            ):  # as wide as the widest text of any episode that is asked for
+                return np.empty(shape, object)
+            return np.empty((*shape, *specs[name].shape), specs[name].dtype)
+
+        plain = [name for name in columns if name not in self._videos]
+        found = handle.windows(plain, self.offsets, starts, length, stride, empty) if plain else {}
+        found = {n: v.astype(str) if v.dtype == object else v for n, v in found.items()}
+        rows = steps_of(starts, length, stride)
+        for name in columns:
+            if name in self._videos:
+                found[name] = self._frames(specs[name], rows.ravel()).reshape(
+                    *rows.shape, *specs[name].shape
+                )
+        return {name: found[name] for name in columns}
+
+    def _frames(self, spec: ColumnSpec, rows: Array) -> Array:
+        unique, order = np.unique(rows, return_inverse=True)
+        out = np.empty((len(unique), *spec.shape), np.uint8)
+        if not len(unique):
+            return out
+        fps = float(self._info["fps"])
+        episodes = np.searchsorted(self.offsets, unique, side="right") - 1
+        key = f"videos/{spec.name}"
+        first = np.array(
+            [round(e[f"{key}/from_timestamp"] * fps) for e in self._episodes], np.int64
+        )
+        frames = first[episodes] + unique - self.offsets[episodes]
+
+        def path_of(episode: int) -> str:
+            found = self._episodes[episode]
+            return os.path.join(
+                self.path,
+                self._info["video_path"].format(
+                    video_key=spec.name,
+                    chunk_index=found[f"{key}/chunk_index"],
+                    file_index=found[f"{key}/file_index"],
+                ),
+            )
+
+        decode_runs(self._decoders, out, episodes, frames, path_of)
+        return out[order]
+
+    def _load_rows(self, episode: int) -> dict[str, Array]:
+        """Return all columns of an episode but its videos."""
+        import pyarrow.parquet as pq
+
+        row = self._episodes[episode]
+        path = os.path.join(
+            self.path,
+            self._info["data_path"].format(
+                chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+            ),
+        )
+        table = pq.read_table(path, filters=[("episode_index", "=", row["episode_index"])])
+        if len(table) != row["length"]:
+            raise CorruptError(
+                f"{path}: {len(table)} rows of episode {row['episode_index']}, expected {row['length']}"
+            )
+        found: dict[str, Array] = {}
+        for spec in self.schema.columns:
+            if spec.name in self._videos or spec.name == "task":
+                continue
+            column = table.column(spec.name)
+            if self._info["features"][spec.name]["dtype"] == "image":
+                found[spec.name] = _images(column, spec)
+            elif spec.dtype.kind == "U":
+                found[spec.name] = np.array(column.to_pylist(), str)
+            else:
+                values = np.array(column.to_pylist(), spec.dtype)
+                found[spec.name] = values.reshape(len(table), *spec.shape)
+        if "task" in self.schema.names:
+            tasks = [self._tasks[int(i)] for i in found["task_index"]]
+            found["task"] = np.array(tasks, str)
+        return found
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        tasks = self._episodes[episode].get("tasks")
+        return {} if tasks is None else {"tasks": np.array([str(t) for t in tasks])}
+
+
+def _episodes(path: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for file in sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet"))):
+        names = [n for n in pq.read_schema(file).names if not n.startswith("stats/")]
+        rows += pq.read_table(file, columns=names).to_pylist()
+    return sorted(rows, key=lambda row: row["episode_index"])
+
+
+def _tasks(path: str) -> dict[int, str]:
+    import pyarrow.parquet as pq
+
+    file = os.path.join(path, "meta", "tasks.parquet")
+    if not os.path.exists(file):
+        return {}
+    table = pq.read_table(file).to_pydict()
+    texts = next((v for k, v in table.items() if k != "task_index"), None)
+    if texts is None:
+        return {}
+    return {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
+
+
+def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
+    """Return height, width, channels, whichever way round the file names them."""
+    if names and str(names[0]).startswith("channel"):
+        channels, height, width = shape
+    else:
+        height, width, channels = shape
+    return height, width, channels
+
+
+def _images(column: Any, spec: ColumnSpec) -> Array:
+    from PIL import Image
+
+    pictures = []
+    for value in column.to_pylist():
+        with Image.open(io.BytesIO(value["bytes"])) as image:
+            pixels = np.asarray(image.convert("L" if spec.shape[-1] == 1 else "RGB"))
+        pictures.append(pixels.reshape(spec.shape))
+    return np.stack(pictures) if pictures else np.empty((0, *spec.shape), np.uint8)

@@ -1,0 +1,93 @@
+"""The rows of a buffer's directory, as it was when it was opened.
+
+Invariants: an episode that the buffer's writer evicted since is an error, never other rows.
+Not here: how a buffer is read (storage/reader.py), tensors and clips (datasets/stored.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import ReplacedError
+from ringmap.formats.common.source import DirectorySource, offsets_of, steps_of
+from ringmap.storage.files import Disk
+from ringmap.storage.reader import Reader
+from ringmap.storage.schema import Schema
+
+__all__ = ["BufferSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class BufferSource(DirectorySource):
+    """The columns of a buffer's directory, as `StoredDataset` reads them.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        NotFoundError, UnknownFormatError, CorruptError, NewerVersionError: it can't be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        reader = self._handle()
+        with reader.memory:
+            self._starts = np.array(reader.live.starts, np.int64)
+            self.lengths = np.array(reader.live.lengths, np.int32)
+        self.offsets = offsets_of(self.lengths)
+        self.schema = reader.schema if reader.schema is not None else Schema(())
+        names: dict[str, None] = {}
+        for episode in range(len(self.lengths)):
+            names.update(dict.fromkeys(self._episode_data(reader, episode)))
+        self.episode_columns = list(names)
+
+    def _open(self) -> Reader:
+        return Reader(Disk(), self.path)
+
+    def close(self) -> None:
+        """Give the files back; the next read opens them again."""
+        with self._alone():
+            if self._found is not None:
+                self._found.close()
+            self._found = None
+
+    def _windows(
+        self, handle: Reader, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        rows = steps_of(starts, length, stride)
+        flat = rows.ravel()
+        if not len(flat) or handle.rows is None:
+            specs = {spec.name: spec for spec in self.schema.columns}
+            return {n: np.empty((*rows.shape, *specs[n].shape), specs[n].dtype) for n in columns}
+        episodes = np.searchsorted(self.offsets, flat, side="right") - 1
+        positions = self._starts[episodes] + flat - self.offsets[episodes]
+        slots = positions % handle.rows.ring.rows
+        found = {}
+        for name in columns:
+            taken = handle.rows.by_name[name].take(slots)
+            found[name] = taken.reshape(*rows.shape, *taken.shape[1:])
+        if int(positions.min()) < handle.newest_tail():
+            raise self._evicted()
+        return found
+
+    def _episode_data(self, handle: Reader, episode: int) -> dict[str, Any]:
+        with handle.memory:
+            at = int(np.searchsorted(handle.live.starts, self._starts[episode]))
+            if at >= len(handle.live) or handle.live.starts[at] != self._starts[episode]:
+                raise self._evicted()
+            ordinal = handle.live.first + at
+        data = handle.read_data(ordinal)
+        if data is None:
+            raise self._evicted()
+        return data
+
+    def _evicted(self) -> ReplacedError:
+        return ReplacedError(
+            f"{self.path}: the buffer's writer evicted episodes since this dataset was loaded; load it "
+            "again, or follow the buffer with ReplayBuffer.open(path, mode='r')"
+        )

@@ -1,0 +1,112 @@
+"""The writing side of a folder of videos: a video per episode at once, columns to the log.
+
+Not here: the block, the log and the swap (common/directory.py), frames (common/video.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from ringmap.errors import InputError, MissingExtraError
+from ringmap.formats.common import disk
+from ringmap.formats.common.directory import DirectoryWriter
+from ringmap.formats.common.tabular import TABULAR, Column, plan_columns
+from ringmap.formats.common.video import Encoding, encode_video
+from ringmap.formats.schema import CheckedEpisode
+from ringmap.formats.video.source import LAYOUT, video_name
+
+__all__ = ["VideoWriter"]
+
+log = logging.getLogger("ringmap")
+
+
+class VideoWriter(DirectoryWriter):
+    """Writes episodes to a folder, images as videos. Use it in a `with` block.
+
+    Args:
+        path: the folder; those above it are made.
+        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+            "error" refuses it.
+        lossless: keep every value of the images: H.264 in RGB with quantizer 0.
+        codec: the encoder, as PyAV names it.
+        crf: quality, 0 to 51: less is better, and larger.
+        fps: frames per second that a player shows.
+        progress: show a progress bar in `write_episodes`.
+
+    Raises:
+        InputError: an option is wrong.
+        ExistsError: on entering, with mode "error", where something is.
+        LockedError: on entering, while another writer is at work.
+        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+
+    Processes and threads: one writer at a time, which a lock sees to, one thread at a time; the
+    encoder has threads of its own. Killed at any moment, it leaves every episode readable whose call
+    had returned; a power cut may cost what was written since the block began.
+    """
+
+    layout = LAYOUT
+    log_nbytes = None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: str = "append",
+        lossless: bool = False,
+        codec: str = "libx264",
+        crf: int = 18,
+        fps: int = 30,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(path, mode, progress)
+        if not 0 <= crf <= 51 or fps <= 0:
+            raise InputError(
+                f"VideoWriter: crf must be 0 to 51 and fps positive, got {crf} and {fps}"
+            )
+        if lossless and codec != "libx264":
+            raise InputError(f"VideoWriter: lossless=True is for codec='libx264', got {codec!r}")
+        try:
+            import av
+
+            av.Codec(codec, "w")
+        except ImportError as error:
+            raise MissingExtraError(
+                'VideoWriter: needs PyAV; pip install "ringmap[video]"'
+            ) from error
+        except ValueError as error:
+            raise InputError(f"VideoWriter: PyAV has no encoder {codec!r}") from error
+        self.encoding = Encoding(codec, crf, fps, lossless)
+
+    def _open(self, path: str, notes: dict[str, Any]) -> None:
+        self._folder = path
+        self._columns: list[Column] = notes["columns"]
+        self._told = self.encoding.lossless
+
+    def _encode(
+        self, episode: CheckedEpisode, number: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        columns = self._columns = self._columns or plan_columns(episode.schema, "mp4")
+        rows: dict[str, Any] = dict(episode.columns)
+        for column in columns:
+            if column.how == TABULAR:
+                continue
+            folder = os.path.join(self._folder, column.file)
+            disk.make_folder(folder)
+            path = os.path.join(folder, video_name(number))
+            encode_video(path, rows.pop(column.spec.name), self.encoding)
+            if not self._told:
+                self._told = True
+                log.warning(
+                    "VideoWriter: %s: images are stored as H.264, which is lossy; for exact images pass lossless=True",
+                    self.path,
+                )
+        return rows, {"columns": [[c.file, c.how] for c in columns]}
+
+    def _undo(self, number: int) -> None:
+        for column in self._columns:
+            if column.how != TABULAR:
+                disk.remove(os.path.join(self._folder, column.file, video_name(number)))
+        if not number:
+            self._columns = []

@@ -1,0 +1,284 @@
+"""How columns lie in a Zarr group, and how the log becomes rows of it.
+
+    data/pixels            uint8 (N, H, W, C)       numbers and bools: as they are
+    data/stamp             int64, complex pairs     attribute ringmap = {"dtype": "<M8[ns]", ...}
+    data/task              uint8 (N, 4 * width)     text and bytes, as NumPy has them
+    data/obs%2Fx           attribute ringmap = {"name": "obs/x"}
+    meta/episode_ends      int64 (E,)               the last thing that a group of episodes changes
+    meta/ringmap_*         episode data, if there is any: bytes, ends
+
+Invariants: rows beyond the last end count for nothing; taking a log over twice is taking it over once.
+Not here: reading (source.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError
+from ringmap.formats.common.log import Log, Record
+from ringmap.formats.common.names import file_name
+from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+
+__all__ = [
+    "DATA_BYTES",
+    "DATA_ENDS",
+    "LAYOUT",
+    "NAMES",
+    "Column",
+    "columns_of",
+    "episode_ends",
+    "open_group",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DATA_BYTES, DATA_ENDS, NAMES = "ringmap_data", "ringmap_data_ends", "ringmap_names"
+
+CHUNK_NBYTES = 1 << 20
+MAX_CHUNK_ROWS = 16384
+
+_GROUP_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and the array that holds it.
+
+    Args:
+        spec: what the user sees.
+        array: the array; None of a column of size 0.
+        name: of the array.
+    """
+
+    spec: ColumnSpec
+    array: Any
+    name: str
+
+    def stored(self, rows: Array) -> Array:
+        """Return rows as the array holds them."""
+        dtype, shape = _stored(self.spec)
+        flat = np.ascontiguousarray(rows).reshape(-1)
+        return flat.view(dtype).reshape(len(rows), *shape)
+
+    def loaded(self, rows: Array) -> Array:
+        """Return what the array holds as rows."""
+        dtype, _shape = _stored(self.spec)
+        native = np.ascontiguousarray(rows, dtype)
+        return native.reshape(-1).view(self.spec.dtype).reshape(len(rows), *self.spec.shape)
+
+
+def _stored(spec: ColumnSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    kind, dtype = spec.dtype.kind, spec.dtype
+    if kind in "SU":
+        return np.dtype(np.uint8), (spec.row_nbytes,)
+    if kind in "mM":
+        return np.dtype("<i8"), spec.shape
+    return dtype, spec.shape
+
+
+def open_group(path: str, mode: str = "r") -> Any:
+    """Open a dataset's group.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    import zarr
+
+    try:
+        return zarr.open_group(path, mode=mode)  # type: ignore[arg-type]
+    except Exception as error:
+        raise CorruptError(f"{path}: zarr can't open it: {error}") from error
+
+
+def episode_ends(group: Any, path: str) -> Array:
+    """Return the rows at which episodes end.
+
+    Raises:
+        CorruptError: they are not there, or do not ascend.
+    """
+    try:
+        ends = np.asarray(group["meta/episode_ends"][:], np.int64)
+    except Exception as error:
+        raise CorruptError(f"{path}: meta/episode_ends can't be read: {error}") from error
+    if ends.ndim != 1 or (np.diff(ends, prepend=0) < 0).any():
+        raise CorruptError(f"{path}: meta/episode_ends do not ascend")
+    return ends
+
+
+def columns_of(group: Any, path: str) -> list[Column]:
+    """Return the columns of a dataset; those of other programs by the names of their arrays."""
+    import zarr
+
+    data = group["data"]
+    given = data.attrs.get("ringmap")
+    if given is not None:
+        found = []
+        for name, file, dtype, shape in given:
+            spec = stored_spec(name, shape, dtype)
+            found.append(Column(spec, data[file] if spec.row_nbytes else None, file))
+        return found
+    found = []
+    for name in sorted(data):
+        array = data[name]
+        if not isinstance(array, zarr.Array) or not array.shape:
+            continue
+        dtype = np.dtype(array.dtype)
+        if dtype.kind not in "biufcSU":
+            raise CorruptError(f"{path}: data/{name} is of dtype {dtype}, which no column is")
+        found.append(
+            Column(ColumnSpec(name, array.shape[1:], dtype.newbyteorder("=")), array, name)
+        )
+    return found
+
+
+class ZarrLayout:
+    """What `DirectoryWriter` needs to know of Zarr groups."""
+
+    def items(self, path: str) -> list[str]:
+        """Return the one name of a dataset."""
+        return [os.path.basename(path)]
+
+    def is_dataset(self, path: str) -> bool:
+        """Tell by the episode table."""
+        from ringmap.formats.zarr import Zarr
+
+        return Zarr.detect(path)
+
+    def owns(self, relative: str) -> bool:
+        """Tell of a path below the folder whether it is of the dataset."""
+        parts = relative.split(os.sep)
+        return parts[0] in ("data", "meta", "zarr.json", ".ringmap.log") or parts[0].startswith(
+            ".z"
+        )
+
+    def create(self, path: str) -> None:
+        """Make an empty dataset."""
+        import zarr
+
+        group = zarr.open_group(path, mode="w", zarr_format=2)
+        group.create_group("data")
+        meta = group.create_group("meta")
+        _create(meta, "episode_ends", (), np.dtype("<i8"), 4096, None)
+
+    def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
+        """Return `(episodes, rows, schema, notes)`."""
+        group = open_group(path)
+        ends = episode_ends(group, path)
+        columns = columns_of(group, path)
+        schema = Schema(tuple(c.spec for c in columns)) if columns else None
+        return len(ends), int(ends[-1]) if len(ends) else 0, schema, {}
+
+    def absorb(self, path: str, log: Log, options: dict[str, Any], whole: bool) -> None:
+        """Take the records of a log over: rows, episode data, and last the ends."""
+        group = open_group(path, "r+")
+        ends = episode_ends(group, path)
+        columns = columns_of(group, path)
+        rows = int(ends[-1]) if len(ends) else 0
+        pending: list[Record] = []
+        size = 0
+        for record in log.records():
+            if record.number < len(ends) + len(pending):
+                continue
+            pending.append(record)
+            size += record.length * sum(spec.row_nbytes for spec in record.schema.columns)
+            if size >= _GROUP_NBYTES:
+                columns, ends, rows = self._add(group, columns, ends, rows, pending)
+                pending, size = [], 0
+        if pending:
+            self._add(group, columns, ends, rows, pending)
+
+    def _add(
+        self, group: Any, columns: list[Column], ends: Array, rows: int, records: list[Record]
+    ) -> tuple[list[Column], Array, int]:
+        if not columns:
+            columns = _create_columns(group, records[0].schema, records[0].notes)
+        total = rows + sum(record.length for record in records)
+        for column in columns:
+            if column.array is None:
+                continue
+            block = np.concatenate(
+                [column.stored(record.columns[column.spec.name]) for record in records]  # type: ignore[arg-type]
+            )
+            _put(column.array, rows, block)
+        if any(record.packed for record in records) or DATA_ENDS in group["meta"]:
+            _add_data(group, len(ends), records)
+        fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
+        _put(group["meta/episode_ends"], len(ends), fresh)
+        return columns, np.concatenate([ends, fresh]), total
+
+    def tidy(self, path: str) -> None:
+        """Nothing: rows beyond the last end are written over."""
+
+
+LAYOUT = ZarrLayout()
+
+
+def _put(array: Any, start: int, rows: Array) -> None:
+    """Write rows from `start` on; the array ends with them.
+
+    Chunks first and the size last: what lies there up to `start` is written again as it is, in whole files.
+    """
+    if array.shape[0] != start + len(rows):
+        array.resize((start + len(rows), *array.shape[1:]))
+    if rows.size:
+        array[start:] = rows
+
+
+def _create_columns(group: Any, schema: Schema, notes: dict[str, Any]) -> list[Column]:
+    data = group["data"]
+    table, columns = [], []
+    for spec in schema.columns:
+        name = file_name(spec.name)
+        dtype, shape = _stored(spec)
+        array = None
+        if spec.row_nbytes:
+            nbytes = notes.get("chunk_nbytes", CHUNK_NBYTES)
+            rows = max(1, min(nbytes // spec.row_nbytes, MAX_CHUNK_ROWS))
+            array = _create(data, name, shape, dtype, rows, notes.get("level", 1))
+        table.append([spec.name, name, spec.dtype.str, list(spec.shape)])
+        columns.append(Column(spec, array, name))
+    data.attrs["ringmap"] = table
+    return columns
+
+
+def _create(
+    group: Any,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    rows: int,
+    level: int | None,
+) -> Any:
+    import numcodecs
+
+    compressor = None
+    if level is not None:
+        compressor = numcodecs.Blosc("zstd", level, numcodecs.Blosc.SHUFFLE)
+    return group.create_array(
+        name, shape=(0, *shape), chunks=(rows, *shape), dtype=dtype, compressors=compressor,
+        fill_value=0, overwrite=True,
+    )  # fmt: skip
+
+
+def _add_data(group: Any, episodes: int, records: list[Record]) -> None:
+    """Add the episode data of episodes from number `episodes` on."""
+    meta = group["meta"]
+    if DATA_ENDS not in meta:
+        _create(meta, DATA_ENDS, (), np.dtype("<i8"), 4096, None)
+        _create(meta, DATA_BYTES, (), np.dtype(np.uint8), 1 << 20, 1)
+    there = np.asarray(meta[DATA_ENDS][:])[:episodes]
+    size = int(there[-1]) if len(there) else 0
+    blob = b"".join(record.packed for record in records)
+    sizes = [0] * (episodes - len(there)) + [len(record.packed) for record in records]
+    names = json.loads(meta.attrs.get(NAMES, "[]"))
+    fresh = [str(n) for record in records for n in record.data if n not in names]
+    if fresh:
+        meta.attrs[NAMES] = json.dumps(list(dict.fromkeys(names + fresh)))
+    _put(meta[DATA_BYTES], size, np.frombuffer(blob, np.uint8))
+    _put(meta[DATA_ENDS], len(there), size + np.cumsum(sizes, dtype=np.int64))

@@ -1,0 +1,209 @@
+"""Datasets that other programs made: Minari by its own writer, LeRobot and stable-worldmodel's layouts by hand."""
+
+import io
+import json
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from ringmap.data import ReplayBuffer, detect_format, load_dataset
+from ringmap.testing.datasets import make_episodes
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari", "ignore::UserWarning")
+def test_minari(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    minari = pytest.importorskip("minari", reason="minari is not installed")
+    import gymnasium
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    env = gymnasium.make("CartPole-v1")
+    env.action_space.seed(0)
+    episodes = []
+    for seed in range(3):
+        steps = [env.reset(seed=seed)[0]]
+        actions, rewards, ends = [], [], []
+        while not any(ends):
+            actions.append(env.action_space.sample())
+            state, reward, terminated, truncated, _ = env.step(actions[-1])
+            steps.append(state)
+            rewards.append(reward)
+            ends.append(terminated or truncated)
+        episodes.append(EpisodeBuffer(id=seed, seed=seed, observations=np.array(steps), actions=np.array(actions),
+                        rewards=rewards, terminations=ends, truncations=[False] * len(ends), infos={}))  # fmt: skip
+    minari.create_dataset_from_buffers(
+        "cartpole/test-v0", episodes, env=env, algorithm_name="random",
+        observation_space=env.observation_space, action_space=env.action_space,
+    )  # fmt: skip
+    env.close()
+    dataset = load_dataset(tmp_path / "cartpole" / "test-v0", num_steps=2)
+    assert dataset.lengths.tolist() == [len(e.rewards) for e in episodes]
+    for number, stored in enumerate(episodes):
+        got = dataset.load_episode(number)
+        assert np.array_equal(got["observation"], stored.observations[:-1])
+        assert np.array_equal(got["next_observation"], stored.observations[1:])  # T + 1 of them
+        assert np.array_equal(got["action"], stored.actions)
+        assert got["terminated"].tolist() == stored.terminations
+    assert dataset.get_episode_data()["seed"] == [0, 1, 2]
+    buf = ReplayBuffer(10_000)
+    buf.extend_from(dataset)
+    assert buf.lengths.tolist() == dataset.lengths.tolist()
+
+
+def test_lerobot(tmp_path):
+    pytest.importorskip("av", reason="PyAV is not installed")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ringmap.formats.common.video import Encoding, encode_video
+
+    episodes = make_episodes((5, 3, 7))
+    fps, root = 10, tmp_path / "robot"
+    for folder in ("meta/episodes/chunk-000", "data/chunk-000", "videos/top/chunk-000"):
+        (root / folder).mkdir(parents=True)
+    info = {
+        "codebase_version": "v3.0", "fps": fps, "total_episodes": 3,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+        "features": {
+            "top": {"dtype": "video", "shape": [12, 10, 3], "names": ["height", "width", "channels"]},
+            "wrist": {"dtype": "image", "shape": [3, 12, 10], "names": ["channels", "height", "width"]},
+            "action": {"dtype": "float32", "shape": [2]},
+            "task_index": {"dtype": "int64", "shape": [1]},
+        },
+    }  # fmt: skip
+    (root / "meta/info.json").write_text(json.dumps(info))
+    pq.write_table(
+        pa.table({"task_index": [0, 1], "task": ["push", "pülls"]}), root / "meta/tasks.parquet"
+    )
+    # Episodes 0 and 1 share a file of each kind, episode 2 has its own.
+    homes, rows = [0, 0, 1], []
+    for number, (home, episode) in enumerate(zip(homes, episodes, strict=True)):
+        begin = sum(
+            len(e["where"]) for e, h in zip(episodes[:number], homes, strict=False) if h == home
+        )
+        rows.append({"episode_index": number, "length": len(episode["where"]), "tasks": ["push"],
+                     "data/chunk_index": 0, "data/file_index": home, "videos/top/chunk_index": 0,
+                     "videos/top/file_index": home, "videos/top/from_timestamp": begin / fps,
+                     "stats/action/mean": [0.0, 0.0]})  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), root / "meta/episodes/chunk-000/file-000.parquet")
+
+    def png(frame):
+        buffer = io.BytesIO()
+        Image.fromarray(frame).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    for home in (0, 1):
+        mine = [(n, e) for n, e in enumerate(episodes) if homes[n] == home]
+        frames = np.concatenate([e["pixels"] for _, e in mine])
+        encode_video(str(root / f"videos/top/chunk-000/file-{home:03d}.mp4"), frames, Encoding(fps=fps, lossless=True))  # fmt: skip
+        table = pa.table({
+            "action": pa.array([a.tolist() for _, e in mine for a in e["action"]], pa.list_(pa.float32())),
+            "wrist": [png(255 - f) for f in frames],
+            "task_index": [t % 2 for _, e in mine for t in range(len(e["where"]))],
+            "episode_index": [n for n, e in mine for _ in e["where"]],
+        })  # fmt: skip
+        pq.write_table(table, root / f"data/chunk-000/file-{home:03d}.parquet")
+
+    dataset = load_dataset(root, num_steps=2, layout="HWC")
+    assert detect_format(root).name == "lerobot"
+    assert dataset.lengths.tolist() == [5, 3, 7]
+    for number, stored in enumerate(episodes):
+        got = dataset.load_episode(number)
+        assert np.array_equal(got["action"], stored["action"])
+        assert np.array_equal(got["wrist"], 255 - stored["pixels"])
+        assert np.array_equal(got["top"][:, :12, :10], stored["pixels"])
+        assert got["task"].tolist() == [
+            ["push", "pülls"][t % 2] for t in range(len(stored["where"]))
+        ]
+    assert np.array_equal(dataset[6]["top"], episodes[2]["pixels"][:2])
+    assert dataset.get_episode_data(1)["tasks"][0].tolist() == ["push"]
+    (root / "meta/info.json").write_text(json.dumps({**info, "codebase_version": "v2.1"}))
+    with pytest.raises(ValueError, match=r"LeRobot v2\.1, expected v3"):
+        load_dataset(root)
+
+
+def test_a_folder_of_stable_worldmodel(tmp_path):
+    """Their layout to the letter: no notes of ours, .jpeg files, columns by name."""
+    episodes = make_episodes((3, 2))
+    root = tmp_path / "theirs"
+    (root / "pixels").mkdir(parents=True)
+    for name in ("action", "reward", "where"):
+        np.savez(root / f"{name}.npz", np.concatenate([e[name] for e in episodes]))
+    np.savez(root / "ep_len.npz", np.array([3, 2], np.int32))
+    np.savez(root / "ep_offset.npz", np.array([0, 3], np.int64))
+    for number, episode in enumerate(episodes):
+        for step, frame in enumerate(episode["pixels"]):
+            Image.fromarray(frame).save(root / f"pixels/ep_{number}_step_{step}.jpeg", quality=95)
+    dataset = load_dataset(root, num_steps=2)
+    assert detect_format(root).name == "folder"
+    got = dataset.load_episode(1)
+    assert np.array_equal(got["where"], episodes[1]["where"])
+    error = np.abs(
+        got["pixels"].numpy().astype(float) - episodes[1]["pixels"].transpose(0, 3, 1, 2)
+    )
+    assert error.mean() < 3
+    assert set(dataset[0]) == {"action", "reward", "where", "pixels"}
+
+
+def test_a_lance_dataset_of_stable_worldmodel(tmp_path):
+    """float32 lists, JPEG in binary columns, and no table of ours; ours with compat=True is the same."""
+    import lance
+    import pyarrow as pa
+
+    from ringmap.data import get_format
+
+    episodes = make_episodes((3, 2))
+    made = {"episode_idx": pa.array([0, 0, 0, 1, 1], pa.int32()), "step_idx": pa.array([0, 1, 2, 0, 1], pa.int32())}  # fmt: skip
+    blobs = []
+    for frame in np.concatenate([e["pixels"] for e in episodes]):
+        buffer = io.BytesIO()
+        Image.fromarray(frame).save(buffer, "JPEG", quality=95)
+        blobs.append(buffer.getvalue())
+    made["pixels"] = pa.array(blobs, pa.binary())
+    for name in ("action", "reward", "where"):
+        rows = np.concatenate([e[name] for e in episodes]).astype(np.float32).reshape(5, -1)
+        made[name] = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    lance.write_dataset(pa.table(made), tmp_path / "theirs.lance")
+    with get_format("lance").open_writer(tmp_path / "ours.lance", compat=True) as writer:
+        writer.write_episodes(episodes)
+    schema = lance.dataset(tmp_path / "ours.lance").schema
+    assert schema.metadata in (None, {})
+    assert {f.name: f.type for f in schema} == {n: v.type for n, v in made.items()}
+    for path in (tmp_path / "theirs.lance", tmp_path / "ours.lance"):
+        dataset = load_dataset(path)
+        got = dataset.load_episode(1)
+        assert np.array_equal(got["where"], episodes[1]["where"].astype(np.float32))
+        assert tuple(got["pixels"].shape) == (2, 3, 12, 10)
+    with get_format("lance").open_writer(tmp_path / "ours.lance") as writer:
+        writer.write_episodes(episodes)  # appending keeps their layout
+    assert load_dataset(tmp_path / "ours.lance").lengths.tolist() == [3, 2, 3, 2]
+
+
+def test_an_hdf5_file_of_stable_worldmodel(tmp_path):
+    episodes = make_episodes((3, 2))
+    with h5py.File(tmp_path / "theirs.h5", "w") as file:
+        for name in episodes[0]:
+            rows = np.concatenate([e[name] for e in episodes])
+            file.create_dataset(
+                name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(1, *rows.shape[1:])
+            )
+        file["ep_len"], file["ep_offset"] = np.array([3, 2], np.int32), np.array([0, 3])
+    dataset = load_dataset(tmp_path / "theirs.h5", layout="HWC")
+    assert all(np.array_equal(dataset.load_episode(1)[n], episodes[1][n]) for n in episodes[1])
+
+
+def test_a_zarr_group_of_diffusion_policy(tmp_path):
+    import zarr
+
+    group = zarr.open_group(tmp_path / "pusht.zarr", mode="w", zarr_format=2)
+    data, meta = group.create_group("data"), group.create_group("meta")
+    episodes = make_episodes((3, 2))
+    for name in episodes[0]:
+        rows = np.concatenate([e[name] for e in episodes])
+        data.create_array(name, data=rows, chunks=(2, *rows.shape[1:]))
+    meta.create_array("episode_ends", data=np.array([3, 5]))
+    dataset = load_dataset(tmp_path / "pusht.zarr", layout="HWC")
+    assert all(np.array_equal(dataset.load_episode(1)[n], episodes[1][n]) for n in episodes[1])

@@ -1,0 +1,21 @@
+"""Video: the conformance suite, and what is its own."""
+
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("av", reason="PyAV is not installed (pip install 'ringmap[video]')")
+
+from ringmap.testing.formats import FormatTests
+
+
+class TestVideo(FormatTests):
+    name = "video"
+    suffix = ""
+    mean_error = 4.0
+
+
+class TestLossless(FormatTests):
+    name = "video"
+    suffix = ".v"
+    writer_options: ClassVar = {"lossless": True}

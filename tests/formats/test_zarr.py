@@ -1,0 +1,16 @@
+"""Zarr: the conformance suite, and what is its own."""
+
+from typing import ClassVar
+
+from ringmap.testing.formats import FormatTests
+
+
+class TestZarr(FormatTests):
+    name = "zarr"
+    suffix = ".zarr"
+
+
+class TestSmallChunks(FormatTests):
+    name = "zarr"
+    suffix = ".z"
+    writer_options: ClassVar = {"chunk_nbytes": 700, "level": None}
