@@ -100,7 +100,13 @@ def committed(path):
     return int((table["kind"][table["seq"] > 0] == 1).sum())
 
 
-RESUMABLE = [name for name in list_formats() if get_format(name).supports_episode_data]
+READ_ONLY = {"lerobot", "minari", "ringmap"}
+LOSSY = {"folder", "video"}
+RESUMABLE = [
+    name
+    for name in list_formats()
+    if name not in READ_ONLY and get_format(name).supports_episode_data
+]
 
 
 @pytest.mark.parametrize("format", RESUMABLE)
@@ -139,7 +145,16 @@ def test_a_file_goes_on(tmp_path, format):
         steps = {n: np.asarray(v) for n, v in dataset.load_episode(i).items()}
         again.write_episode({**steps, "_episode_data": data})
     dataset.close()
-    assert by_seed(again) == expected
+    found = by_seed(again)
+    if format in LOSSY:
+        for episode in (*found.values(), *expected.values()):
+            images = [
+                n for n, v in episode.items() if n != "data" and v[0] == "|u1" and len(v[1]) == 4
+            ]
+            assert images
+            for name in images:
+                episode[name] = episode[name][:2]
+    assert found == expected
     world = world_of(1, RandomPolicy(seed=9))
     with pytest.raises(
         InputError, match=r"another collection with seed 100; .*episodes: 8 there, 9 now"

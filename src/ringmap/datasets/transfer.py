@@ -47,7 +47,7 @@ def convert(
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
             or both are the same.
-        Whatever the writer raises.
+        ValueError: the writer refuses an episode.
 
     Cost: reads and writes everything; holds one episode.
 
@@ -86,7 +86,7 @@ def merge(
     Raises:
         InputError: (ValueError) there are no sources; one has other columns, which it names. The
             destination was not touched.
-        As `convert`.
+        NotFoundError, UnknownFormatError: a source can't be read.
 
     Cost: reads and writes everything; holds one episode.
     """
