@@ -34,6 +34,13 @@ MAX_STEPS, SPARE = 8, 3
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _warm():
+    """Let zarr-python open what it keeps for good: the loop that its codecs run in."""
+    with ReplayBuffer(4, storage="zarr") as buf:
+        buf.write_episode({"x": [1]})
+
+
 class World:
     """A folder, its disk, and the buffer in it."""
 
