@@ -202,6 +202,9 @@ class Case:
         expected = {
             name.partition(".zarr/")[0] + ".zarr" if ".zarr/" in name else name
             for name in self.hurt
+            if not (
+                is_chunk(name) and "episodes.npy" in self.hurt
+            )  # then nothing tells what was in it
         }
         if self.how != "flip":
             expected = {name for name in expected if not name.startswith("open/")}
@@ -297,8 +300,11 @@ class Case:
                 )
                 if fault is not None:
                     self.wrong.append(f"served wrong (clip, repaired): {fault}")
-        # Rows that lie in another chunk are lost: nothing in it says which it is.
-        whole = self.how == "swapped" and not is_chunk(self.name) and not is_chunk(self.plan.second)
+        # Rows in another chunk are lost, as nothing in it says which it is; what has left or entered a
+        # column's folder is not looked for.
+        pair = self.name, self.plan.second
+        whole = self.how == "swapped" and not any(map(is_chunk, pair))
+        whole = whole and (".zarr/" in pair[0]) == (".zarr/" in pair[1])
         touched = set() if whole else self.touched
         expected = [n for seq, n in self.truth.episodes.items() if seq not in touched]
         extra = [n for n in numbers if n not in expected] if self.unknown else []
