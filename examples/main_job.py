@@ -1,6 +1,6 @@
 """The main job: collect from pixels, be killed, go on, train meanwhile, dump, reload, compare.
 
-    collector (--collect) ── write_episode ──►  DIR/replay  ── live reader ──►  DataLoader, 2 workers
+    collector (--collect) ── World.collect ──►  DIR/replay  ── live reader ──►  DataLoader, 2 workers
          ▲    started, killed and started again                                        │
          └───────────────────────────── this script ◄── loss ──────────────────────────┘
 
@@ -23,18 +23,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
 import ringmap
+from ringmap import World
 from ringmap.data import EPISODE_DATA_KEY, ReplayBuffer, load_dataset
+from ringmap.policy import BasePolicy
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 
 MAX_EPISODE_STEPS = 200
 MAX_EPISODES = 500
-# Room for all: the collector sees from what is stored which seeds are in, so nothing may be evicted.
-# With a smaller ring it would also have to remember up to which seed it got (a watermark).
-MAX_STEPS = MAX_EPISODES * MAX_EPISODE_STEPS
+# Room for all, so that all can be compared in the end; `resume=True` does not need it.
+MAX_STEPS = MAX_EPISODES * (MAX_EPISODE_STEPS + 1)
+NUM_ENVS, SHAPE = 4, (64, 64)
 HISTORY_LEN, FRAMESKIP = 3, 2
 
 Episode = dict[str, Any]
@@ -93,67 +99,103 @@ def bar(*items: Any, **options: Any) -> tqdm[Any]:
     return tqdm(*items, mininterval=0.2 if sys.stderr.isatty() else 5, **options)
 
 
-# -- the environment --------------------------------------------------------------------------
+# -- the environments, and who plays ----------------------------------------------------------
 
 
-def make_env(draw: bool) -> Any:
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    import gymnasium
+def make_world() -> World:
+    return World(
+        "CartPole-v1",
+        NUM_ENVS,
+        SHAPE,
+        max_episode_steps=MAX_EPISODE_STEPS,
+        pre_wrappers=[WithoutSky],
+    )
 
-    mode = "rgb_array" if draw else None
-    return gymnasium.make("CartPole-v1", max_episode_steps=MAX_EPISODE_STEPS, render_mode=mode)
+
+class WithoutSky(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows the part of the picture in which something happens."""
+
+    def render(self) -> np.ndarray:
+        frame = self.env.render()
+        return frame[len(frame) * 3 // 8 : len(frame) * 7 // 8]
 
 
-def play(env: Any, seed: int) -> Iterator[Episode]:
-    """Yield an episode step by step. Its seed decides all of it, to the last bit."""
+class HalfBlind(BasePolicy):
+    """Pushes to where the pole leans, or at random; the episode's seed decides which, and how."""
+
+    def set_env(self, envs: Any) -> None:
+        super().set_env(envs)
+        self.rngs: dict[int, np.random.Generator] = {}
+
+    def get_action(self, infos: Episode) -> np.ndarray:
+        for i in np.flatnonzero(infos["step_idx"] == 0):
+            self.rngs[i] = np.random.default_rng(self.env.seeds[i])
+        self.say(infos)
+        seen = infos["observation"][:, 0]
+        return np.array([choose(seen[i], self.rngs[i]) for i in range(self.env.num_envs)])
+
+    def say(self, infos: Episode) -> None:
+        """Say where it is, for a parent that listens."""
+        playing = ~(infos["terminated"] | infos["truncated"])[:, 0]
+        i = int(np.argmax(np.where(playing, infos["step_idx"][:, 0], -1)))
+        print("step", self.env.seeds[i], infos["step_idx"][i, 0], flush=True)
+
+
+def choose(observation: np.ndarray, rng: np.random.Generator) -> int:
+    leans_right = observation[2] + observation[3] > 0
+    return int(leans_right) if rng.random() < 0.3 else int(rng.integers(2))
+
+
+def play(seed: int, draw: bool) -> Episode:
+    """Return the episode of a seed, from a loop by hand: what the world has to have collected."""
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array" if draw else None)
+    env = WithoutSky(env)
     rng = np.random.default_rng(seed)
     observation, _ = env.reset(seed=seed)
-    ended, t = False, 0
-    while not ended:
-        step: Episode = {"pixels": picture(env)} if env.render_mode else {}
-        leans_right = observation[2] + observation[3] > 0
-        action = int(leans_right) if rng.random() < 0.3 else int(rng.integers(2))
-        step |= {"observation": observation, "action": action}
-        observation, reward, terminated, truncated, _ = env.step(action)
-        step |= {"reward": np.float32(reward), "terminated": terminated, "truncated": truncated}
-        # So that a clip can prove that it is whole.
-        step |= {"episode": np.int32(seed), "step": np.int32(t)}
-        yield step
-        ended, t = terminated or truncated, t + 1
+    rows: Episode = {"observation": [observation], "action": [], "reward": [np.nan]}
+    rows |= {"terminated": [False], "truncated": [False], "pixels": []}
+    for t in range(1, MAX_EPISODE_STEPS + 1):
+        rows["pixels"] += [picture(env)] if draw else []
+        action = choose(observation, rng)
+        observation, reward, terminated, _, _ = env.step(action)
+        rows["action"].append(action)
+        rows["observation"].append(observation)
+        rows["reward"].append(reward)
+        rows["terminated"].append(terminated)
+        rows["truncated"].append(t == MAX_EPISODE_STEPS)
+        if terminated:
+            break
+    rows["pixels"] += [picture(env)] if draw else []
+    rows["action"].append(0)  # nothing was done at the last observation
+    rows["step_idx"] = range(t + 1)
+    env.close()
+    return {name: np.array(values) for name, values in rows.items() if name != "pixels" or draw}
 
 
 def picture(env: Any) -> np.ndarray:
-    """Return what the environment shows: 64 x 64 pixels, RGB, without the empty sky."""
-    frame = Image.fromarray(env.render())
-    width, height = frame.size
-    middle = (0, height * 3 // 8, width, height * 7 // 8)
-    return np.asarray(frame.resize((64, 64), Image.Resampling.BILINEAR, box=middle))
-
-
-def as_episode(steps: list[Episode]) -> Episode:
-    return {name: [step[name] for step in steps] for name in steps[0]}
+    return np.asarray(Image.fromarray(env.render()).resize(SHAPE, Image.Resampling.BILINEAR))
 
 
 # -- the collector: a process of its own ------------------------------------------------------
 
 
+class Telling(ReplayBuffer):
+    """A buffer that says what is written to it, for a parent that listens."""
+
+    def write_episode(self, ep_data: Any, **more: Any) -> None:
+        seed, length = ep_data[EPISODE_DATA_KEY]["seed"], len(ep_data["reward"])
+        print("write", seed, length, flush=True)
+        super().write_episode(ep_data, **more)
+        print("stored", seed, length, flush=True)
+
+
 def collect(folder: Path, episodes: int) -> None:
-    """Collect the seeds below `episodes` that are not in yet, and say each step on stdout."""
-    env = make_env(draw=True)
-    buf = ReplayBuffer(MAX_STEPS, HISTORY_LEN, FRAMESKIP, path=folder)
-    stored = set(seeds_in(buf))
-    for seed in range(episodes):
-        if seed in stored:
-            continue
-        steps = []
-        for step in play(env, seed):
-            steps.append(step)
-            print("step", seed, len(steps))
-        print("write", seed, len(steps))
-        buf.write_episode({**as_episode(steps), EPISODE_DATA_KEY: {"seed": seed}})
-        print("stored", seed, len(steps))
-    buf.close()
+    """Collect the seeds below `episodes` that are not in yet."""
+    with make_world() as world:
+        world.set_policy(HalfBlind())
+        buf = Telling(MAX_STEPS, HISTORY_LEN, FRAMESKIP, path=folder)
+        world.collect(writer=buf, episodes=episodes, seed=0, resume=True, progress=False)
+        buf.close()
 
 
 def seeds_in(buf: ReplayBuffer) -> list[int]:
@@ -273,8 +315,8 @@ def live_batches(buf: ReplayBuffer) -> Iterator[tuple[int, Episode]]:
 
 def expect_whole(batch: Episode) -> None:
     """Raise unless every clip is consecutive steps of one episode."""
-    whole = (batch["episode"] == batch["episode"][:, :1]).all()
-    whole &= (batch["step"].diff(dim=1) == FRAMESKIP).all()
+    whole = (batch["id"] == batch["id"][:, :1]).all()
+    whole &= (batch["step_idx"].diff(dim=1) == FRAMESKIP).all()
     expect(bool(whole), "a clip is torn: its steps do not belong together")
 
 
@@ -285,9 +327,10 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     began = time.monotonic()
     path, h5, count = folder / "replay", folder / "replay.h5", options.episodes
     before = seeds_stored(path) if (path / "manifest.json").exists() else []
+    begun = episodes_asked(path) if before else count
     expect(
-        all(seed < count for seed in before),
-        f"{path} holds more than {count} episodes: ask for {max([0, *before]) + 1}, or another --dir",
+        begun == count,
+        f"{path} is of a collection of {begun} episodes: ask for as many, or another --dir",
     )
 
     print(f"1. Collect {count} episodes of CartPole into {path}, and train on them meanwhile.")
@@ -338,6 +381,14 @@ def seeds_stored(path: Path) -> list[int]:
     seeds = seeds_in(buf)
     buf.close()
     return seeds
+
+
+def episodes_asked(path: Path) -> int:
+    """Return how many episodes the collection was begun with."""
+    buf = ReplayBuffer.open(path, mode="r+")
+    asked = buf.notes.get("collections", {}).get("0", {}).get("episodes", 0)
+    buf.close()
+    return int(asked)
 
 
 def collect_and_train(
@@ -407,12 +458,11 @@ def expect_nothing_lost(found: list[int], collector: Collector, before: list[int
 
 def replay_and_compare(buf: ReplayBuffer, with_pixels: set[int]) -> None:
     """Raise unless every stored episode is what its seed gives again."""
-    blind, seeing = make_env(draw=False), make_env(draw=True)
     for i, seed in enumerate(bar(seeds_in(buf), desc="   play again", unit="ep", leave=False)):
         stored = buf.load_episode(i)
-        again = as_episode(list(play(seeing if seed in with_pixels else blind, seed)))
-        for name, values in again.items():
-            expect_same(stored[name], np.stack(values), f"column {name!r} of episode {seed}")
+        for name, values in play(seed, draw=seed in with_pixels).items():
+            again = values.astype(stored[name].dtype)
+            expect_same(stored[name], again, f"column {name!r} of episode {seed}")
 
 
 def compare_dump(buf: ReplayBuffer, h5: Path) -> None:

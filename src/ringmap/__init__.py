@@ -6,23 +6,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmap import data, errors
+    from ringmap import data, errors, policy, world
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
     from ringmap.storage.repair import repair
+    from ringmap.world.world import World
 
 __version__ = "0.1.0"
 
-__all__ = ["ReplayBuffer", "Zarr", "check", "data", "errors", "repair"]
+__all__ = [
+    "ReplayBuffer",
+    "World",
+    "Zarr",
+    "check",
+    "data",
+    "errors",
+    "policy",
+    "repair",
+    "world",
+]
 
 _LAZY = {
     "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
+    "World": ("ringmap.world.world", "World"),
     "Zarr": ("ringmap.storage.columns.backends", "Zarr"),
     "check": ("ringmap.storage.check", "check"),
     "data": ("ringmap.data", None),
     "errors": ("ringmap.errors", None),
+    "policy": ("ringmap.policy", None),
     "repair": ("ringmap.storage.repair", "repair"),
+    "world": ("ringmap.world", None),
 }
 
 

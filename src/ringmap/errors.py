@@ -13,6 +13,7 @@ mistake, so `except ValueError` goes on working:
         ClosedError, ReadOnlyError, LockedError, StaleCopyError, ReplacedError
       NotFoundError        FileNotFoundError   fix the path
       ExistsError          FileExistsError     choose another path, or a mode that may replace
+      RolloutError         RuntimeError    mend the environment (of the reinforcement learning kind)
       EnvironmentFault     OSError         mend the machine, then go on
         SyncFailedError                    ... and open the buffer again
       DamageError          ValueError      the bytes are wrong: check, repair
@@ -42,6 +43,7 @@ __all__ = [
     "ReplacedError",
     "RingmapError",
     "RoleError",
+    "RolloutError",
     "StaleCopyError",
     "SyncFailedError",
     "UnknownColumnError",
@@ -105,6 +107,10 @@ class NotFoundError(RingmapError, FileNotFoundError):
 
 class ExistsError(RingmapError, FileExistsError):
     """Something is stored at this path already, and the mode says to leave it alone."""
+
+
+class RolloutError(RingmapError, RuntimeError):
+    """An environment raised, broke its contract, or its process died: mend it, and collect on."""
 
 
 class EnvironmentFault(RingmapError, OSError):

@@ -15,6 +15,8 @@ import numpy as np
 
 from ringmap.errors import ClipIndexError, LappedError
 from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.storage.blobs import decode_blob, decode_data
+from ringmap.storage.episodes import DROPPED, EPISODE, Record
 from ringmap.storage.source import Source
 
 __all__ = ["StoredEpisodes"]
@@ -102,6 +104,21 @@ class StoredEpisodes:
         for ordinal in range(max(names.last, live.first), live.last):
             names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
         return names.since(live.first)
+
+    def dropped_data(self) -> list[dict[str, Any] | None]:
+        """Return the data of the episodes that were dropped from among the live ones. O(live), vectorised."""
+        source = self._source
+        with source.memory:
+            first, last, tail = source.first, source.seq, source.tail
+        if not last:
+            return []
+        records, valid = source.table.read_range(max(1, first), last)
+        gone = valid & (records["kind"] == EPISODE) & (records["flags"] & DROPPED != 0)
+        found: list[dict[str, Any] | None] = []
+        for row in records[gone & (records["start"] >= tail)]:
+            blob = source.blob_of(Record.of(row))
+            found.append(None if blob is None else decode_data(decode_blob(blob)[2]))
+        return found
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:
         """Return name -> one value per episode number, None where it has none."""

@@ -11,6 +11,7 @@ Not here: files and commits (storage/), clip numbers (clips/), formats.
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -351,13 +352,17 @@ class ReplayBuffer(Sampled):
 
     # -- writing -----------------------------------------------------------------------------
 
-    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
+    def write_episode(
+        self, ep_data: Mapping[str, Any], *, notes: Mapping[str, Any] | None = None
+    ) -> None:
         """Store one whole episode, and evict the oldest ones that no longer fit, in one commit.
 
         Args:
             ep_data: column -> one value per step: a list of per-step arrays, an array `(T, ...)` or a
                 CPU tensor. The key `_episode_data` may hold a mapping of values constant within
                 the episode: str, bytes, numbers, arrays. Empty, or of length 0: nothing happens.
+            notes: name -> JSON value, small: they join `notes` with this episode or not at all, and stay
+                when it is evicted.
 
         Raises:
             InputError: a scalar column, unequal lengths, a schema mismatch, a value that does not fit,
@@ -394,7 +399,15 @@ class ReplayBuffer(Sampled):
         encoded = encode_data(data, where) if data else b""
         flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
         with self._sampling() as small:
+            if notes:
+                small = {**(small or {}), "notes": {**store.carried.get("notes", {}), **notes}}
             store.commit(schema, list(fitted.values()), encoded, flags, small=small)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What was noted with episodes, as of the newest commit: name -> JSON value. A writer's only."""
+        source = self._source
+        return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
         """Store episodes as they arrive, each with a commit of its own."""
@@ -523,6 +536,13 @@ class ReplayBuffer(Sampled):
         """
         numbers = self._episode_numbers(idx)
         return self._stored.data(numbers)
+
+    def dropped_episode_data(self) -> list[dict[str, Any] | None]:
+        """Return the data of episodes that were dropped because their rows were lost, None where it was lost too.
+
+        Those among the stored ones, oldest first. A power cut at durability="process" can leave such.
+        """
+        return self._stored.dropped_data()
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first, as column -> list of per-step arrays (copies).

@@ -1,0 +1,297 @@
+"""Collecting: episodes of a world into a buffer or a dataset, resumable.
+
+    roll ─► EpisodeRows ─► writer.write_episode({..., "_episode_data": {"seed": ...}})
+                              buffer: progress rides as a note in the episode's own commit
+                              dataset: the seeds that are stored say what is finished
+
+Invariants: what was written before an error stays; with a seed exactly the seeds
+`seed ... seed + episodes - 1` are run, each once, killed and resumed or not.
+Not here: the loop (rollout.py), the arithmetic of progress (progress.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import operator
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringmap.errors import InputError
+from ringmap.formats.base import EPISODE_DATA_KEY, Writer
+from ringmap.world.actions import blank_action
+from ringmap.world.episodes import EpisodeRows
+from ringmap.world.infos import Row
+from ringmap.world.progress import Progress, identity_of
+from ringmap.world.rollout import Turn, options_of, roll
+from ringmap.world.wrappers import _named
+
+if TYPE_CHECKING:
+    from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.world.world import World
+
+__all__ = ["DEFAULT_FORMAT", "collect", "count_of"]
+
+log = logging.getLogger("ringmap")
+
+WHERE = "World.collect"
+COLLECTION_KEY = "collection"
+"""Episode data of a dataset that can be resumed: the identity of the collection, as JSON."""
+
+_NOTE = "collections"
+_NOTES_MAX = 32
+_BAR_AFTER_S = 2.0
+
+
+class _Default(str):
+    """A default that can be told from the same word given by the caller."""
+
+
+DEFAULT_FORMAT = _Default("lance")
+_SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5"}
+
+
+def format_for(path: str | os.PathLike[str], given: str) -> str:
+    """Return the name of the format to write: the given one, else by suffix, else the default."""
+    from ringmap.formats.registry import FORMATS
+
+    suffix = Path(path).suffix.lower()
+    if isinstance(given, _Default):
+        if suffix in _SUFFIXES:
+            return _SUFFIXES[suffix]
+        if suffix[1:] in FORMATS or suffix[1:] in FORMATS.missing():
+            return suffix[1:]
+    return str(given)
+
+
+def count_of(episodes: Any, where: str) -> int:
+    """Return a number of episodes.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        count = operator.index(episodes)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InputError(f"{where}: episodes must be a number, 0 or more, got {episodes!r}")
+    return count
+
+
+def collect(
+    world: World,
+    path: str | os.PathLike[str] | None,
+    episodes: int,
+    seed: int | None,
+    options: Any,
+    format: str,
+    writer: Any,
+    progress: bool,
+    resume: bool,
+) -> None:
+    """Do what `World.collect` says."""
+    if (path is None) == (writer is None):
+        raise InputError(
+            f"{WHERE}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)"
+        )
+    count = count_of(episodes, WHERE)
+    if seed is not None:
+        seed = operator.index(seed)
+    if resume and seed is None:
+        raise InputError(f"{WHERE}: resume=True needs a seed: it tells the episodes apart")
+    if resume and not (options is None or isinstance(options, Mapping)):
+        raise InputError(
+            f"{WHERE}: resume=True with options for each environment: which one plays which seed depends on "
+            "the kills; pass one dict for all"
+        )
+    world.check_ready(WHERE)
+    given = options_of(options, world.num_envs, WHERE)
+    identity = (
+        identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
+    )
+    with contextlib.ExitStack() as stack:
+        if path is not None:
+            sink = _to_path(path, format_for(path, format), identity)
+        else:
+            sink = _to_writer(writer, identity)
+        finished = sink.progress
+        offsets = range(count) if finished is None else finished.missing()
+        turns = (Turn(k, None if seed is None else seed + k, given) for k in offsets)
+        if path is not None and offsets:
+            sink = stack.enter_context(_opened(sink))
+        from tqdm import tqdm
+
+        bar = stack.enter_context(
+            tqdm(
+                total=count,
+                initial=count - len(offsets),
+                desc=f"collect {world.env_name}",
+                unit="ep",
+                delay=_BAR_AFTER_S,
+                disable=not progress,
+            )
+        )
+        names = frozenset(_named("action", blank_action(world.envs.single_action_space)))
+        roll(world.envs, world.act, turns, [_Recorder(sink, names, bar)])
+
+
+class _Sink(Protocol):
+    progress: Progress | None
+
+    def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None: ...
+
+
+class _Recorder:
+    """A watcher that keeps the rows of each turn, and writes them when it ends."""
+
+    def __init__(self, sink: _Sink, actions: frozenset[str], bar: Any) -> None:
+        self._sink, self._actions, self._bar = sink, actions, bar
+        self._open: dict[int, EpisodeRows] = {}
+
+    def began(self, turn: Turn, row: Row) -> None:
+        self._open[turn.number] = EpisodeRows(self._actions, f"{WHERE}: {turn.label}")
+        self.stepped(turn, row)
+
+    def stepped(self, turn: Turn, row: Row) -> None:
+        self._open[turn.number].add(row)
+
+    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
+        rows = self._open.pop(turn.number)
+        data = dict(data or {})
+        if turn.seed is not None:
+            data["seed"] = turn.seed
+        try:
+            self._sink.write(rows.columns(), data, turn)
+        except ValueError as error:
+            raise InputError(
+                f"{WHERE}: {turn.label}: the writer refused it: {error}; what was collected before stays"
+            ) from error
+        except Exception as error:
+            error.add_note(
+                f"{WHERE}: {turn.label}: it was not written; what was collected before stays"
+            )
+            raise
+        self._bar.update()
+
+
+class _ToWriter:
+    """Into a writer of the caller's; into a buffer with its progress."""
+
+    def __init__(self, writer: Any, progress: Progress | None) -> None:
+        self._writer, self.progress = writer, progress
+
+    def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
+        if data:
+            episode[EPISODE_DATA_KEY] = data
+        if self.progress is None:
+            self._writer.write_episode(episode)
+            return
+        notes = dict(self._writer.notes.get(_NOTE, {}))
+        key = str(self.progress.identity["seed"])
+        notes.pop(key, None)  # the newest stands last
+        notes[key] = self.progress.plus(turn.number).as_json()
+        for old in list(notes)[: max(0, len(notes) - _NOTES_MAX)]:
+            del notes[old]
+        self._writer.write_episode(episode, notes={_NOTE: notes})
+        self.progress.add(turn.number)
+
+
+def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
+    if not isinstance(writer, Writer):
+        raise InputError(
+            f"{WHERE}: writer= must have write_episode (a ReplayBuffer, a format's writer), got {type(writer).__name__}"
+        )
+    if identity is None:
+        return _ToWriter(writer, None)
+    from ringmap.buffers.replay import ReplayBuffer
+
+    if not isinstance(writer, ReplayBuffer):
+        raise InputError(
+            f"{WHERE}: resume=True needs a ReplayBuffer or path=: what a {type(writer).__name__} holds can't be asked"
+        )
+    return _ToWriter(writer, _progress_in(writer, identity))
+
+
+def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
+    kept = buffer.notes.get(_NOTE, {}).get(str(identity["seed"]))
+    if kept is None:
+        return Progress(identity)
+    progress = Progress.resumed(kept, identity, WHERE, f"the buffer {buffer.path or 'in RAM'}")
+    # What a power cut took was dropped at the opening, whatever the newest note says.
+    dropped = buffer.dropped_episode_data()
+    if not dropped:
+        return progress
+    if None in dropped:
+        log.warning(
+            "%s: an episode was lost with its data; if it was of this collection, it stays lost",
+            WHERE,
+        )
+    stored = set(buffer.get_episode_data().get("seed", []))
+    seeds = {data.get("seed") for data in dropped if data is not None} - stored
+    return progress.without(int(seed) - identity["seed"] for seed in seeds if seed is not None)
+
+
+class _ToPath:
+    """Into a dataset of our own opening."""
+
+    def __init__(self, path: str, format: Any, progress: Progress | None) -> None:
+        self.path, self.format, self.progress = path, format, progress
+        self._writer: Any = None
+        self._warned = False
+
+    def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
+        if self.progress is not None:
+            data[COLLECTION_KEY] = json.dumps(self.progress.identity, sort_keys=True)
+        if data and self.format.supports_episode_data:
+            episode[EPISODE_DATA_KEY] = data
+        elif data and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{WHERE}: format {self.format.name!r} holds no episode data; left out: {list(data)}",
+                stacklevel=2,
+            )
+        self._writer.write_episode(episode)
+
+
+@contextlib.contextmanager
+def _opened(sink: Any) -> Iterator[Any]:
+    os.makedirs(os.path.dirname(os.path.abspath(sink.path)), exist_ok=True)
+    with sink.format.open_writer(sink.path) as writer:
+        sink._writer = writer
+        yield sink
+
+
+def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None) -> _Sink:
+    from ringmap.formats.registry import get_format
+
+    chosen = get_format(name)
+    path = os.fspath(path)
+    if identity is None:
+        return _ToPath(path, chosen, None)
+    if not chosen.supports_episode_data:
+        raise InputError(
+            f"{WHERE}: resume=True needs to store the seed of each episode, and format {name!r} holds no episode data"
+        )
+    progress = Progress(identity)
+    if os.path.exists(path):
+        dataset = chosen.open_reader(path)
+        try:
+            data = dataset.get_episode_data()
+        finally:
+            close = getattr(dataset, "close", None)
+            if close is not None:
+                close()
+        seeds, marks = data.get("seed", []), data.get(COLLECTION_KEY, [])
+        for seed, mark in zip(seeds, marks, strict=True):
+            if not mark or seed is None:
+                continue
+            kept = json.loads(str(mark))
+            if kept["seed"] == identity["seed"]:
+                Progress.resumed({**kept, "watermark": 0, "beyond": []}, identity, WHERE, path)
+                progress.add(operator.index(seed) - int(identity["seed"]))
+    return _ToPath(path, chosen, progress)

@@ -1,0 +1,97 @@
+"""One episode as it is recorded: rows of infos become columns.
+
+    env     reset      step(a0)    step(a1), ends
+    row     0          1           2
+    obs     o0         o1          o2
+    action  a0         a1          NaN (integers: 0)     taken AT this observation
+    reward  NaN        r1          r2                    that came WITH it
+
+An episode of T steps has T + 1 rows. An info at time t holds the action that led there, so
+the actions move up by one row.
+
+Invariants: every column spans the whole episode.
+Not here: who is rolled out (rollout.py), who writes (collecting.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import RolloutError
+from ringmap.world.infos import Row
+
+__all__ = ["EpisodeRows"]
+
+NOT_RECORDED = {"render_time"}
+"""Differs from run to run, where equal seeds are to give equal bytes."""
+
+
+class EpisodeRows:
+    """The rows of one episode, one after the other.
+
+    Args:
+        actions: the names under which the action stands in the rows.
+        label: the environment and the episode, for errors.
+    """
+
+    def __init__(self, actions: frozenset[str], label: str) -> None:
+        self._actions = actions
+        self._label = label
+        self._columns: dict[str, list[Any]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, row: Row) -> None:
+        """Add the next row: its arrays and strings whose names have no leading underscore.
+
+        A column that the first step brings and the reset has not starts with NaN (integers 0, text "").
+
+        Raises:
+            RolloutError: a column comes later than with the first step, goes away, or changes its shape.
+        """
+        columns = self._columns
+        for name, value in row.items():
+            if name.startswith("_") or name in NOT_RECORDED:
+                continue
+            if not isinstance(value, np.ndarray | str):
+                continue
+            held = columns.get(name)
+            if held is None:
+                if self._count > 1:
+                    raise RolloutError(
+                        f"{self._label}: info {name!r} appeared first at step {self._count}; a column spans "
+                        "the episode: report it from the first step on, or begin its name with '_'"
+                    )
+                held = columns[name] = [_blank(value)] * self._count
+            elif np.shape(held[-1]) != np.shape(value):
+                raise RolloutError(
+                    f"{self._label}: info {name!r} changed its shape at step {self._count}, from "
+                    f"{np.shape(held[-1])} to {np.shape(value)}; pad it, or begin its name with '_'"
+                )
+            held.append(value)
+        self._count += 1
+        for name, held in columns.items():
+            if len(held) != self._count:
+                raise RolloutError(
+                    f"{self._label}: info {name!r} is missing at step {self._count - 1}; a column spans the "
+                    "episode: report it at every step, or begin its name with '_'"
+                )
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the episode, its actions moved to the rows at which they were taken."""
+        return {
+            name: values[1:] + values[:1] if name in self._actions else values
+            for name, values in self._columns.items()
+        }
+
+
+def _blank(like: Any) -> Any:
+    if isinstance(like, str):
+        return ""
+    return (
+        np.full(like.shape, np.nan, like.dtype) if like.dtype.kind in "fc" else np.zeros_like(like)
+    )

@@ -1,0 +1,94 @@
+"""Infos: the dicts of several environments as one dict of stacked values.
+
+    {"state": (2,)}, {"state": (2,)}, ...  ->  {"state": (num_envs, 1, 2)}
+
+A key is an array exactly while every environment has a value for it now, all of one shape.
+Otherwise it is a list of `num_envs` values, None where an environment has none: a key that
+came late, went away, or differs in shape never shows an old value as a new one. A key that
+no environment has is gone.
+
+Invariants: a row belongs to us: nothing that an environment does to its arrays later shows;
+an environment that is not put keeps its values.
+Not here: who steps the environments (pool.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Infos", "Row", "as_row"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Row = dict[str, Any]
+"""What one environment reported: name -> an array of our own, or any other object."""
+
+_ARRAYS = "biufcmMSU"
+
+
+def as_row(info: Mapping[str, Any]) -> Row:
+    """Return an info with arrays, tensors and numbers as arrays of our own, the rest as it is.
+
+    Example:
+        >>> as_row({"state": [1.0], "step": 3, "name": "a"})
+        {'state': [1.0], 'step': array(3), 'name': 'a'}
+    """
+    return {str(name): _own(value) for name, value in info.items()}
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.dtype.kind in _ARRAYS else value
+    if isinstance(value, bool | int | float | np.generic):
+        array = np.asarray(value)
+        return array if array.dtype.kind in _ARRAYS else value
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy().copy()
+    return value
+
+
+class Infos:
+    """The newest row of each environment, and all of them stacked.
+
+    Args:
+        num_envs: how many environments.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.rows: list[Row] = [{} for _ in range(num_envs)]
+        self.stacked: dict[str, Any] = {}
+
+    def put(self, rows: Mapping[int, Row]) -> None:
+        """Take new rows of some environments. Arrays of `stacked` are changed in place where they fit."""
+        again: dict[str, None] = {}
+        for env, row in rows.items():
+            before, self.rows[env] = self.rows[env], row
+            for name, value in row.items():
+                held = self.stacked.get(name)
+                if (
+                    isinstance(held, np.ndarray)
+                    and isinstance(value, np.ndarray)
+                    and held.shape[2:] == value.shape
+                    and held.dtype == value.dtype
+                ):
+                    held[env, 0] = value
+                else:
+                    again[name] = None
+            again.update(dict.fromkeys(name for name in before if name not in row))
+        self._stack(again)
+
+    def _stack(self, names: Iterable[str]) -> None:
+        for name in names:
+            values = [row.get(name) for row in self.rows]
+            if all(name not in row for row in self.rows):
+                self.stacked.pop(name, None)
+                continue
+            arrays = [value for value in values if isinstance(value, np.ndarray)]
+            alike = len(arrays) == len(values) and len({a.shape for a in arrays}) == 1
+            kinds = {a.dtype.kind for a in arrays}
+            if alike and (len({a.dtype for a in arrays}) == 1 or kinds <= set("biuf")):
+                self.stacked[name] = np.stack(arrays)[:, None]
+            else:
+                self.stacked[name] = values

@@ -1,0 +1,354 @@
+"""The pool: several environments, reset and stepped together or by mask.
+
+    actions (num_envs, ...), mask ──► crews: in this process, or in workers ──► Infos
+
+Invariants: environment i starts from `seed + i` in the worker processes as it does here, and
+gives the same; one that the mask leaves out is not touched, and its infos stay.
+Not here: when an episode begins or ends (rollout.py), what stands in an info (wrappers.py).
+"""
+
+from __future__ import annotations
+
+import copy as copying
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space
+
+from ringmap.errors import ClosedError, InputError, RolloutError
+from ringmap.world.actions import split_actions
+from ringmap.world.crew import Crew, EnvFn, Failure, Outcome
+from ringmap.world.infos import Infos, Row
+
+__all__ = ["EnvPool"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class EnvPool:
+    """A batch of environments with selective stepping.
+
+    Args:
+        env_fns: makes the environments: called once each, with nothing.
+        workers: processes that step them; 0 steps them in this one.
+        copy: return copies. Otherwise what `reset` and `step` return is changed in place by the next call.
+        context: how processes start ("fork", "spawn", "forkserver"); None: Python's default.
+        name: what errors call the environments.
+
+    Attributes:
+        num_envs: N, how many environments.
+        infos: the newest stacked infos.
+        rewards, terminateds, truncateds: of the last step, `(N,)`.
+        episodes: how many episodes each environment has begun.
+        seeds: the seed that each environment was reset with last, None where with none.
+
+    Raises:
+        InputError: no factories, or fewer environments than workers.
+
+    Processes and threads: one thread at a time. With workers, the factories are called in the
+    workers, and the first one here too, for the spaces.
+
+    Source: stable-worldmodel, World guide ("EnvPool").
+
+    Example:
+        >>> import gymnasium
+        >>> pool = EnvPool([lambda: gymnasium.make("CartPole-v1")] * 3)
+        >>> _ = pool.reset(seed=0)
+        >>> _, rewards, *_ = pool.step(np.array([0, 1, 0]), mask=np.array([True, False, True]))
+        >>> rewards
+        array([1., 0., 1.], dtype=float32)
+        >>> pool.seeds
+        [0, 1, 2]
+        >>> pool.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        workers: int = 0,
+        *,
+        copy: bool = False,
+        context: str | None = None,
+        name: str = "the pool",
+    ) -> None:
+        env_fns = list(env_fns)
+        if not env_fns:
+            raise InputError("EnvPool: expected at least one environment factory, got none")
+        if not 0 <= workers <= len(env_fns):
+            raise InputError(
+                f"EnvPool: workers must be 0 (none) to {len(env_fns)} (one per environment), got {workers}"
+            )
+        self.num_envs = len(env_fns)
+        self.name = name
+        self._copy = copy
+        self._closed = False
+        self._crew: Any
+        if workers:
+            from ringmap.world.workers import WorkerCrews
+
+            probe = env_fns[0]()
+            try:
+                self._take_spaces(probe)
+                nbytes = _info_nbytes(probe)
+            finally:
+                probe.close()
+            self._crew = WorkerCrews(env_fns, workers, nbytes, context, name)
+        else:
+            self._crew = Crew(env_fns)
+            self._take_spaces(self._crew.envs[0])
+        self.seeds: list[int | None] = [None] * self.num_envs
+        self.episode_data: list[dict[str, Any] | None] = [None] * self.num_envs
+        self.episodes = [0] * self.num_envs
+        self._steps = [0] * self.num_envs
+        self._infos = Infos(self.num_envs)
+        self._no_step()
+
+    def _take_spaces(self, env: Any) -> None:
+        self.single_action_space: Space[Any] = env.action_space
+        self.single_observation_space: Space[Any] = env.observation_space
+        self.variation_space: Any = getattr(env.unwrapped, "variation_space", None)
+        self.has_reset_options = hasattr(env.unwrapped, "reset_options_from_dataset")
+        self.metadata: Mapping[str, Any] = dict(getattr(env, "metadata", {}) or {})
+
+    def _no_step(self) -> None:
+        self.rewards = np.zeros(self.num_envs, np.float32)
+        self.terminateds = np.zeros(self.num_envs, bool)
+        self.truncateds = np.zeros(self.num_envs, bool)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """`single_action_space`, batched."""
+        return batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """`single_observation_space`, batched."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @property
+    def single_variation_space(self) -> Any:
+        """Another name for `variation_space`: that of the unwrapped environment, or None."""
+        return self.variation_space
+
+    @property
+    def infos(self) -> dict[str, Any]:
+        """The newest infos, stacked: arrays `(N, 1, ...)`, lists of N for what is no array."""
+        return self._infos.stacked
+
+    @property
+    def rows(self) -> list[Row]:
+        """The newest info of each environment, its arrays without the two leading axes."""
+        return self._infos.rows
+
+    # -- running -----------------------------------------------------------------------------
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | Array | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        mask: Any = None,
+    ) -> tuple[None, dict[str, Any]]:
+        """Reset environments.
+
+        Args:
+            seed: an int: environment i gets `seed + i`; or one per environment; or None.
+            options: for all, or a list with one per environment.
+            mask: which to reset, `(N,)`; None for all. The others stay as they are, infos included.
+
+        Returns:
+            (None, infos).
+
+        Raises:
+            InputError: a seed, the options or the mask do not fit.
+            RolloutError: an environment raised; the message names it and the episode.
+        """
+        where = "EnvPool.reset"
+        self._ready(where)
+        chosen = self._mask(mask, where)
+        seeds = self._seeds_of(seed)
+        given = self._options_of(options)
+        for env in np.flatnonzero(chosen).tolist():
+            self.seeds[env] = seeds[env]
+            self.episodes[env] += 1
+            self._steps[env] = 0
+            self.episode_data[env] = None
+        if mask is None:
+            self._infos = Infos(self.num_envs)  # nothing of earlier episodes decides a dtype
+        answers = self._crew.reset(seeds, given, chosen.tolist())
+        self._take(answers, where)
+        self._no_step()
+        return None, self._out(self.infos)
+
+    def step(
+        self, actions: Any, mask: Any = None
+    ) -> tuple[None, Array, Array, Array, dict[str, Any]]:
+        """Step environments.
+
+        Args:
+            actions: a batch, `(N, ...)`; a dict of such for a Dict space.
+            mask: which to step, `(N,)`; None for all. The others give reward 0 and no flags.
+
+        Returns:
+            (None, rewards, terminateds, truncateds, infos): float32 `(N,)`, two bool `(N,)`, and the
+            stacked infos. Without `copy=True` they are changed in place by the next call.
+
+        Raises:
+            InputError: the actions do not fit the action space, or are NaN.
+            RolloutError: an environment raised, or a worker died; the message names them.
+        """
+        where = "EnvPool.step"
+        self._ready(where)
+        chosen = self._mask(mask, where)
+        self.advance(
+            split_actions(actions, self.single_action_space, self.num_envs, chosen, where), chosen
+        )
+        results = self.rewards, self.terminateds, self.truncateds, self.infos
+        return None, *map(self._out, results)
+
+    def advance(self, actions: Sequence[Any], mask: Array) -> None:
+        """Step with one checked action per environment (see `split_actions`); the attributes show the result."""
+        for env in np.flatnonzero(mask).tolist():
+            self._steps[env] += 1
+        answers = self._crew.step(actions, mask.tolist())
+        self._no_step()
+        self._take(answers, "EnvPool.step")
+
+    def call(
+        self, name: str, arguments: Sequence[Mapping[str, Any] | None] | None = None
+    ) -> list[Any]:
+        """Call a method of the unwrapped environments.
+
+        Args:
+            name: of the method.
+            arguments: keyword arguments for each environment, None for one that is left out; None
+                calls all without any.
+
+        Returns:
+            What each returned, None for one that was left out.
+
+        Raises:
+            RolloutError: it is not there, or raised.
+        """
+        where = f"EnvPool.call({name!r})"
+        self._ready(where)
+        given = (
+            [{}] * self.num_envs
+            if arguments is None
+            else [None if a is None else dict(a) for a in arguments]
+        )
+        if len(given) != self.num_envs:
+            raise InputError(f"{where}: {len(given)} arguments, expected {self.num_envs}")
+        answers: list[Any] = self._crew.call(name, given)
+        for env, answer in enumerate(answers):
+            if isinstance(answer, Failure):
+                self._fail(env, answer, where)
+        return answers
+
+    def render_again(self, mask: Array, instead: Sequence[Row | None]) -> None:
+        """Take anew what the environments show, after something else changed them than a step.
+
+        Args:
+            mask: which.
+            instead: values known to hold now, for each environment.
+        """
+        answers = self._crew.render(mask.tolist())
+        rows = {}
+        for env in np.flatnonzero(mask).tolist():
+            if isinstance(answers[env], Failure):
+                self._fail(env, answers[env], "EnvPool.render_again")
+            rows[env] = {**self.rows[env], **answers[env], **(instead[env] or {})}
+        self._infos.put(rows)
+
+    def overlay(self, values: Sequence[Row]) -> None:
+        """Lay values over the newest infos of every environment."""
+        self._infos.put({env: {**self.rows[env], **row} for env, row in enumerate(values)})
+
+    def close(self) -> None:
+        """Close all environments, and end the workers. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._crew.close()
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _ready(self, where: str) -> None:
+        if self._closed:
+            raise ClosedError(f"{where}: the pool is closed; make a new one")
+
+    def _take(self, answers: Sequence[Any], where: str) -> None:
+        rows: dict[int, Row] = {}
+        failed: list[tuple[int, Failure]] = []
+        for env, answer in enumerate(answers):
+            if isinstance(answer, Outcome):
+                rows[env] = answer.row
+                self.rewards[env] = answer.reward
+                self.terminateds[env] = answer.terminated
+                self.truncateds[env] = answer.truncated
+                self.episode_data[env] = answer.data
+            elif isinstance(answer, Failure):
+                failed.append((env, answer))
+        self._infos.put(rows)
+        for env, failure in failed:
+            self._fail(env, failure, where)
+
+    def _fail(self, env: int, failure: Failure, where: str) -> NoReturn:
+        seed = "" if self.seeds[env] is None else f" (seed {self.seeds[env]})"
+        error = RolloutError(
+            f"{where}: env {env} of {self.name}, its episode {self.episodes[env]}{seed}, step "
+            f"{self._steps[env]}: {type(failure.error).__name__}: {failure.error}"
+        )
+        if failure.error.__traceback__ is None:  # it came from a worker
+            error.add_note(failure.trace)
+        raise error from failure.error
+
+    def _mask(self, mask: Any, where: str) -> Array:
+        if mask is None:
+            return np.ones(self.num_envs, bool)
+        chosen = np.asarray(mask)
+        if chosen.shape != (self.num_envs,):
+            raise InputError(f"{where}: mask of shape {chosen.shape}, expected ({self.num_envs},)")
+        return chosen.astype(bool)
+
+    def _seeds_of(self, seed: Any) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if np.ndim(seed) == 0:
+            return [_seed(seed) + i for i in range(self.num_envs)]
+        return self._one_each([None if s is None else _seed(s) for s in seed], "seeds")
+
+    def _options_of(self, options: Any) -> list[Any]:
+        if options is None or isinstance(options, Mapping):
+            return [options] * self.num_envs
+        return self._one_each(list(options), "options")
+
+    def _one_each(self, given: list[Any], what: str) -> list[Any]:
+        if len(given) != self.num_envs:
+            raise InputError(
+                f"EnvPool.reset: {len(given)} {what}, expected one for each of {self.num_envs} environments"
+            )
+        return given
+
+    def _out(self, value: Any) -> Any:
+        return copying.deepcopy(value) if self._copy else value
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        raise InputError(f"EnvPool.reset: a seed must be an integer, got {value!r}") from None
+    if seed < 0:
+        raise InputError(f"EnvPool.reset: a seed must not be negative, got {seed}")
+    return seed
+
+
+def _info_nbytes(env: Any) -> int:
+    """Return how much shared memory the large arrays of an environment's info want."""
+    try:
+        asked: Callable[[], int] = env.get_wrapper_attr("info_nbytes")
+    except AttributeError:
+        return 0
+    return asked()

@@ -1,0 +1,151 @@
+"""The rollout: which environment plays which episode, until all that were asked for are finished.
+
+    turns  0 1 2 3 4 5 ...            the k-th started episode, seed + k
+           │ │ │
+    envs   0 1 2   ─ step together ─► whoever ends takes the next turn; without one, it waits
+
+All that are started are finished, and no more are started than were asked for: whoever
+stops at the first N that end collects too many short ones, and which ones depends on timing.
+
+Invariants: a turn is played once; environments that wait are neither stepped nor reset.
+Not here: what is done with the rows (collecting.py, evaluating.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.errors import InputError
+from ringmap.world.infos import Row
+from ringmap.world.pool import EnvPool
+
+__all__ = ["Turn", "Watcher", "options_of", "roll"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One episode to play: the `number`-th of its run. The rest is filled in as it is played."""
+
+    number: int
+    seed: int | None = None
+    options: Any = None
+    env: int = -1
+    length: int = 0
+    total: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+    @property
+    def label(self) -> str:
+        """Whom to name in an error."""
+        seed = "" if self.seed is None else f" (seed {self.seed})"
+        return f"env {self.env}, episode {self.number}{seed}"
+
+
+def options_of(given: Any, num_envs: int, where: str) -> Any:
+    """Return reset options: a mapping for all, None, or a list with one for each environment.
+
+    Raises:
+        InputError: the list is of another length.
+    """
+    if given is None or isinstance(given, Mapping):
+        return given
+    options = list(given)
+    if len(options) != num_envs:
+        raise InputError(
+            f"{where}: {len(options)} options, expected one for each of {num_envs} environments"
+        )
+    return options
+
+
+class Watcher(Protocol):
+    """Follows the turns: told of the reset, of each step, and of the end."""
+
+    def began(self, turn: Turn, row: Row) -> None:
+        """See the row of the reset."""
+        ...
+
+    def stepped(self, turn: Turn, row: Row) -> None:
+        """See the row of a step."""
+        ...
+
+    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
+        """See the end, with what the environment's `get_episode_data()` said."""
+        ...
+
+
+def roll(
+    envs: EnvPool,
+    act: Callable[[Array], Sequence[Any]],
+    turns: Iterable[Turn],
+    watchers: Sequence[Watcher],
+    *,
+    budget: int | None = None,
+    prepared: Callable[[Array], None] | None = None,
+    overlay: Sequence[Row] | None = None,
+) -> None:
+    """Play turns until none is left.
+
+    Args:
+        envs: the environments.
+        act: chooses one checked action per environment; it is told which will be stepped.
+        turns: in the order in which they start.
+        watchers: told of everything, in their order.
+        budget: end a turn after so many steps.
+        prepared: called after a reset with the mask of those that were reset.
+        overlay: values laid over the infos of each environment after every reset and step.
+    """
+    waiting = iter(turns)
+    playing: dict[int, Turn] = {}
+
+    def start(candidates: Iterable[int], everyone: bool) -> None:
+        started = dict(zip(candidates, waiting, strict=False))
+        if not started:
+            return
+        mask = np.zeros(envs.num_envs, bool)
+        mask[list(started)] = True
+        # Whoever has no turn from the start is reset as the first is: a policy sees all of them.
+        seeds: list[int | None] = [next(iter(started.values())).seed] * envs.num_envs
+        options: list[Any] = [None] * envs.num_envs
+        for env, turn in started.items():
+            turn.env, seeds[env], options[env] = env, turn.seed, turn.options
+            if isinstance(turn.options, list):  # one for each environment
+                options[env] = turn.options[env]
+        envs.reset(seeds, options, None if everyone else mask)
+        if prepared is not None:
+            prepared(mask)
+        if overlay is not None:
+            envs.overlay(overlay)
+        for env, turn in started.items():
+            playing[env] = turn
+            for watcher in watchers:
+                watcher.began(turn, envs.rows[env])
+
+    start(range(envs.num_envs), everyone=True)
+    while playing:
+        mask = np.zeros(envs.num_envs, bool)
+        mask[list(playing)] = True
+        envs.advance(act(mask), mask)
+        if overlay is not None:
+            envs.overlay(overlay)
+        ended = []
+        for env, turn in sorted(playing.items()):
+            turn.length += 1
+            turn.total += float(envs.rewards[env])
+            turn.terminated = bool(envs.terminateds[env])
+            turn.truncated = bool(envs.truncateds[env])
+            for watcher in watchers:
+                watcher.stepped(turn, envs.rows[env])
+            if turn.terminated or turn.truncated or turn.length == budget:
+                ended.append(env)
+        for env in ended:
+            turn = playing.pop(env)
+            for watcher in watchers:
+                watcher.ended(turn, envs.episode_data[env])
+        start(ended, everyone=False)

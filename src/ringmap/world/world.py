@@ -1,0 +1,380 @@
+"""The world: a policy, a pool of wrapped environments, and what is done with them.
+
+    World(env_name, num_envs, image_shape)
+      set_policy ─ collect ─► a buffer or a dataset
+                 └ evaluate ─► success rate, videos
+
+Not here: the loop (rollout.py), recording (collecting.py), scoring (evaluating.py).
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import InputError, RingmapError, RoleError
+from ringmap.world.actions import split_actions
+from ringmap.world.collecting import DEFAULT_FORMAT
+from ringmap.world.policies import FunctionPolicy
+from ringmap.world.pool import EnvPool
+from ringmap.world.wrappers import MegaWrapper, resample_of
+
+__all__ = ["EnvRecipe", "World"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class EnvRecipe:
+    """How one environment of a world is made. Can be pickled, for workers that are spawned."""
+
+    env_name: str
+    max_episode_steps: int | None
+    pre_wrappers: tuple[Any, ...]
+    wrapped: Mapping[str, Any]
+    extra_wrappers: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    def __call__(self) -> Any:
+        """Make it.
+
+        Raises:
+            InputError: there is no environment of that id.
+        """
+        import gymnasium
+
+        from ringmap.world.envs import register
+
+        register()
+        try:
+            env = gymnasium.make(
+                self.env_name, max_episode_steps=self.max_episode_steps, **self.options
+            )
+        except RingmapError:
+            raise
+        except gymnasium.error.UnregisteredEnv as error:
+            raise InputError(
+                f"World: no environment {self.env_name!r} is registered: {error}; import the package that "
+                "registers it"
+            ) from error
+        for wrap in self.pre_wrappers:
+            env = wrap(env)
+        env = MegaWrapper(env, **self.wrapped)
+        for wrap in self.extra_wrappers:
+            env = wrap(env)
+        return env
+
+
+class World:
+    """Drives a policy through several environments of one kind.
+
+    Args:
+        env_name: Gymnasium id.
+        num_envs: N, how many.
+        image_shape: (H, W) to which pixels and goal are resized; may be left out with `add_pixels=False`.
+        max_episode_steps: truncate an episode after so many steps.
+        goal_conditioned: treat the info `goal` as a goal, with `goal_transform`.
+        extra_wrappers: factories of wrappers, applied after `MegaWrapper`.
+        image_transform: applied to the pixels of each environment.
+        goal_transform: applied to the goal's picture.
+        image_resample: PIL's filter, by name or constant; None: bilinear.
+        pre_wrappers: factories of wrappers, applied before `MegaWrapper`.
+        add_pixels: render into the infos.
+        workers: processes that step the environments; 0 steps them in this one. Same seeds, same results.
+        context: how worker processes start; None: Python's default.
+        kwargs: for `gymnasium.make`; `render_mode` is "rgb_array" unless said otherwise, or without pixels.
+
+    Attributes:
+        envs: the `EnvPool`.
+        infos: stacked infos of the last reset or step: arrays `(N, 1, ...)`, lists of N for the rest.
+        rewards, terminateds, truncateds: of the last step, `(N,)`.
+        policy: the policy, or None.
+
+    Raises:
+        InputError: an argument is wrong, or there is no such environment.
+        MissingExtraError: the environment's package is not installed.
+
+    Processes and threads: one thread at a time.
+
+    Source: stable-worldmodel, World guide.
+
+    Example:
+        >>> import ringmap
+        >>> world = World("ringmap/TwoRoom-v1", num_envs=4, image_shape=(32, 32))
+        >>> world.set_policy(ringmap.policy.RandomPolicy(seed=0))
+        >>> buf = ringmap.ReplayBuffer(max_steps=10_000, history_len=4)
+        >>> world.collect(writer=buf, episodes=6, seed=0)
+        >>> buf.num_episodes, sorted(buf.get_episode_data()["seed"])
+        (6, [0, 1, 2, 3, 4, 5])
+        >>> world.close()
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        num_envs: int,
+        image_shape: tuple[int, int] | None = None,
+        max_episode_steps: int | None = 100,
+        goal_conditioned: bool = True,
+        extra_wrappers: Sequence[Any] | None = None,
+        image_transform: Callable[[Any], Any] | None = None,
+        goal_transform: Callable[[Any], Any] | None = None,
+        image_resample: str | int | None = None,
+        *,
+        pre_wrappers: Sequence[Any] | None = None,
+        add_pixels: bool = True,
+        workers: int = 0,
+        context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if num_envs < 1:
+            raise InputError(f"World: num_envs must be positive, got {num_envs}")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise InputError(f"World: max_episode_steps must be positive, got {max_episode_steps}")
+        if image_shape is None and add_pixels:
+            raise InputError(
+                "World: image_shape=(H, W) says how large the pixels are; it may be left out only with "
+                "add_pixels=False"
+            )
+        if image_shape is not None:
+            image_shape = _shape(image_shape)
+        resample_of(image_resample)
+        self.env_name = env_name
+        self.num_envs = num_envs
+        self.image_shape = image_shape
+        self.image_resample = image_resample
+        self.goal_transform = goal_transform if goal_conditioned else image_transform
+        self.max_episode_steps = max_episode_steps
+        self.policy: Any = None
+        if add_pixels:
+            kwargs.setdefault("render_mode", "rgb_array")
+        # Ours checks observations, at a tenth of the cost, and raises instead of warning.
+        kwargs.setdefault("disable_env_checker", True)
+        wrapped = {
+            "image_shape": image_shape,
+            "image_transform": image_transform,
+            "goal_transform": goal_transform,
+            "image_resample": image_resample,
+            "separate_goal": goal_conditioned,
+            "add_pixels": add_pixels,
+        }
+        recipe = EnvRecipe(
+            env_name,
+            max_episode_steps,
+            tuple(pre_wrappers or ()),
+            wrapped,
+            tuple(extra_wrappers or ()),
+            kwargs,
+        )
+        self.envs = EnvPool([recipe] * num_envs, workers, context=context, name=env_name)
+
+    # -- the environments --------------------------------------------------------------------
+
+    @property
+    def infos(self) -> dict[str, Any]:
+        """The stacked infos of the last reset or step. They are changed in place by the next one."""
+        return self.envs.infos
+
+    @property
+    def rewards(self) -> Array:
+        """Rewards of the last step, float32 `(N,)`."""
+        return self.envs.rewards
+
+    @property
+    def terminateds(self) -> Array:
+        """Which episodes ended in the last step, bool `(N,)`."""
+        return self.envs.terminateds
+
+    @property
+    def truncateds(self) -> Array:
+        """Which episodes were cut off in the last step, bool `(N,)`."""
+        return self.envs.truncateds
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Reset every environment; `infos` shows them, and no flag is set.
+
+        Args:
+            seed: environment i gets `seed + i`; or one per environment.
+            options: for all, or a list with one per environment.
+        """
+        self.envs.reset(seed, options)
+
+    def set_policy(self, policy: Any) -> None:
+        """Take a policy: an object with `get_action(infos)`, or a function of the infos.
+
+        Its `set_env(envs)` is called, and then `set_seed(seed)` with its own `seed`, as far as it has these.
+
+        Raises:
+            InputError: it is neither.
+        """
+        if not hasattr(policy, "get_action"):
+            if not callable(policy):
+                raise InputError(
+                    f"World.set_policy: expected get_action(infos) or a function, got {type(policy).__name__}"
+                )
+            policy = FunctionPolicy(policy)
+        if hasattr(policy, "set_env"):
+            policy.set_env(self.envs)
+        if hasattr(policy, "set_seed") and hasattr(policy, "seed"):
+            policy.set_seed(policy.seed)
+        self.policy = policy
+
+    def close(self) -> None:
+        """Close the environments, and end the workers. Closing twice is fine."""
+        self.envs.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- rollouts ----------------------------------------------------------------------------
+
+    def collect(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        episodes: int | None = None,
+        seed: int | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        format: str = DEFAULT_FORMAT,
+        *,
+        writer: Any = None,
+        progress: bool = True,
+        resume: bool = False,
+    ) -> None:
+        """Roll out episodes into a buffer or a dataset.
+
+        An episode of T steps has T + 1 rows: row t has the observation at t and the action taken
+        there (NaN in the last row; integers 0); the reward and the flags in it came with that observation
+        (row 0: NaN, False). Every info that is an array or text is a column, but for names with a leading
+        underscore, and `render_time`. The episode's seed, and what `get_episode_data()` of the
+        unwrapped environment returns, are stored as episode data.
+
+        Args:
+            path: of a dataset; what is there is appended to. Or:
+            writer: a `ReplayBuffer`, or an open writer of a format.
+            episodes: how many. With a seed just the seeds `seed ... seed + episodes - 1`, each once. All
+                that are started are finished, so that short ones are not favoured.
+            seed: of the first episode.
+            options: reset options, for all, or a list with one per environment.
+            format: of the dataset; the suffix of `path` decides when none is given (.h5, .lance).
+            progress: show a progress bar once it takes a while.
+            resume: go on with a collection that was killed: the seeds that are missing, each once. Its
+                progress is committed with each episode, and stays when the episode is evicted.
+
+        Raises:
+            RoleError: no policy is set.
+            InputError: both or neither of path and writer; resume without a seed, or of a collection that
+                differs; the policy's actions do not fit; the writer refuses an episode. What was
+                collected before stays.
+            RolloutError: an environment raised or broke its contract, or a worker died; so with this.
+
+        Cost: the environments', the policy's, and one commit per episode. Memory: the open episodes.
+
+        Processes and threads: other processes may read the buffer meanwhile.
+        """
+        from ringmap.world.collecting import collect
+
+        if episodes is None:
+            raise InputError("World.collect: say how many episodes")
+        collect(self, path, episodes, seed, options, format, writer, progress, resume)
+
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        seed: int | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        video: str | os.PathLike[str] | None = None,
+        reset_mode: str | None = None,
+        dataset: Any = None,
+        episodes_idx: Sequence[int] | None = None,
+        start_steps: Sequence[int] | None = None,
+        goal_offset: int | None = None,
+        eval_budget: int | None = None,
+        callables: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Run the policy, and say how often it succeeds.
+
+        Success is `info["is_success"]` at the end of an episode, or `terminated` where there is none.
+
+        Args:
+            episodes: how many fresh ones; all that are started are finished.
+            seed: of the first; episode k gets `seed + k`.
+            options: reset options, for all, or a list with one per environment.
+            video: a folder for an mp4 of each: `episode_<k>.mp4`, or `env_<i>.mp4` with three panels from a
+                dataset (agent, dataset, goal).
+            reset_mode: "auto" goes on with the next episode where one ended, "wait" plays one in each
+                environment. Default: "auto", and "wait" from a dataset.
+            dataset: run from its states: any dataset, or a buffer. Open it without a transform.
+            episodes_idx: its episodes, one per environment.
+            start_steps: where each begins.
+            goal_offset: the goal is what the episode held so many steps later. Policies see it, held fixed,
+                as `goal` (the pixels) and `goal_<column>`.
+            eval_budget: most steps per episode; `max_episode_steps` counts as well.
+            callables: calls on each unwrapped environment after its reset, where it has no
+                `reset_options_from_dataset(init, goal)`: `{"method": name, "args": {name: {"value": ...,
+                "in_dataset": bool}}}`; with `in_dataset`, value names a column of the first row, or
+                `goal_<column>`.
+            progress: show a progress bar once it takes a while.
+
+        Returns:
+            `success_rate` (percent), `episode_successes` (bool), `episode_returns`, `episode_lengths`
+            (arrays by episode), `seeds` (list, None without a seed).
+
+        Raises:
+            RoleError: no policy is set.
+            InputError: neither episodes nor dataset, or both; an argument does not fit.
+            RolloutError: an environment raised or broke its contract, or a worker died.
+            MissingExtraError: a video, and PyAV is not installed.
+        """
+        from ringmap.world.evaluating import evaluate_dataset, evaluate_episodes
+
+        if (episodes is None) == (dataset is None):
+            raise InputError(
+                "World.evaluate: pass episodes= (fresh ones) or dataset= (from its states), and only one of them"
+            )
+        if episodes is not None:
+            return evaluate_episodes(self, episodes, seed, options, video, reset_mode, progress)
+        return evaluate_dataset(
+            self, dataset, episodes_idx, start_steps, goal_offset, eval_budget, seed, options, video,
+            reset_mode, callables, progress,
+        )  # fmt: skip
+
+    # -- for the loop ------------------------------------------------------------------------
+
+    def check_ready(self, where: str) -> None:
+        """Raise unless there is a policy.
+
+        Raises:
+            RoleError: there is none.
+        """
+        if self.policy is None:
+            raise RoleError(f"{where}: No policy set. Call world.set_policy(policy) first")
+
+    def act(self, mask: Array) -> list[Any]:
+        """Return the policy's action for each environment, checked for those of `mask`."""
+        actions = self.policy.get_action(self.envs.infos)
+        where = f"{type(self.policy).__name__}.get_action"
+        return split_actions(actions, self.envs.single_action_space, self.num_envs, mask, where)
+
+
+def _shape(given: Any) -> tuple[int, int]:
+    try:
+        height, width = (operator.index(n) for n in given)
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1:
+        raise InputError(f"World: image_shape must be (H, W), two positive integers, got {given!r}")
+    return height, width

@@ -1,0 +1,44 @@
+"""A collector to be killed: `python -m tests.world.collector PATH EPISODES MAX_STEPS NUM_ENVS`.
+
+It says each step, so that whoever kills it chooses the moment.
+"""
+
+import sys
+
+from ringmap import World
+from ringmap.data import ReplayBuffer
+from ringmap.policy import RandomPolicy
+
+
+class Saying(RandomPolicy):
+    """Random, and says so."""
+
+    def get_action(self, infos):
+        print("step", flush=True)
+        return super().get_action(infos)
+
+
+def world_of(num_envs, policy):
+    world = World("ringmap/TwoRoom-v1", num_envs, (16, 16), max_episode_steps=20)
+    world.set_policy(policy)
+    return world
+
+
+def collect(path, episodes, max_steps, num_envs, policy):
+    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`."""
+    world = world_of(num_envs, policy)
+    options = {"variation": ["agent.color"]}
+    if str(path).endswith((".h5", ".lance")):
+        world.collect(path, episodes, seed=100, options=options, resume=True, progress=False)
+    else:
+        buf = ReplayBuffer(max_steps, history_len=4, path=path)
+        world.collect(
+            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False
+        )
+        buf.close()
+    world.close()
+
+
+if __name__ == "__main__":
+    path, *numbers = sys.argv[1:]
+    collect(path, *map(int, numbers), Saying(seed=9))
