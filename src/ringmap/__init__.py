@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmap import data, errors, policy, world
+    from ringmap import data, errors, policy, samplers, world
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
@@ -24,6 +24,7 @@ __all__ = [
     "errors",
     "policy",
     "repair",
+    "samplers",
     "world",
 ]
 
@@ -36,6 +37,7 @@ _LAZY = {
     "errors": ("ringmap.errors", None),
     "policy": ("ringmap.policy", None),
     "repair": ("ringmap.storage.repair", "repair"),
+    "samplers": ("ringmap.samplers", None),
     "world": ("ringmap.world", None),
 }
 

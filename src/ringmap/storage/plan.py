@@ -19,7 +19,7 @@ from ringmap.storage.blobs import decode_blob
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
-from ringmap.storage.faults import ASIDE, FRESH, ORPHAN, faults_in, orphans_in, stream_of
+from ringmap.storage.faults import ASIDE, BESIDE, FRESH, ORPHAN, faults_in, orphans_in, stream_of
 from ringmap.storage.files import Disk
 from ringmap.storage.gaps import fillers
 from ringmap.storage.identity import decode
@@ -215,6 +215,15 @@ class Plan:
 
     def _plan_leftovers(self) -> None:
         disk = self.files.disk
+        for name, kind in BESIDE.items():
+            if any(finding.file == name for finding in self.findings):
+                uuid, rows, path = self.manifest.uuid, self.manifest.rows, self.files.path(name)
+                if kind.is_ours(disk, path, uuid, rows):
+                    mend = partial(kind.mend, disk, path, uuid, rows)
+                    self._step(name, "write it again with what is whole in it", mend)
+                else:
+                    aside = partial(self.hands.move, name, name + ASIDE)
+                    self._step(name, f"set aside what lies there, as {name + ASIDE}", aside)
         for finding in self.findings:
             name, path = finding.file, self.files.path(finding.file)
             folder = name.removesuffix("/steps.bin")
