@@ -174,6 +174,19 @@ def test_a_stranger_s_buffer_is_refused_where_more_is_needed(sampler):
         sampler(0, Theirs(), 3, 1)
 
 
+def test_another_mixture_begins_anew_at_opening(tmp_path, caplog):
+    options = {"max_steps": 100, "path": tmp_path / "buf", "sync_every_s": 0}
+    one = (UniformSampler(0), 1)
+    buf = ReplayBuffer(**options, sampler=MixtureSampler([one], rng=0))
+    buf.write_episode({"step": np.arange(60)})
+    buf.sample(8)
+    buf.close()
+    buf = ReplayBuffer(**options, sampler=MixtureSampler([one, one], rng=0))
+    assert "its sampler begins anew" in caplog.text
+    buf.sample(8)
+    buf.close()
+
+
 def test_another_sampler_s_state_is_not_taken_over_at_opening(tmp_path):
     options = {"max_steps": 100, "path": tmp_path / "buf", "sync_every_s": 0}
     buf = ReplayBuffer(**options, sampler=EpochSampler(seed=9))

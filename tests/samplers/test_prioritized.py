@@ -278,6 +278,20 @@ def test_a_full_log_is_written_out_and_goes_on(tmp_path):
     buf.close()
 
 
+def test_an_update_larger_than_the_log_is_stored_whole(tmp_path):
+    buf, sampler = made([30_000], max_steps=30_000, path=tmp_path / "buf", alpha=1.0)
+    buf.sample(1)
+    values = np.random.default_rng(0).random(30_000)
+    for _ in range(2):
+        buf.update_priorities(np.arange(30_000), values)
+    buf._owned.abandon()  # as a kill would
+    again = PrioritizedSampler(alpha=1.0, rng=0)
+    buf = ReplayBuffer(30_000, sampler=again, path=tmp_path / "buf", sync_every_s=0)
+    buf.sample(1)
+    np.testing.assert_array_equal(again._leaves.values[:30_000], values.astype(np.float32))
+    buf.close()
+
+
 def test_a_disk_that_fails_changes_nothing(tmp_path):
     class Full(Disk):
         armed = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from ringmap.storage.streaming import OpenEpisode
 
 __all__ = ["ReplayBuffer"]
+
+log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -283,7 +286,10 @@ class ReplayBuffer(Sampled):
         """Let the sampler go on where the directory was left, if it is of the kind that drew from it then."""
         kind = type(self._sampler).__name__
         if state and state.get("kind") == kind and hasattr(self._sampler, "load_small_state"):
-            self._sampler.load_small_state(state)  # type: ignore[union-attr]
+            try:
+                self._sampler.load_small_state(state)  # type: ignore[union-attr]
+            except InputError as error:
+                log.warning("%s: its sampler begins anew: %s", self._owned.folder, error)
 
     def _attach(self, source: Source) -> None:
         self._owned = source

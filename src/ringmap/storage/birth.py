@@ -33,7 +33,7 @@ __all__ = [
 
 _PARTS = {"lock", "manifest.json", "manifest.json.tmp", "episodes.npy", "state.bin", "columns",
           "columns.tmp", "data", "open", "priorities.bin", "priorities.bin.tmp",
-          "successors.bin", "successors.bin.tmp"}  # fmt: skip
+          "successors.0.bin", "successors.1.bin"}  # fmt: skip
 _NOT_OURS_BUT_FINE = {"lost+found", ".DS_Store"}
 
 
@@ -51,7 +51,10 @@ class Paths:
         self.open = os.path.join(folder, "open")
         self.lock = os.path.join(folder, "lock")
         self.priorities = os.path.join(folder, "priorities.bin")
-        self.successors = os.path.join(folder, "successors.bin")
+        self.successors = (
+            os.path.join(folder, "successors.0.bin"),
+            os.path.join(folder, "successors.1.bin"),
+        )
 
 
 def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:

@@ -20,6 +20,7 @@ from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
 from ringmap.storage.frames import Stream, read_stream
 from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Progress, broken_order
+from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 
 __all__ = ["ASIDE", "BESIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of"]
@@ -209,6 +210,15 @@ def _beside(survey: Survey) -> Iterator[Finding]:
             if not found:
                 break
         yield from (Finding(name, fault) for fault in found)
+    if survey.reached.head and any(files.disk.exists(files.path(name)) for name in NAMES):
+        both = files.path(NAMES[0]), files.path(NAMES[1])
+        if words_of(
+            lambda: Successors.faults(files.disk, both, manifest.uuid, survey.reached.head)
+        ):
+            fault = (
+                f"what follows the rows up to position {survey.reached.head} is damaged or missing"
+            )
+            yield Finding(NAMES[0], fault)
 
 
 def stream_of(survey: Survey, folder: str) -> Stream | None:
@@ -263,7 +273,12 @@ def _others(survey: Survey) -> Iterator[Finding]:
     files, parts = survey.files, survey.parts
     paths, manifest = Paths(""), parts.manifest
     assert manifest is not None
-    ours = {*vars(paths).values(), paths.manifest + ".tmp", *(f"{name}.tmp" for name in BESIDE)}
+    ours = {
+        *(path for path in vars(paths).values() if isinstance(path, str)),
+        *NAMES,
+        paths.manifest + ".tmp",
+        *(f"{name}.tmp" for name in BESIDE),
+    }
     ours |= {
         part.at
         for part in (parts.manifest_part, parts.table, parts.state, *parts.columns)

@@ -27,6 +27,7 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.mending import Hands
 from ringmap.storage.recovery import Progress
+from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 
 __all__ = ["Action", "Plan"]
@@ -224,6 +225,13 @@ class Plan:
                 else:
                     aside = partial(self.hands.move, name, name + ASIDE)
                     self._step(name, f"set aside what lies there, as {name + ASIDE}", aside)
+        if any(finding.file == NAMES[0] for finding in self.findings):
+            both, head = (
+                (self.files.path(NAMES[0]), self.files.path(NAMES[1])),
+                self.survey.reached.head,
+            )
+            renew = partial(Successors.renew, disk, both, self.manifest.uuid, head)
+            self._step(NAMES[0], "write it again: the newest transitions are never drawn", renew)
         for finding in self.findings:
             name, path = finding.file, self.files.path(finding.file)
             folder = name.removesuffix("/steps.bin")

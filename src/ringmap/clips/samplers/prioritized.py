@@ -18,7 +18,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,7 @@ class PrioritizedSampler(Draws):
         self._span = self._era = self._low = self._high = 0
         self._sorted = np.empty(0, np.float32)
         self._changes = 0
+        self._asked: tuple[weakref.ref[Any], int] | None = None
         self._drawn = (0.0, 0, 0)  # total, clips, step of the draw under way
 
     def attach(self, source: Source) -> None:
@@ -136,6 +139,7 @@ class PrioritizedSampler(Draws):
             self._lock = threading.RLock()
         with window.lock, self._lock:
             tree = self._follow(window)
+            self._asked = weakref.ref(buffer), history_len
             total = tree.total
             slots = tree.find(self.rng.random(batch_size) * total)
             self._drawn = total, window.count, step
@@ -201,24 +205,26 @@ class PrioritizedSampler(Draws):
             raise InputError(
                 f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
             )
-        if self._tree is None or self._source is None:
+        buffer = self._asked and self._asked[0]()
+        if self._asked is None or buffer is None:
             raise InputError(f"{where}: no clip was drawn with this sampler yet")
-        source = self._source
-        with source.memory, self._lock:
-            tree = self._tree
-            low = max(self._low, source.tail)
+        window = window_of(self, buffer, self._asked[1])
+        with window.lock, self._lock:
+            tree = self._follow(window)
             places = positions.astype(np.int64)
-            kept = (places >= low) & (places < self._high)
+            kept = (places >= self._low) & (places < self._high)
             kept &= tree.leaves[places % tree.size] > 0
             places, priorities = places[kept], priorities[kept]
             if len(places):
-                self._store(lambda file: file.append_points(places, priorities))
-                leaves = self._leaves
-                assert leaves is not None
                 slots = places % tree.size
-                leaves.values[slots] = priorities
-                leaves.highest = max(leaves.highest, float(priorities.max()))
-                tree.set(slots, self._masses(leaves.values[slots]))
+
+                def change(leaves: Leaves) -> None:
+                    leaves.values[slots] = priorities
+                    leaves.highest = max(leaves.highest, float(priorities.max()))
+
+                self._change(lambda file: file.append_points(places, priorities), change)
+                assert self._leaves is not None
+                tree.set(slots, self._masses(self._leaves.values[slots]))
                 self._changes += len(places)
         return len(places)
 
@@ -230,22 +236,25 @@ class PrioritizedSampler(Draws):
         by_rank: Array = (1.0 + higher) ** -self.alpha
         return by_rank
 
-    def _store(self, append: Callable[[PriorityFile], bool]) -> None:
-        """Append to the log, or write all anew where it is full; the memory is changed after it only."""
+    def _change(
+        self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
+    ) -> None:
+        """Change priorities, in the file first: by a frame of its log, or with all others where none fits."""
         file, leaves = self._file, self._leaves
-        if file is None or not self._is_writer():
-            return
         assert leaves is not None
-        try:
-            if not append(file):
-                file.checkpoint(leaves)
-                append(file)
-        except OSError as error:
-            raise EnvironmentFault(
-                error.errno,
-                f"PrioritizedSampler: {error.strerror or error} ({file.path}); no priority was changed: free space or "
-                "mend the disk, then call it again",
-            ) from error
+        if file is not None and self._is_writer():
+            try:
+                if not append(file):
+                    changed = replace(leaves, values=leaves.values.copy())
+                    change(changed)
+                    file.checkpoint(changed)
+            except OSError as error:
+                raise EnvironmentFault(
+                    error.errno,
+                    f"PrioritizedSampler: {error.strerror or error} ({file.path}); no priority was changed: free space "
+                    "or mend the disk, then call it again",
+                ) from error
+        change(leaves)
 
     # -- following the buffer ----------------------------------------------------------------
 
@@ -274,8 +283,10 @@ class PrioritizedSampler(Draws):
             fresh = max(low, leaves.upto)
             if head > fresh:
                 highest = leaves.highest
-                self._store(lambda file: file.append_range(fresh, head, highest))
-                leaves.put_range(fresh, head, highest)
+                self._change(
+                    lambda file: file.append_range(fresh, head, highest),
+                    lambda leaves: leaves.put_range(fresh, head, highest),
+                )
             self._put(tree, self._high, head, window.starts(self._high, head))
             self._changes += head - self._high
             self._high = head
