@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmap import data, errors, policy, world
+    from ringmap import data, errors, policy, samplers, world
     from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.buffers.rollout import RolloutBuffer
+    from ringmap.buffers.transitions import TransitionReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
     from ringmap.storage.repair import repair
@@ -17,6 +19,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ReplayBuffer",
+    "RolloutBuffer",
+    "TransitionReplayBuffer",
     "World",
     "Zarr",
     "check",
@@ -24,11 +28,14 @@ __all__ = [
     "errors",
     "policy",
     "repair",
+    "samplers",
     "world",
 ]
 
 _LAZY = {
     "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
+    "RolloutBuffer": ("ringmap.buffers.rollout", "RolloutBuffer"),
+    "TransitionReplayBuffer": ("ringmap.buffers.transitions", "TransitionReplayBuffer"),
     "World": ("ringmap.world.world", "World"),
     "Zarr": ("ringmap.storage.columns.backends", "Zarr"),
     "check": ("ringmap.storage.check", "check"),
@@ -36,6 +43,7 @@ _LAZY = {
     "errors": ("ringmap.errors", None),
     "policy": ("ringmap.policy", None),
     "repair": ("ringmap.storage.repair", "repair"),
+    "samplers": ("ringmap.samplers", None),
     "world": ("ringmap.world", None),
 }
 

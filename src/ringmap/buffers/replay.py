@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from ringmap.buffers.options import (
     spare_of,
 )
 from ringmap.buffers.sampled import Sampled
-from ringmap.clips.samplers.uniform import Sampler
+from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.batch import worker
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import (
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from ringmap.storage.streaming import OpenEpisode
 
 __all__ = ["ReplayBuffer"]
+
+log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -271,11 +274,22 @@ class ReplayBuffer(Sampled):
             if saved is not None:
                 self._counter = int(saved["step"])
                 self._rng.bit_generator.state = saved["rng"]
+                self._restore_sampler(saved.get("sampler"))
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
             from ringmap.storage.streaming import settle_open
 
+            self._attach_sampler()
             settle_open(source, keep=options.interrupted == "keep")
+
+    def _restore_sampler(self, state: Mapping[str, Any] | None) -> None:
+        """Let the sampler go on where the directory was left, if it is of the kind that drew from it then."""
+        kind = type(self._sampler).__name__
+        if state and state.get("kind") == kind and hasattr(self._sampler, "load_small_state"):
+            try:
+                self._sampler.load_small_state(state)  # type: ignore[union-attr]
+            except InputError as error:
+                log.warning("%s: its sampler begins anew: %s", self._owned.folder, error)
 
     def _attach(self, source: Source) -> None:
         self._owned = source
@@ -451,17 +465,24 @@ class ReplayBuffer(Sampled):
             SyncFailedError: the disk refused; close the buffer and open it again.
         """
         if self.mode == "r+":
+            if hasattr(self._sampler, "flush"):
+                self._sampler.flush()  # type: ignore[union-attr]
             with self._sampling() as small:
                 self._writer("ReplayBuffer.flush").flush(small=small)
 
     def close(self) -> None:
         """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine."""
         source, self._closed = self._owned, True
-        if isinstance(source, Store) and self._pid == os.getpid():
-            with self._sampling() as small:
-                source.close(small)
-        elif source.is_open:
-            source.close()
+        mine = self._pid == os.getpid()
+        try:
+            if isinstance(source, Store) and mine:
+                with self._sampling() as small:
+                    source.close(small)
+            elif source.is_open:
+                source.close()
+        finally:
+            if mine and hasattr(self._sampler, "close"):
+                self._sampler.close()  # type: ignore[union-attr]
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -478,7 +499,10 @@ class ReplayBuffer(Sampled):
         if draws == self._draws_stored:
             yield None
         else:
-            yield {"sampling": {"step": self._counter, "rng": self._rng.bit_generator.state}}
+            state = {"step": self._counter, "rng": self._rng.bit_generator.state}
+            if hasattr(self._sampler, "small_state"):
+                state["sampler"] = self._sampler.small_state()  # type: ignore[union-attr]
+            yield {"sampling": state}
             self._draws_stored = draws
         if self._owned.disk.volatile:
             self._tell_copies(self._owned.seq)
@@ -676,6 +700,8 @@ class ReplayBuffer(Sampled):
         source = self._source
         with source.memory:
             faults = self._clip_reader.index.check()
+            if hasattr(self._sampler, "check"):
+                faults += self._sampler.check()  # type: ignore[union-attr]
         return check_source(source, faults)
 
     # -- copies ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Not here: writing and roles (replay.py), pinned views (view.py).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -26,7 +27,8 @@ from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import positive
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.clips.index import ClipPairs
-from ringmap.clips.samplers.uniform import Sampler
+from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
@@ -86,7 +88,15 @@ class Sampled(Dataset):
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:
+        if sampler is not self._sampler and hasattr(self._sampler, "close"):
+            self._sampler.close()  # type: ignore[union-attr]
         self._sampler = None if isinstance(sampler, DefaultSampler) else sampler
+        self._attach_sampler()
+
+    def _attach_sampler(self) -> None:
+        """Let a sampler that keeps something for each clip begin with what is stored now."""
+        if hasattr(self._sampler, "attach") and self._source.writable:
+            self._sampler.attach(self._source)  # type: ignore[union-attr]
 
     # -- ids ---------------------------------------------------------------------------------
 
@@ -104,6 +114,13 @@ class Sampled(Dataset):
 
     def __len__(self) -> int:
         return self.num_valid_ends()
+
+    def clip_window(self, history_len: int) -> Window:
+        """Return the clips of `history_len` observations that there are now, for samplers. O(1)."""
+        source = self._source
+        with source.memory:
+            index = self._clip_reader.index.of(history_len * self.frameskip)
+            return Window(source, index, index.base, index.end)
 
     def _pin(self, span: int) -> Pinned:
         """Return which clips there are: of a writer now, of a reader when it was last refreshed.
@@ -386,7 +403,31 @@ class Sampled(Dataset):
         positive("ReplayBuffer.sample", "history_len", history)
         into = None if out is None else self._fitting(out, batch_size, history)
         positions = self._draw(batch_size, history, step)
-        return self._read(positions, history, self.frameskip, into)
+        batch = self._read(positions, history, self.frameskip, into)
+        if hasattr(self._sampler, "drawn"):
+            self._sampler.drawn(positions)  # type: ignore[union-attr]
+        return batch
+
+    def update_priorities(self, ids: Any, values: Any) -> int:
+        """Give clips their priorities: `sampler.update_priorities`, of a sampler that has them.
+
+        Args:
+            ids: of the clips, as in `sampler.ids` after `sample`.
+            values: their priorities.
+
+        Returns:
+            For how many clips: one that was evicted is passed over.
+
+        Raises:
+            InputError: the sampler does not draw by priority.
+        """
+        if not hasattr(self._sampler, "update_priorities"):
+            raise InputError(
+                f"{type(self).__name__}.update_priorities: its sampler does not draw by priority; make the buffer with "
+                "sampler=PrioritizedSampler()"
+            )
+        updated: int = self._sampler.update_priorities(ids, values)  # type: ignore[union-attr]
+        return updated
 
     def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[dict[str, Array]]:
         """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
@@ -401,7 +442,10 @@ class Sampled(Dataset):
                     reader.want(following, history, skip)
             except BaseException as error:  # it is the next one's, not this one's
                 failed = error
-            yield self._read(positions, history, skip, asked=True)
+            batch = self._read(positions, history, skip, asked=True)
+            if hasattr(self._sampler, "drawn"):
+                self._sampler.drawn(positions)  # type: ignore[union-attr]
+            yield batch
             if failed is not None:
                 raise failed
             positions = following
@@ -425,10 +469,17 @@ class Sampled(Dataset):
             if positions is None:
                 raise self._no_clips(span)
             return positions
+        # One that answers at once keeps the writer waiting: what it has drawn is not evicted, nor renumbered, meanwhile.
+        quick = getattr(self._sampler, "is_quick", False)
+        with self._source.memory if quick else contextlib.nullcontext():
+            return self._ask_positions(self._sampler, step, batch_size, history)
+
+    def _ask_positions(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
+        reader, span = self._clip_reader, history * self.frameskip
         pinned = reader.pin(span)
         if not pinned.count:
             raise self._no_clips(span)
-        numbers = self._ask(self._sampler, step, batch_size, history) + pinned.base
+        numbers = self._ask(sampler, step, batch_size, history) + pinned.base
         # The sampler may have seen, and asked for, what came meanwhile.
         newest = reader.pin(span)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)

@@ -146,6 +146,18 @@ class SpanIndex:
         found: Array = live.starts_of(ordinals) + starts
         return found
 
+    def numbers(self, positions: Array) -> Array:
+        """Return the clip number of each position, where a clip of a live episode starts. O(B log episodes)."""
+        live = self.live
+        if self.span == 1 and live.is_dense:
+            shifted: Array = positions - (live.start(self.first) - self.base)
+            return shifted
+        index = live.starts.searchsorted(positions, side="right") - 1
+        ends = self._ends.span(self.first, self.last)
+        before = np.where(index > 0, ends[index - 1], self.base)
+        found: Array = before + (positions - live.starts.take(index))
+        return found
+
     def check(self) -> list[str]:
         """Return what is wrong with the invariants, in words; empty when sound. O(episodes)."""
         counts = np.maximum(0, self.live.lengths.astype(np.int64) - self.span + 1)

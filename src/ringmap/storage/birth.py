@@ -32,7 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 _PARTS = {"lock", "manifest.json", "manifest.json.tmp", "episodes.npy", "state.bin", "columns",
-          "columns.tmp", "data", "open"}  # fmt: skip
+          "columns.tmp", "data", "open", "priorities.bin", "priorities.bin.tmp",
+          "successors.0.bin", "successors.1.bin"}  # fmt: skip
 _NOT_OURS_BUT_FINE = {"lost+found", ".DS_Store"}
 
 
@@ -49,6 +50,11 @@ class Paths:
         self.data = os.path.join(folder, "data")
         self.open = os.path.join(folder, "open")
         self.lock = os.path.join(folder, "lock")
+        self.priorities = os.path.join(folder, "priorities.bin")
+        self.successors = (
+            os.path.join(folder, "successors.0.bin"),
+            os.path.join(folder, "successors.1.bin"),
+        )
 
 
 def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,17 +16,22 @@ from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import segment_number
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EPISODE
-from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part
+from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
 from ringmap.storage.frames import Stream, read_stream
+from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Progress, broken_order
+from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 
-__all__ = ["ASIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of"]
+__all__ = ["ASIDE", "BESIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of"]
 
 ASIDE, FRESH = ".aside", ".new"
 """What repair adds to the name of a file that it set aside, and of one that is not finished."""
 
 ORPHAN = "segment is an orphan: no record names it"
+
+BESIDE = {"priorities.bin": PriorityFile}
+"""Files that a buffer may have or not, and what knows whether one is whole."""
 
 _FINE = {"lost+found", ".DS_Store"}
 
@@ -67,6 +73,7 @@ def faults_in(survey: Survey, progress: Progress | None = None) -> Iterator[Find
         yield from _table(survey)
     yield from _blobs_and_rows(survey, progress)
     yield from _streams(survey)
+    yield from _beside(survey)
     yield from _others(survey)
 
 
@@ -191,6 +198,29 @@ def _streams(survey: Survey) -> Iterator[Finding]:
             )
 
 
+def _beside(survey: Survey) -> Iterator[Finding]:
+    files, manifest = survey.files, survey.parts.manifest
+    assert manifest is not None
+    for name, kind in BESIDE.items():
+        path = files.path(name)
+        if not files.disk.exists(path):
+            continue
+        for _ in range(3):  # a write may be under way
+            found = words_of(partial(kind.faults, files.disk, path, manifest.uuid, manifest.rows))
+            if not found:
+                break
+        yield from (Finding(name, fault) for fault in found)
+    if survey.reached.head and any(files.disk.exists(files.path(name)) for name in NAMES):
+        both = files.path(NAMES[0]), files.path(NAMES[1])
+        if words_of(
+            lambda: Successors.faults(files.disk, both, manifest.uuid, survey.reached.head)
+        ):
+            fault = (
+                f"what follows the rows up to position {survey.reached.head} is damaged or missing"
+            )
+            yield Finding(NAMES[0], fault)
+
+
 def stream_of(survey: Survey, folder: str) -> Stream | None:
     """Return what the stream in a folder of `open/` holds, None when there is none (any more)."""
     files, manifest = survey.files, survey.parts.manifest
@@ -243,7 +273,12 @@ def _others(survey: Survey) -> Iterator[Finding]:
     files, parts = survey.files, survey.parts
     paths, manifest = Paths(""), parts.manifest
     assert manifest is not None
-    ours = {*vars(paths).values(), paths.manifest + ".tmp"}
+    ours = {
+        *(path for path in vars(paths).values() if isinstance(path, str)),
+        *NAMES,
+        paths.manifest + ".tmp",
+        *(f"{name}.tmp" for name in BESIDE),
+    }
     ours |= {
         part.at
         for part in (parts.manifest_part, parts.table, parts.state, *parts.columns)

@@ -19,7 +19,7 @@ from ringmap.storage.blobs import decode_blob
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
-from ringmap.storage.faults import ASIDE, FRESH, ORPHAN, faults_in, orphans_in, stream_of
+from ringmap.storage.faults import ASIDE, BESIDE, FRESH, ORPHAN, faults_in, orphans_in, stream_of
 from ringmap.storage.files import Disk
 from ringmap.storage.gaps import fillers
 from ringmap.storage.identity import decode
@@ -27,6 +27,7 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.mending import Hands
 from ringmap.storage.recovery import Progress
+from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 
 __all__ = ["Action", "Plan"]
@@ -218,6 +219,22 @@ class Plan:
 
     def _plan_leftovers(self) -> None:
         disk = self.files.disk
+        for name, kind in BESIDE.items():
+            if any(finding.file == name for finding in self.findings):
+                uuid, rows, path = self.manifest.uuid, self.manifest.rows, self.files.path(name)
+                if kind.is_ours(disk, path, uuid, rows):
+                    mend = partial(kind.mend, disk, path, uuid, rows)
+                    self._step(name, "write it again with what is whole in it", mend)
+                else:
+                    aside = partial(self.hands.move, name, name + ASIDE)
+                    self._step(name, f"set aside what lies there, as {name + ASIDE}", aside)
+        if any(finding.file == NAMES[0] for finding in self.findings):
+            both, head = (
+                (self.files.path(NAMES[0]), self.files.path(NAMES[1])),
+                self.survey.reached.head,
+            )
+            renew = partial(Successors.renew, disk, both, self.manifest.uuid, head)
+            self._step(NAMES[0], "write it again: the newest transitions are never drawn", renew)
         for finding in self.findings:
             name, path = finding.file, self.files.path(finding.file)
             folder = name.removesuffix("/steps.bin")

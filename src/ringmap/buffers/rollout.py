@@ -1,0 +1,490 @@
+"""On-policy steps of many environments, for PPO: filled, turned into advantages, trained on, cleared.
+
+    add, add, ..., add -> compute_returns_and_advantages -> minibatches -> clear
+    (num_steps, num_envs, ...) tensors on one device, allocated once
+
+Invariants: nothing is allocated by `add`; what is handed out for training covers the steps that were filled,
+each once per epoch; advantages are those of what is stored, or asking for them is an error.
+Not here: a ring, a directory: this is gone with the process but for `save`. The recursion (gae.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmap.buffers.gae import generalized_advantages
+from ringmap.buffers.leaves import Leaves
+from ringmap.buffers.options import positive
+from ringmap.buffers.tensors import check_device
+from ringmap.errors import CorruptError, InputError, NoClipsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["RolloutBuffer"]
+
+_SCALARS = (
+    "rewards",
+    "dones",
+    "values",
+    "log_probs",
+    "advantages",
+    "returns",
+    "timeouts",
+    "final_values",
+)
+_VERSION = 1
+
+
+class RolloutBuffer:
+    """Steps of `num_envs` environments, time first.
+
+    Args:
+        num_envs: N.
+        num_steps: T, steps until it is full.
+        obs_shape: of an observation: a shape, a nested mapping name -> shape or (shape, dtype), or a Gymnasium space.
+        action_shape: of an action; `()` for one index.
+        action_dtype: NumPy's or torch's.
+        device: where the tensors are.
+        num_privileged_obs: size of what only the critic sees; 0 for none.
+        privileged_obs_shape: its shape, if it is no vector; may be nested too.
+        obs_dtype: of observation leaves that name none.
+        hidden_shape: of a recurrent policy's state before each step, nested if need be; None for none.
+        seed: of the order of minibatches.
+
+    Attributes:
+        observations, privileged_observations, actions: `(T, N, ...)`.
+        rewards, dones, values, log_probs, advantages, returns: `(T, N)` float32.
+
+    Raises:
+        InputError: an argument is wrong.
+
+    Cost: all memory at once; `add` copies N rows, on the device.
+
+    Source: ApexRL, Buffers; PPO: Schulman et al., 2017.
+
+    Example:
+        >>> import torch
+        >>> buf = RolloutBuffer(num_envs=8, num_steps=4, obs_shape=(3,), action_shape=(2,), seed=0)
+        >>> for t in range(4):
+        ...     buf.add(torch.zeros(8, 3), None, torch.zeros(8, 2), torch.ones(8), torch.zeros(8), torch.zeros(8), torch.zeros(8))
+        >>> buf.compute_returns_and_advantages(torch.zeros(8), gamma=1.0, gae_lambda=1.0)
+        >>> buf.returns[:, 0].tolist()
+        [4.0, 3.0, 2.0, 1.0]
+        >>> [batch["observations"].shape[0] for batch in buf.minibatches(num=2, epochs=2)]
+        [16, 16, 16, 16]
+    """
+
+    def __init__(
+        self, num_envs: int, num_steps: int, obs_shape: Any, action_shape: Any, action_dtype: Any = np.float32,
+        device: Any = "cpu", num_privileged_obs: int = 0, privileged_obs_shape: Any = None, *,
+        obs_dtype: Any = np.float32, hidden_shape: Any = None, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        import torch
+
+        where = type(self).__name__
+        positive(where, "num_envs", num_envs)
+        positive(where, "num_steps", num_steps)
+        self.num_envs, self.num_steps = int(num_envs), int(num_steps)
+        self.device = check_device("cpu" if device is None else device, where)
+        if num_privileged_obs < 0:
+            raise InputError(
+                f"{where}: num_privileged_obs must not be negative, got {num_privileged_obs}"
+            )
+        if privileged_obs_shape is None and num_privileged_obs:
+            privileged_obs_shape = (int(num_privileged_obs),)
+        self._trees: dict[str, Leaves] = {
+            "observations": Leaves.parse("observations", obs_shape, obs_dtype, where),
+            "actions": Leaves.parse("actions", action_shape, action_dtype, where),
+        }
+        if privileged_obs_shape is not None:
+            name = "privileged_observations"
+            self._trees[name] = Leaves.parse(name, privileged_obs_shape, obs_dtype, where)
+        if hidden_shape is not None:
+            self._trees["hidden"] = Leaves.parse("hidden", hidden_shape, np.float32, where)
+        self._store: dict[str, Tensor] = {}
+        for tree in self._trees.values():
+            for spec in tree.columns:
+                kind = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+                shape = (self.num_steps, self.num_envs, *spec.shape)
+                self._store[spec.name] = torch.zeros(shape, dtype=kind, device=self.device)
+        for name in _SCALARS:
+            self._store[name] = torch.zeros(self.num_steps, self.num_envs, device=self.device)
+        self._generator = torch.Generator()
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+        self._step = 0
+        self._computed = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the stored tensors by name, nested as they were declared."""
+        trees, store = self.__dict__.get("_trees", {}), self.__dict__.get("_store", {})
+        if name in trees:
+            return trees[name].nest(store)
+        if name in store:
+            return store[name]
+        if name == "privileged_observations":
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # -- filling -----------------------------------------------------------------------------
+
+    def add(
+        self, observations: Any, privileged_observations: Any, actions: Any, rewards: Any, dones: Any, values: Any,
+        log_probs: Any, *, timeouts: Any = None, final_values: Any = None, hidden: Any = None,
+    ) -> None:  # fmt: skip
+        """Store one step of all environments.
+
+        Args:
+            observations: `(N, *obs_shape)`, nested as declared; tensors or arrays.
+            privileged_observations: likewise; None if none were declared.
+            actions: `(N, *action_shape)`.
+            rewards: `(N,)`.
+            dones: `(N,)`, 1 where the episode ended, by a timeout too.
+            values: `(N,)` or `(N, 1)`, the critic's, of `observations`.
+            log_probs: `(N,)` or `(N, 1)`, of `actions`.
+            timeouts: `(N,)`, 1 where it ended by a time limit alone; needs `final_values`.
+            final_values: `(N,)`, the critic's, of the last observation of what timed out.
+            hidden: the policy's state before this step, if `hidden_shape` was given.
+
+        Raises:
+            InputError: it is full, something declared is missing, or a shape does not fit. Nothing was changed.
+        """
+        where = f"{type(self).__name__}.add"
+        if self._step >= self.num_steps:
+            raise InputError(
+                f"{where}: the buffer is full ({self.num_steps} steps); train on it, then clear it"
+            )
+        given = {
+            "observations": observations, "privileged_observations": privileged_observations,
+            "actions": actions, "hidden": hidden,
+        }  # fmt: skip
+        rows: dict[str, Tensor] = {}
+        for name, value in given.items():
+            tree = self._trees.get(name)
+            if tree is None:
+                if value is not None and name == "hidden":
+                    raise InputError(
+                        f"{where}: hidden was given, but hidden_shape was not declared"
+                    )
+                continue
+            if value is None:
+                raise InputError(f"{where}: {name} were declared, but are missing")
+            for leaf, part in tree.flatten(value, where).items():
+                rows[leaf] = self._row(leaf, part, where)
+        if (timeouts is None) != (final_values is None):
+            raise InputError(f"{where}: timeouts and final_values go together")
+        scalars = {"rewards": rewards, "dones": dones, "values": values, "log_probs": log_probs}
+        if timeouts is not None:
+            scalars |= {"timeouts": timeouts, "final_values": final_values}
+        for name, value in scalars.items():
+            rows[name] = self._row(name, value, where)
+        for name, row in rows.items():
+            self._store[name][self._step].copy_(row)
+        if timeouts is None:
+            self._store["timeouts"][self._step].zero_()
+        self._step += 1
+        self._computed = False
+
+    def _row(self, name: str, value: Any, where: str) -> Tensor:
+        import torch
+
+        expected = self._store[name].shape[1:]
+        try:
+            row = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{where}: {name} can't be made a tensor: {error}") from None
+        if row.shape != expected and row.shape == (*expected, 1):
+            row = row.squeeze(-1)
+        if row.shape != expected:
+            raise InputError(
+                f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}"
+            )
+        return row
+
+    def __len__(self) -> int:
+        """Return the steps filled."""
+        return self._step
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next `add` would fail."""
+        return self._step == self.num_steps
+
+    def clear(self) -> None:
+        """Begin anew; no memory is given back."""
+        self._step, self._computed = 0, False
+
+    # -- advantages --------------------------------------------------------------------------
+
+    def compute_returns_and_advantages(
+        self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95
+    ) -> None:
+        """Fill `advantages` and `returns = advantages + values` over the steps that were filled.
+
+        Where a step timed out, its reward counts with `gamma * final_values` on top: the episode would have gone on.
+        The stored rewards stay as they came.
+
+        Args:
+            last_values: `(N,)` or `(N, 1)`, the critic's, of the observation after the last step.
+            gamma: the discount.
+            gae_lambda: of the advantage estimation.
+
+        Raises:
+            InputError: nothing is stored, or a shape does not fit.
+        """
+        where = f"{type(self).__name__}.compute_returns_and_advantages"
+        if not self._step:
+            raise InputError(f"{where}: no step is stored")
+        last = self._row("values", last_values, where).to(self.device, self._store["values"].dtype)
+        filled = {name: self._store[name][: self._step] for name in _SCALARS}
+        beyond = gamma * filled["final_values"] * filled["timeouts"]
+        rewards = filled["rewards"] + beyond.where(filled["timeouts"] > 0, beyond.new_zeros(()))
+        advantages = generalized_advantages(
+            rewards, filled["values"], filled["dones"], last, gamma, gae_lambda
+        )
+        filled["advantages"].copy_(advantages)
+        filled["returns"].copy_(advantages + filled["values"])
+        self._computed = True
+
+    # -- training ----------------------------------------------------------------------------
+
+    def get_all_data(self) -> dict[str, Any]:
+        """Return all steps flat, `(T * N, ...)`, time first.
+
+        Returns:
+            `observations, privileged_observations` (None if there are none)`, actions, old_log_probs, advantages, returns,
+            values`: views.
+
+        Raises:
+            NoClipsError: advantages were not computed since the last `add`.
+        """
+        return self._batch(None)
+
+    def _batch(self, index: Tensor | None, normalize: bool = False) -> dict[str, Any]:
+        """Return the rows of a flat index, None for all."""
+        self._check_ready()
+
+        def pick(name: str) -> Tensor:
+            tensor = self._store[name][: self._step]
+            flat = tensor.reshape(-1, *tensor.shape[2:])
+            return flat if index is None else flat[index]
+
+        return self._named(pick, normalize)
+
+    def _named(self, pick: Any, normalize: bool) -> dict[str, Any]:
+        nested = {
+            name: tree.nest({leaf: pick(leaf) for leaf in tree.names})
+            for name, tree in self._trees.items()
+        }
+        batch = {
+            "observations": nested["observations"],
+            "privileged_observations": nested.get("privileged_observations"),
+            "actions": nested["actions"],
+            "old_log_probs": pick("log_probs"),
+            "advantages": pick("advantages"),
+            "returns": pick("returns"),
+            "values": pick("values"),
+        }
+        if normalize:
+            mean, deviation = self._moments
+            batch["advantages"] = (batch["advantages"] - mean) / (deviation + 1e-8)
+        return batch
+
+    @property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of all advantages."""
+        advantages = self._store["advantages"][: self._step]
+        return advantages.mean(), advantages.std(correction=0)
+
+    def _check_ready(self) -> None:
+        if not self._computed:
+            raise NoClipsError(
+                f"{type(self).__name__}: {self._step} steps are stored, but their advantages are not computed; call "
+                "compute_returns_and_advantages first"
+            )
+
+    def minibatches(
+        self, num: int, epochs: int = 1, shuffle: bool = True, normalize_advantages: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Yield `num` minibatches of nearly equal size in each epoch, each step once per epoch.
+
+        Args:
+            num: minibatches per epoch.
+            epochs: how often all steps are gone through.
+            shuffle: a new order for each epoch.
+            normalize_advantages: to mean 0 and deviation 1 over all steps, not over a minibatch.
+
+        Raises:
+            InputError: `num` or `epochs` is not positive, or there are fewer steps than minibatches.
+            NoClipsError: advantages were not computed.
+        """
+        where = f"{type(self).__name__}.minibatches"
+        positive(where, "num", num)
+        positive(where, "epochs", epochs)
+        self._check_ready()
+        count = self._step * self.num_envs
+        if num > count:
+            raise InputError(f"{where}: num={num}, but only {count} steps are stored")
+        return self._minibatches(num, epochs, shuffle, normalize_advantages, count)
+
+    def _minibatches(
+        self, num: int, epochs: int, shuffle: bool, normalize: bool, count: int
+    ) -> Iterator[dict[str, Any]]:
+        for _ in range(epochs):
+            for index in self._order(count, shuffle).tensor_split(num):
+                yield self._batch(index, normalize)
+
+    def _order(self, count: int, shuffle: bool) -> Tensor:
+        import torch
+
+        if not shuffle:
+            return torch.arange(count, device=self.device)
+        return torch.randperm(count, generator=self._generator).to(self.device)
+
+    def get_minibatch(self, size: int) -> dict[str, Any]:
+        """Return `size` steps drawn without replacement.
+
+        Raises:
+            InputError: `size` is not positive, or more than is stored.
+            NoClipsError: advantages were not computed.
+        """
+        where = f"{type(self).__name__}.get_minibatch"
+        positive(where, "size", size)
+        self._check_ready()
+        count = self._step * self.num_envs
+        if size > count:
+            raise InputError(f"{where}: size={size}, but only {count} steps are stored")
+        return self._batch(self._order(count, True)[:size])
+
+    def sequence_minibatches(
+        self, length: int, num: int = 1, epochs: int = 1, shuffle: bool = True,
+        normalize_advantages: bool = False,
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        """Yield minibatches of whole sequences for recurrent policies, time first: `(length, B, ...)`.
+
+        Beside the keys of `get_all_data`: `dones` `(length, B)`, after which the state is to be reset, and
+        `hidden` `(B, ...)`, the state before the first step of each sequence, if `hidden_shape` was given.
+
+        Args:
+            length: steps of a sequence; the filled steps are cut into such.
+            num: minibatches per epoch.
+            epochs: how often all sequences are gone through.
+            shuffle: a new order for each epoch.
+            normalize_advantages: as for `minibatches`.
+
+        Raises:
+            InputError: the filled steps are no multiple of `length`, or there are fewer sequences than minibatches.
+            NoClipsError: advantages were not computed.
+        """
+        where = f"{type(self).__name__}.sequence_minibatches"
+        for name, value in (("length", length), ("num", num), ("epochs", epochs)):
+            positive(where, name, value)
+        self._check_ready()
+        if self._step % length:
+            raise InputError(f"{where}: {self._step} steps are no multiple of length={length}")
+        count = self._step // length * self.num_envs
+        if num > count:
+            raise InputError(f"{where}: num={num}, but only {count} sequences are stored")
+        return self._sequences(length, num, epochs, shuffle, normalize_advantages, count)
+
+    def _sequences(
+        self, length: int, num: int, epochs: int, shuffle: bool, normalize: bool, count: int
+    ) -> Iterator[dict[str, Any]]:
+        def cut(name: str) -> Tensor:
+            """Return `(sequences of all environments, length, ...)` as a view with time first."""
+            tensor = self._store[name][: self._step]
+            parts = tensor.reshape(-1, length, self.num_envs, *tensor.shape[2:])
+            return parts.transpose(0, 1).reshape(length, count, *tensor.shape[2:])
+
+        for _ in range(epochs):
+            whole = {name: cut(name) for name in self._store}
+            for index in self._order(count, shuffle).tensor_split(num):
+                batch = self._named(lambda name, at=index, of=whole: of[name][:, at], normalize)
+                batch["dones"] = whole["dones"][:, index]
+                if "hidden" in self._trees:
+                    tree = self._trees["hidden"]
+                    batch["hidden"] = tree.nest(
+                        {leaf: whole[leaf][0, index] for leaf in tree.names}
+                    )
+                yield batch
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is stored, and the state of the generator: tensors that share no memory with the buffer."""
+        return {
+            "version": _VERSION, "num_envs": self.num_envs, "num_steps": self.num_steps, "step": self._step,
+            "computed": self._computed, "rng": self._generator.get_state(),
+            "tensors": {name: tensor[: self._step].clone() for name, tensor in self._store.items()},
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Raises:
+            InputError: it is of a buffer of another size or with other columns. Nothing was changed.
+        """
+        where = f"{type(self).__name__}.load_state_dict"
+        tensors, step = state["tensors"], int(state["step"])
+        ours = {name: (step, *tensor.shape[1:]) for name, tensor in self._store.items()}
+        theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if ours != theirs or state["num_steps"] != self.num_steps:
+            raise InputError(
+                f"{where}: expected num_steps={self.num_steps} and columns {ours}, got num_steps={state['num_steps']} "
+                f"and {theirs}"
+            )
+        for name, tensor in tensors.items():
+            self._store[name][:step].copy_(tensor)
+        self._step, self._computed = step, bool(state["computed"])
+        self._generator.set_state(state["rng"].cpu())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `state_dict` to a file, which appears whole or not at all."""
+        import torch
+
+        beside = f"{os.fspath(path)}.tmp"
+        torch.save(self.state_dict(), beside)
+        os.replace(beside, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over what `save` wrote.
+
+        Raises:
+            CorruptError: it is no such file.
+            InputError: it is of another buffer.
+        """
+        import torch
+
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            version = state["version"]
+        except OSError:
+            raise
+        except Exception as error:
+            raise CorruptError(f"{os.fspath(path)}: no file of a RolloutBuffer: {error}") from None
+        if version != _VERSION:
+            raise CorruptError(f"{os.fspath(path)}: version {version}, expected {_VERSION}")
+        self.load_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k != "_generator"}
+        return {**state, "_rng": self._generator.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import torch
+
+        rng = state.pop("_rng")
+        self.__dict__.update(state)
+        self._generator = torch.Generator()
+        self._generator.set_state(rng)
+
+    def __repr__(self) -> str:
+        shapes = {spec.name: spec.shape for tree in self._trees.values() for spec in tree.columns}
+        return f"{type(self).__name__}({self._step}/{self.num_steps} steps of {self.num_envs}, {shapes}, {self.device})"

@@ -1,0 +1,59 @@
+"""The sampler by episodes: every episode as likely as any other, then every clip in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringmap.clips.samplers.base import Array, Draws, window_of
+from ringmap.clips.window import HasWindow
+from ringmap.errors import InputError
+
+__all__ = ["EpisodeSampler"]
+
+_TRIES = 8
+
+
+class EpisodeSampler(Draws):
+    """Draw an episode uniformly, then a clip of it uniformly: short episodes count as much as long ones.
+
+    Episodes too short for a clip are never drawn.
+
+    Args:
+        rng: the generator, or its seed; None makes a fresh one.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=1000, sampler=EpisodeSampler(0))
+        >>> for number, length in enumerate([10, 900]):
+        ...     buf.write_episode({"number": np.full(length, number)})
+        >>> bool(0.4 < buf.sample(1000)["number"].mean() < 0.6)
+        True
+    """
+
+    def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
+        """Return `batch_size` ids. O(batch_size log episodes); O(episodes) where most are too short.
+
+        Raises:
+            InputError: the buffer does not know where its episodes begin.
+        """
+        window = window_of(self, buffer, history_len)
+        if not window.has_episodes:
+            raise InputError(
+                f"EpisodeSampler: {type(buffer).__name__} stores transitions of many lanes, and no episodes; draw "
+                "with another sampler"
+            )
+        span = window.index.span
+        with window.lock:
+            starts, lengths = window.live.starts, window.live.lengths
+            chosen = self.rng.integers(0, len(lengths), batch_size)
+            for _ in range(_TRIES):
+                short = lengths[chosen] < span
+                if not short.any():
+                    break
+                chosen[short] = self.rng.integers(0, len(lengths), int(short.sum()))
+            else:
+                long_enough = np.flatnonzero(lengths >= span)
+                chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
+            steps = self.rng.integers(0, lengths[chosen].astype(np.int64) - span + 1)
+            ids: Array = window.ids(starts[chosen] + steps)
+        return ids

@@ -1,0 +1,99 @@
+"""The sampler without replacement: each clip once in an epoch, then all again in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.samplers.base import Array, check_state, window_of
+from ringmap.clips.window import HasWindow, Window
+from ringmap.errors import InputError
+
+__all__ = ["EpochSampler"]
+
+
+class EpochSampler:
+    """Draw each clip that there is when an epoch begins exactly once, then begin the next epoch.
+
+    What is written meanwhile belongs to the next epoch; what is evicted meanwhile is left out. A
+    batch at the end of an epoch is filled up from the next one.
+
+    Args:
+        seed: of the orders: the same for the same seed, epoch and number of clips.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100, sampler=EpochSampler(seed=0))
+        >>> buf.write_episode({"step": np.arange(6)})
+        >>> sorted(int(s) for _ in range(3) for s in buf.sample(2)["step"].ravel())
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    is_quick = True
+
+    def __init__(self, seed: int = 0) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise InputError(
+                f"EpochSampler: seed must be an integer and not negative, got {seed!r}"
+            )
+        self.seed = int(seed)
+        self.epoch = -1
+        self._taken = 0
+        self._head = self._count = 0
+        self._order: Array | None = np.empty(0, np.int64)
+
+    @property
+    def left(self) -> int:
+        """Clips of this epoch that were not drawn yet."""
+        return self._count - self._taken
+
+    def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
+        """Return `batch_size` ids. O(batch_size log episodes); O(clips) where an epoch begins."""
+        window = window_of(self, buffer, history_len)
+        with window.lock:
+            ids = np.empty(0, np.int64)
+            while len(ids) < batch_size:
+                if not self.left:
+                    self._begin(window)
+                ids = np.concatenate([ids, self._take(window, batch_size - len(ids))])
+        return ids
+
+    def _begin(self, window: Window) -> None:
+        self.epoch += 1
+        self._head, self._count, self._taken, self._order = window.head, window.count, 0, None
+
+    def _take(self, window: Window, count: int) -> Array:
+        """Return the ids of the next `count` clips of the epoch, without those that are gone."""
+        if self._order is None:
+            self._order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)
+        taken = self._order[self._taken : self._taken + count]
+        self._taken += len(taken)
+        ids: Array = taken + (window.end_before(self._head) - self._count - window.base)
+        return ids[ids >= 0]
+
+    def small_state(self) -> dict[str, Any]:
+        """Return the state that a buffer stores with its commits: JSON, and small."""
+        return {
+            "kind": type(self).__name__, "seed": self.seed, "epoch": self.epoch,
+            "head": self._head, "clips": self._count, "taken": self._taken,
+        }  # fmt: skip
+
+    def load_small_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `small_state` was taken: the rest of that epoch.
+
+        Raises:
+            InputError: it is that of another sampler.
+        """
+        check_state(self, state)
+        names = "seed", "epoch", "head", "clips", "taken"
+        self.seed, self.epoch, self._head, self._count, self._taken = (int(state[n]) for n in names)
+        self._order = None
+
+    state_dict = small_state
+    load_state_dict = load_small_state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the order, which follows from seed and epoch."""
+        return {**self.__dict__, "_order": None}

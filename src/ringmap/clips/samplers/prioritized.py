@@ -1,0 +1,479 @@
+"""The prioritized sampler: clips as often as their priorities say, and the weights that make up for it.
+
+    draw                 update_priorities(ids, values)
+      |                    |
+      v                    v
+    SumTree <--- leaf = position % rows ---> priorities.bin (storage/priorities.py), first
+
+An id of `ids` is the clip's position on the ring, which no other clip ever has: an update for
+one that was evicted finds it gone, and its successor in the same leaf is left alone.
+
+Invariants: a leaf has a mass only while a clip starts there that counts; what the file holds is
+what `update_priorities` had been given when it returned; a reader writes nothing.
+Not here: sums (sumtree.py), bytes (storage/priorities.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.samplers.base import Array, Draws, Seed, positive, window_of
+from ringmap.clips.sumtree import SumTree
+from ringmap.clips.window import HasWindow, Window
+from ringmap.errors import EnvironmentFault, InputError
+from ringmap.storage.birth import Paths
+from ringmap.storage.priorities import Leaves, PriorityFile
+from ringmap.storage.ring import Ring
+from ringmap.storage.source import Source
+
+__all__ = ["PrioritizedSampler"]
+
+log = logging.getLogger("ringmap")
+
+_NEVER_RANKED = 1 << 62
+
+
+class PrioritizedSampler(Draws):
+    """Draw clips by priority, with replacement; a new clip has the highest priority so far, at first 1.
+
+    Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, 1 for the highest.
+
+    After `buffer.sample(...)`, `ids` and `weights` are those of that batch: give `ids` back to
+    `update_priorities`, and multiply losses by `weights`.
+
+    Args:
+        alpha: 0 draws uniformly, 1 in full proportion.
+        beta: exponent of the importance weights: a number, or a function of the step such as `Linear(0.4, 1.0, 100_000)`.
+        kind: "proportional" or "rank".
+        eps: added to each priority, so that none is never drawn again.
+        resort_every: by rank: updates after which ranks are taken anew; in between, a clip gets the rank that it
+            would have had then. None: a quarter as many as there are clips.
+        rng: the generator, or its seed; None makes a fresh one.
+
+    Raises:
+        InputError: an option makes no sense.
+
+    Cost: O(B log n) a draw and an update of B; 20 bytes of memory for each row of the ring. Another
+        `history_len` than the last one costs O(rows).
+
+    Processes and threads: on a buffer with a path, priorities are stored in its directory by the handle
+        that may write, and are there again when it is opened, as of the last update that returned. A reader starts
+        with what is stored and keeps its own in memory; `state_dict()` goes beside its checkpoint.
+
+    Source: Schaul et al., Prioritized Experience Replay, 2016, equations 1 and 2. Weights are divided by the
+        largest one of the batch.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> sampler = PrioritizedSampler(rng=0)
+        >>> buf = ReplayBuffer(max_steps=100, sampler=sampler)
+        >>> buf.write_episode({"step": np.arange(10)})
+        >>> batch = buf.sample(32)
+        >>> sampler.update_priorities(sampler.ids, np.where(batch["step"][:, 0] == 7, 100.0, 0.0))
+        32
+        >>> int(np.bincount(buf.sample(1000)["step"].ravel()).argmax()), float(sampler.weights.max())
+        (7, 1.0)
+    """
+
+    def __init__(
+        self, alpha: float = 0.6, beta: float | Callable[[int], float] = 0.4, *, kind: str = "proportional",
+        eps: float = 1e-6, resort_every: int | None = None, rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__(rng)
+        where = "PrioritizedSampler"
+        for name, value in (("alpha", alpha), ("beta", 0.0 if callable(beta) else beta)):
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise InputError(
+                    f"{where}: {name} must be a number and not negative, got {value!r}"
+                )
+        if kind not in ("proportional", "rank"):
+            raise InputError(f"{where}: kind must be 'proportional' or 'rank', got {kind!r}")
+        self.alpha, self.beta, self.kind = float(alpha), beta, kind
+        self.eps = float(positive(where, "eps", eps, integer=False))
+        if resort_every is not None:
+            positive(where, "resort_every", resort_every)
+        self.resort_every = resort_every
+        self.ids = np.empty(0, np.int64)
+        self.weights = np.empty(0, np.float32)
+        self._leaves: Leaves | None = None
+        self._restored: dict[str, Any] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Belong to no buffer, but keep the priorities."""
+        self._lock = threading.RLock()
+        self._source: Source | None = None
+        self._uuid: bytes | None = None
+        self._pid = os.getpid()
+        self._file: PriorityFile | None = None
+        self._tree: SumTree | None = None
+        self._span = self._era = self._low = self._high = 0
+        self._sorted = np.empty(0, np.float32)
+        self._changes = 0
+        self._asked: tuple[weakref.ref[Any], int] | None = None
+        self._drawn = (0.0, 0, 0)  # total, clips, step of the draw under way
+
+    def attach(self, source: Source) -> None:
+        """Begin with a buffer that was just opened for writing, before anything is written.
+
+        What a power cut took back is at these places no more: its priorities must not go to what comes next.
+        """
+        with source.memory, self._lock:
+            if source is not self._source:
+                self._bind(source)
+
+    # -- drawing -----------------------------------------------------------------------------
+
+    def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
+        """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
+        window = window_of(self, buffer, history_len)
+        if self._pid != os.getpid():  # another thread of the parent may have held it
+            self._lock = threading.RLock()
+        with window.lock, self._lock:
+            tree = self._follow(window)
+            self._asked = weakref.ref(buffer), history_len
+            total = tree.total
+            slots = tree.find(self.rng.random(batch_size) * total)
+            self._drawn = total, window.count, step
+            positions = self._low + (slots - self._low) % tree.size
+            ids: Array = window.ids(positions)
+        return ids
+
+    def drawn(self, positions: Array) -> None:
+        """Take note of what a batch was made of in the end; the buffer calls it after each draw."""
+        with self._lock:
+            tree, (total, count, step) = self._tree, self._drawn
+            assert tree is not None
+            masses = tree.leaves[positions % tree.size]
+            beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
+            # A clip that had to be drawn anew came uniformly: its weight is that of an average one.
+            chances = np.where(masses > 0, masses, total / count) / total
+            weights = (count * chances) ** -beta
+            self.ids = positions.astype(np.int64)
+            self.weights = (weights / weights.max()).astype(np.float32)
+
+    def probabilities(self, ids: Array) -> Array:
+        """Return with which probability each of these clips was drawn last, float64; 0 for one that is gone."""
+        with self._lock:
+            assert self._tree is not None
+            found = np.asarray(ids, np.int64)
+            alive = (found >= self._low) & (found < self._high)
+            masses = self._tree.leaves[found % self._tree.size]
+            return np.where(alive, masses, 0.0) / self._tree.total
+
+    # -- priorities --------------------------------------------------------------------------
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        """Give clips their priorities, and store them; return for how many: one that was evicted is passed over.
+
+        Args:
+            ids: int64 `(B,)`, as in `ids` after a draw. Of one that is named twice the last value counts.
+            values: `(B,)` priorities, such as absolute TD errors: finite and not negative.
+
+        Raises:
+            InputError: shapes that differ, or such a value; before anything was drawn. Nothing was changed.
+            EnvironmentFault: the disk is full or fails. Nothing was changed.
+
+        Cost: O(B log rows), and one write.
+        """
+        where = "PrioritizedSampler.update_priorities"
+        positions = np.atleast_1d(np.asarray(ids))
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+        given = np.atleast_1d(np.asarray(values, np.float64))
+        if (
+            positions.ndim != 1
+            or positions.shape != given.shape
+            or positions.dtype.kind not in "iu"
+        ):
+            raise InputError(
+                f"{where}: expected integer ids and values of one shape (B,), got {positions.dtype} {positions.shape} "
+                f"and {given.dtype} {given.shape}"
+            )
+        with np.errstate(over="ignore"):
+            priorities = given.astype(np.float32)
+        bad = ~(np.isfinite(priorities) & (priorities >= 0))
+        if bad.any():
+            raise InputError(
+                f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
+            )
+        buffer = self._asked and self._asked[0]()
+        if self._asked is None or buffer is None:
+            raise InputError(f"{where}: no clip was drawn with this sampler yet")
+        window = window_of(self, buffer, self._asked[1])
+        with window.lock, self._lock:
+            tree = self._follow(window)
+            places = positions.astype(np.int64)
+            kept = (places >= self._low) & (places < self._high)
+            kept &= tree.leaves[places % tree.size] > 0
+            places, priorities = places[kept], priorities[kept]
+            if len(places):
+                slots = places % tree.size
+
+                def change(leaves: Leaves) -> None:
+                    leaves.values[slots] = priorities
+                    leaves.highest = max(leaves.highest, float(priorities.max()))
+
+                self._change(lambda file: file.append_points(places, priorities), change)
+                assert self._leaves is not None
+                tree.set(slots, self._masses(self._leaves.values[slots]))
+                self._changes += len(places)
+        return len(places)
+
+    def _masses(self, priorities: Array) -> Array:
+        if self.kind == "proportional":
+            masses: Array = (priorities.astype(np.float64) + self.eps) ** self.alpha
+            return masses
+        higher = len(self._sorted) - self._sorted.searchsorted(priorities, side="right")
+        by_rank: Array = (1.0 + higher) ** -self.alpha
+        return by_rank
+
+    def _change(
+        self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
+    ) -> None:
+        """Change priorities, in the file first: by a frame of its log, or with all others where none fits."""
+        file, leaves = self._file, self._leaves
+        assert leaves is not None
+        if file is not None and self._is_writer():
+            try:
+                if not append(file):
+                    changed = replace(leaves, values=leaves.values.copy())
+                    change(changed)
+                    file.checkpoint(changed)
+            except OSError as error:
+                raise EnvironmentFault(
+                    error.errno,
+                    f"PrioritizedSampler: {error.strerror or error} ({file.path}); no priority was changed: free space "
+                    "or mend the disk, then call it again",
+                ) from error
+        change(leaves)
+
+    # -- following the buffer ----------------------------------------------------------------
+
+    def _is_writer(self) -> bool:
+        source = self._source
+        return (
+            source is not None and source.writable and self._pid == os.getpid() and source.is_open
+        )
+
+    def _follow(self, window: Window) -> SumTree:
+        """Bring the tree to what is stored now. O(changes); O(rows) for another span or source."""
+        source = window.source
+        if source is not self._source or self._pid != os.getpid():
+            self._bind(source)
+        tree, leaves, low, head = self._tree, self._leaves, window.low, window.head
+        assert leaves is not None
+        if tree is None or window.index.span != self._span or source.live.era != self._era:
+            tree = self._tree = SumTree(len(leaves.values))
+            self._span, self._era = window.index.span, source.live.era
+            self._low = self._high = low
+            self._changes = _NEVER_RANKED
+        if low > self._low:
+            self._put(tree, self._low, min(low, self._high), None)
+            self._low, self._high = low, max(low, self._high)
+        if head > self._high:
+            fresh = max(low, leaves.upto)
+            if head > fresh:
+                highest = leaves.highest
+                self._change(
+                    lambda file: file.append_range(fresh, head, highest),
+                    lambda leaves: leaves.put_range(fresh, head, highest),
+                )
+            self._put(tree, self._high, head, window.starts(self._high, head))
+            self._changes += head - self._high
+            self._high = head
+        if self.kind == "rank":
+            every = self.resort_every or max(1, window.count // 4)
+            if self._changes >= every:
+                self._rank(tree, window)
+        return tree
+
+    def _put(self, tree: SumTree, first: int, last: int, alive: Array | None) -> None:
+        """Give positions `[first, last)` the masses of their priorities where a clip starts, else 0."""
+        leaves = self._leaves
+        assert leaves is not None
+        done = 0
+        for slot, count in _pieces(first, last - first, tree.size):
+            masses: Array | float = 0.0
+            if alive is not None:
+                masses = (
+                    self._masses(leaves.values[slot : slot + count]) * alive[done : done + count]
+                )
+            tree.fill(slot, masses, count)
+            done += count
+
+    def _rank(self, tree: SumTree, window: Window) -> None:
+        """Take all ranks anew. O(clips log clips)."""
+        leaves = self._leaves
+        assert leaves is not None
+        positions = np.arange(self._low, self._high)[window.starts(self._low, self._high)]
+        slots = positions % tree.size
+        priorities = leaves.values[slots]
+        order = np.argsort(priorities, kind="stable")
+        masses = np.empty(len(slots))
+        masses[order[::-1]] = np.arange(1.0, len(slots) + 1) ** -self.alpha
+        tree.set(slots, masses)
+        self._sorted, self._changes = priorities[order], 0
+
+    def _bind(self, source: Source) -> None:
+        """Begin with a buffer: take over the priorities that are stored for it."""
+        uuid = source.manifest.uuid
+        if self._uuid is not None and self._uuid != uuid:
+            raise InputError(
+                "PrioritizedSampler: it draws from another buffer already; make one for each buffer"
+            )
+        in_fork = self._pid != os.getpid()
+        kept, restored = self._leaves, self._restored
+        if self._file is not None and not in_fork:
+            self._file.close()
+        self._forget()
+        self._source, self._uuid = source, uuid
+        ring = Ring(source.manifest.max_steps, source.manifest.spare)
+        if kept is None or len(kept.values) != ring.rows:
+            kept = None
+        if not source.disk.volatile:
+            stored = self._open(source, ring.rows)
+            kept = kept if in_fork and kept is not None else stored
+        self._leaves = kept or Leaves(np.ones(ring.rows, np.float32))
+        if source.disk.volatile and kept is not None:
+            kept.upto = min(kept.upto, source.head)
+        if restored is not None:
+            self._restored = None
+            self._take_over(restored)
+
+    def _open(self, source: Source, rows: int) -> Leaves | None:
+        """Open or make the file of a buffer with a directory, and return what it holds."""
+        disk, path, uuid = source.disk, Paths(source.folder).priorities, source.manifest.uuid
+        writer = self._is_writer()
+        found: Leaves | None = None
+        try:
+            if disk.exists(path):
+                faults, opened = [f"has {disk.size(path)} bytes"], None
+                if disk.size(path) == PriorityFile.nbytes(rows):
+                    opened = PriorityFile.open(disk, path, uuid, rows, writer)
+                    found, faults = opened.load()
+                for fault in faults:
+                    log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
+                if not writer:
+                    if opened is not None:
+                        opened.close()
+                    return found
+                if found is not None and opened is not None:
+                    # A power cut may have taken rows back whose priorities are stored: others come in their place.
+                    if faults or found.upto > source.head:
+                        found.upto = min(found.upto, source.head)
+                        opened.checkpoint(found)
+                    self._file = opened
+                    return found
+                if opened is not None:
+                    opened.close()
+            if writer:
+                found = Leaves(np.ones(rows, np.float32))
+                PriorityFile.create(disk, path, uuid, found)
+                self._file = PriorityFile.open(disk, path, uuid, rows, write=True)
+                self._file.load()
+        except OSError as error:
+            raise EnvironmentFault(
+                error.errno,
+                f"PrioritizedSampler: {error.strerror or error} ({path}); mend the disk, then draw again",
+            ) from error
+        return found
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, priorities included, to go beside a checkpoint. O(rows)."""
+        with self._lock:
+            if self._leaves is None:
+                return {**self.small_state(), **(self._restored or {})}
+            low, upto = self._low, max(self._low, min(self._leaves.upto, self._high))
+            values = self._leaves.values[np.arange(low, upto) % len(self._leaves.values)]
+            return {
+                **self.small_state(),
+                "low": low,
+                "values": values,
+                "highest": self._leaves.highest,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken: clips that live still get their priorities back."""
+        self.load_small_state(state)
+        if "values" in state:
+            with self._lock:
+                kept = {name: state[name] for name in ("low", "values", "highest")}
+                if self._source is None:
+                    self._restored = kept
+                else:
+                    self._take_over(kept)
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        """Give the positions of a saved state their priorities; the next draw builds the tree anew."""
+        leaves = self._leaves
+        assert leaves is not None
+        assert self._source is not None
+        values = np.asarray(state["values"], np.float32)
+        tail, head = self._source.tail, self._source.head
+        positions = np.arange(int(state["low"]), int(state["low"]) + len(values))
+        kept = (positions >= tail) & (positions < head)
+        leaves.highest = float(state["highest"])
+        upto = int(positions[kept][-1]) + 1 if kept.any() else tail
+        leaves.put_range(max(tail, min(leaves.upto, upto)), max(upto, leaves.upto), leaves.highest)
+        leaves.values[positions[kept] % len(leaves.values)] = values[kept]
+        self._tree = None
+        if self._file is not None and self._is_writer():
+            self._file.checkpoint(leaves)
+
+    def flush(self) -> None:
+        """Force the priorities to the disk itself."""
+        if self._file is not None and self._is_writer():
+            self._file.sync()
+
+    def close(self) -> None:
+        """Give the file back; the next draw opens it again."""
+        with self._lock:
+            if self._file is not None and self._pid == os.getpid():
+                self._file.close()
+            on_disk = self._source is not None and not self._source.disk.volatile
+            self._forget()
+            if on_disk:
+                self._leaves = None
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the invariants, in words; empty when sound. O(rows)."""
+        with self._lock:
+            return [] if self._tree is None else self._tree.check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle options and generator; priorities too, unless they are in a directory."""
+        with self._lock:
+            names = (
+                "rng",
+                "alpha",
+                "beta",
+                "kind",
+                "eps",
+                "resort_every",
+                "ids",
+                "weights",
+                "_restored",
+            )
+            state = {name: self.__dict__[name] for name in names}
+            on_disk = self._source is not None and not self._source.disk.volatile
+            return {**state, "_leaves": None if on_disk else self._leaves}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def _pieces(position: int, count: int, rows: int) -> list[tuple[int, int]]:
+    """Return the one or two runs `(slot, count)` that `count` positions fall into."""
+    return Ring(rows, 0).pieces(position, count) if count > 0 else []

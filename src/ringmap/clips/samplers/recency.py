@@ -1,0 +1,57 @@
+"""The sampler by recency: new clips more often than old ones, by a half-life or a window."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringmap.clips.samplers.base import Array, Draws, HasClips, Seed, positive
+from ringmap.errors import InputError
+
+__all__ = ["RecencySampler"]
+
+
+class RecencySampler(Draws):
+    """Draw recent clips: exponentially less with age, or from the newest ones only.
+
+    The age of a clip is the number of clips that are newer.
+
+    Args:
+        half_life: clips after which a clip is drawn half as often; exponential.
+        window: draw uniformly from this many newest clips, and no others.
+        rng: the generator, or its seed; None makes a fresh one.
+
+    Raises:
+        InputError: neither or both of `half_life` and `window`, or one that is not positive.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=1000, sampler=RecencySampler(window=100, rng=0))
+        >>> buf.write_episode({"step": np.arange(1000)})
+        >>> int(buf.sample(500)["step"].min()) >= 900
+        True
+    """
+
+    def __init__(
+        self, half_life: float | None = None, window: int | None = None, rng: Seed = None
+    ) -> None:
+        super().__init__(rng)
+        if (half_life is None) == (window is None):
+            raise InputError("RecencySampler: give half_life= or window=, and not both")
+        where = "RecencySampler"
+        self.half_life = (
+            None if half_life is None else positive(where, "half_life", half_life, integer=False)
+        )
+        self.window = None if window is None else positive(where, "window", window)
+
+    def __call__(self, step: int, buffer: HasClips, batch_size: int, history_len: int) -> Array:
+        """Return `batch_size` ids. O(batch_size)."""
+        count = buffer.num_valid_ends(history_len)
+        if self.window is not None:
+            return self.rng.integers(max(0, count - self.window), count, batch_size)
+        assert self.half_life is not None
+        # The inverse of 1 - q**age, cut off at the oldest clip: no mass is lost, and none is rejected.
+        log_q = -np.log(2.0) / self.half_life
+        reached = self.rng.random(batch_size) * -np.expm1(log_q * count)
+        ages = np.floor(np.log1p(-reached) / log_q).astype(np.int64)
+        ids: Array = count - 1 - np.minimum(ages, count - 1)
+        return ids

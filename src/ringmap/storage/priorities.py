@@ -1,0 +1,273 @@
+"""The file of priorities: one float32 for each row of the ring, and what changed since it was written.
+
+    priorities.bin   [header 0][header 1][leaves 0][leaves 1][log: frame, frame, ...]
+
+An update is one frame at the end of the log, so one `pwrite` whatever it touches. When the log is
+full, all leaves are written to the area that does not count, and then the header that makes
+it count: generation g has header and area g % 2, and an empty log.
+
+    frame   check, generation, kind, count, then   POINTS: positions int64, priorities float32
+                                                   RANGE:  first and last position + 1, one priority
+
+Leaf `position % rows` is that of the newest position below `upto` in this slot: what lies beyond
+has no priority yet, whatever an earlier lap left there.
+
+Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
+a frame counts with its checksum, its generation and its place, after all frames before it.
+Not here: what a priority is for (clips/samplers), which positions are live.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.storage.files import Disk, File
+
+__all__ = ["Leaves", "PriorityFile"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_MAGIC = b"RINGMAPP"
+_HEADER = struct.Struct("<8sQQqdQ")
+_SLOT = 4096
+_FRAME = struct.Struct("<QQII")
+_RANGE = struct.Struct("<qqd")
+_POINTS, _RANGES = 1, 2
+_LOG_LEAST = 1 << 18
+_MOST = 1 << 48
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Priorities by slot.
+
+    `values`: float32 `(rows,)`; `upto`: the position below which they count; `highest`: of all
+    priorities so far.
+    """
+
+    values: Array
+    upto: int = 0
+    highest: float = 1.0
+
+    def put_range(self, start: int, stop: int, priority: float) -> None:
+        """Give positions `[start, stop)`, of which `upto` is the first that has none, one priority."""
+        rows = len(self.values)
+        if stop - start >= rows:
+            self.values[:] = priority
+        elif stop > start:
+            first, last = start % rows, (stop - 1) % rows + 1
+            if first < last:
+                self.values[first:last] = priority
+            else:
+                self.values[first:], self.values[:last] = priority, priority
+        self.upto = max(self.upto, stop)
+
+
+class PriorityFile:
+    """The file, open.
+
+    Args:
+        file: its handle.
+        uuid: the buffer's.
+        rows: of the ring.
+    """
+
+    def __init__(self, file: File, uuid: bytes, rows: int) -> None:
+        self.path = file.path
+        self._file = file
+        self._uuid = uuid
+        self._rows = rows
+        self._generation = 0
+        self._end = 0  # of the log
+        self._log, self._stop = _places(rows)
+
+    @staticmethod
+    def nbytes(rows: int) -> int:
+        """Return the size of the file; it is sparse, and takes up about two thirds of this."""
+        return _places(rows)[1]
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, uuid: bytes, leaves: Leaves) -> None:
+        """Make the file, whole or not at all."""
+        beside = path + ".tmp"
+        if disk.exists(beside):
+            disk.remove(beside)
+        rows = len(leaves.values)
+        file = disk.create(beside, cls.nbytes(rows))
+        try:
+            cls(file, uuid, rows).checkpoint(leaves)
+        finally:
+            file.close()
+        disk.rename(beside, path)
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, uuid: bytes, rows: int, write: bool) -> PriorityFile:
+        """Open a file that exists; `load` tells what is in it."""
+        return cls(disk.open(path, write), uuid, rows)
+
+    @classmethod
+    def faults(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> list[str]:
+        """Return what is wrong with the file, in words."""
+        size = disk.size(path) if disk.is_file(path) else -1
+        if size != cls.nbytes(rows):
+            return [f"priorities file has {size} bytes, expected {cls.nbytes(rows)}"]
+        opened = cls.open(disk, path, uuid, rows, write=False)
+        try:
+            return opened.load()[1]
+        finally:
+            opened.close()
+
+    @classmethod
+    def is_ours(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> bool:
+        """Tell whether anything in the file counts."""
+        if not disk.is_file(path) or disk.size(path) != cls.nbytes(rows):
+            return False
+        opened = cls.open(disk, path, uuid, rows, write=False)
+        try:
+            return opened.load()[0] is not None
+        finally:
+            opened.close()
+
+    @classmethod
+    def mend(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> None:
+        """Write what counts as a generation of its own, durably."""
+        opened = cls.open(disk, path, uuid, rows, write=True)
+        try:
+            leaves = opened.load()[0]
+            assert leaves is not None
+            for _ in range(2):  # both headers, so that nothing damaged is left
+                opened.checkpoint(leaves)
+            opened.sync()
+        finally:
+            opened.close()
+
+    def load(self) -> tuple[Leaves | None, list[str]]:
+        """Return what the file holds, and what is wrong with it; None if nothing in it counts.
+
+        Cost: reads 4 bytes a row, and the log.
+        """
+        headers, faults = self._headers()
+        newest = max((generation for generation, *_ in headers), default=0)
+        logged = int.from_bytes(self._file.read(8, self._log + 8), "little")
+        if newest < logged < _MOST:  # its header is damaged: the number must not be used again
+            newest = logged
+        found: Leaves | None = None
+        for generation, upto, highest, leaves_sum in headers:
+            data = self._file.read(self._rows * 4, self._area(generation))
+            if len(data) == self._rows * 4 and xxhash.xxh3_64_intdigest(data) == leaves_sum:
+                found = Leaves(np.frombuffer(data, np.float32).copy(), upto, highest)
+                break
+            faults.append(f"the leaves of generation {generation} are damaged")
+        self._generation = newest
+        if found is None:
+            return None, faults or ["neither header is valid: damaged, or of another buffer"]
+        if generation == newest:
+            faults += self._replay(found)
+        return found, faults
+
+    def _headers(self) -> tuple[list[tuple[int, int, float, int]], list[str]]:
+        """Return the valid headers, newest first, and what is wrong with the others."""
+        found, faults = [], []
+        for slot in (0, 1):
+            data = self._file.read(_HEADER.size + 8, slot * _SLOT)
+            packed = data[:-8]
+            if len(packed) == _HEADER.size and self._check(packed) == data[-8:]:
+                magic, generation, rows, upto, highest, leaves_sum = _HEADER.unpack(packed)
+                if magic == _MAGIC and rows == self._rows and generation % 2 == slot:
+                    found.append((generation, upto, highest, leaves_sum))
+                    continue
+            if data.strip(b"\0"):
+                faults.append(f"header {slot} is damaged")
+        return sorted(found, reverse=True), faults
+
+    def _replay(self, leaves: Leaves) -> list[str]:
+        """Apply the frames of the log; tell of one that is damaged."""
+        log = self._file.read(self._stop - self._log, self._log)
+        at, number = 0, 0
+        while at + _FRAME.size <= len(log):
+            check, generation, kind, count = _FRAME.unpack_from(log, at)
+            if generation != self._generation:
+                break
+            size = _FRAME.size + (_RANGE.size if kind == _RANGES else count * 12)
+            body = log[at + 8 : at + size]
+            if (
+                len(body) != size - 8
+                or xxhash.xxh3_64_intdigest(body, seed=self._seed(at)) != check
+            ):
+                self._end = at
+                return [f"frame {number} of the log is damaged: the updates from there on are lost"]
+            if kind == _RANGES:
+                start, stop, priority = _RANGE.unpack_from(log, at + _FRAME.size)
+                leaves.put_range(start, stop, priority)
+            else:
+                positions = np.frombuffer(log, np.int64, count, at + _FRAME.size)
+                priorities = np.frombuffer(log, np.float32, count, at + _FRAME.size + count * 8)
+                leaves.values[positions % self._rows] = priorities
+                leaves.highest = max(leaves.highest, float(priorities.max(initial=0)))
+            at, number = at + _aligned(size), number + 1
+        self._end = at
+        return []
+
+    def append_range(self, start: int, stop: int, priority: float) -> bool:
+        """Store one priority of all positions `[start, stop)`; False if the log is full."""
+        return self._append(_RANGES, 0, _RANGE.pack(start, stop, priority))
+
+    def append_points(self, positions: Array, priorities: Array) -> bool:
+        """Store priorities, float32, of positions, int64; False if the log is full."""
+        return self._append(_POINTS, len(positions), positions.tobytes() + priorities.tobytes())
+
+    def _append(self, kind: int, count: int, payload: bytes) -> bool:
+        body = _FRAME.pack(0, self._generation, kind, count)[8:] + payload
+        if self._end + 8 + len(body) > self._stop - self._log:
+            return False
+        check = xxhash.xxh3_64_intdigest(body, seed=self._seed(self._end))
+        self._file.write(check.to_bytes(8, "little") + body, self._log + self._end)
+        self._end += _aligned(8 + len(body))
+        return True
+
+    def checkpoint(self, leaves: Leaves) -> None:
+        """Write all leaves, and begin the log anew. O(rows): 4 bytes each."""
+        generation = self._generation + 1
+        data = leaves.values.tobytes()
+        self._file.write(data, self._area(generation))
+        packed = _HEADER.pack(
+            _MAGIC, generation, self._rows, leaves.upto, leaves.highest, xxhash.xxh3_64_intdigest(data)
+        )  # fmt: skip
+        self._file.write(packed + self._check(packed), generation % 2 * _SLOT)
+        self._generation, self._end = generation, 0
+
+    def sync(self) -> None:
+        """Return once all that was stored is on the disk itself."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+    def _area(self, generation: int) -> int:
+        return 2 * _SLOT + generation % 2 * _paged(self._rows * 4)
+
+    def _check(self, packed: bytes) -> bytes:
+        return xxhash.xxh3_64_intdigest(self._uuid + packed).to_bytes(8, "little")
+
+    def _seed(self, at: int) -> int:
+        return xxhash.xxh3_64_intdigest(self._uuid + struct.pack("<QQ", self._generation, at))
+
+
+def _places(rows: int) -> tuple[int, int]:
+    """Return where the log begins, and where the file ends."""
+    log = 2 * _SLOT + 2 * _paged(rows * 4)
+    return log, log + _paged(max(_LOG_LEAST, rows * 4))
+
+
+def _paged(nbytes: int) -> int:
+    return -(-nbytes // _SLOT) * _SLOT
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8

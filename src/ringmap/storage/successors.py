@@ -1,0 +1,131 @@
+"""What the newest rows lead to: the observations after the last ones stored, which are no rows yet.
+
+    successors.0.bin   [of the rows up to head 640]        written in turn, ahead of the commit
+    successors.1.bin   [of the rows up to head 648]        whose head it names
+
+A buffer that stores each observation once finds the next one in the following row. The newest rows
+have none; what follows them stands here until it is a row itself, or is stored with the next commit.
+
+Invariants: the file that the newest record needs is never the one being written; a file counts for
+the head that it names, with its checksum, which covers the buffer's UUID.
+Not here: what the arrays are (buffers/transitions.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.storage.blobs import decode_data, encode_data
+from ringmap.storage.files import Disk, File
+
+__all__ = ["NAMES", "Successors"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NAMES = ("successors.0.bin", "successors.1.bin")
+_MAGIC = b"RINGMAPN"
+_HEAD = struct.Struct("<8sqQQ")
+_LIMIT = 1 << 40
+
+
+class Successors:
+    """The two files, written by one handle.
+
+    Args:
+        disk: where they are.
+        paths: of both.
+        uuid: the buffer's.
+    """
+
+    def __init__(self, disk: Disk, paths: tuple[str, str], uuid: bytes) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._uuid = uuid
+        self._next = 0
+        self._files: list[File | None] = [None, None]
+
+    def find(self, head: int) -> dict[str, Array] | None:
+        """Return what follows the rows up to `head`, or None when neither file knows. Reads them plainly."""
+        for slot, path in enumerate(self._paths):
+            found = _read(self._disk, path, self._uuid)
+            if found is not None and found[0] == head:
+                self._next = 1 - slot
+                arrays = decode_data(found[1])
+                return {n: np.asarray(v) for n, v in arrays.items()} or None
+        return None
+
+    def write(self, head: int, arrays: Mapping[str, Array]) -> None:
+        """Write what follows the rows up to `head`, ahead of the commit that ends there, over the older one."""
+        slot = self._next
+        payload = encode_data(arrays, "successors")
+        packed = _HEAD.pack(_MAGIC, head, len(payload), xxhash.xxh3_64_intdigest(payload))
+        check = xxhash.xxh3_64_intdigest(self._uuid + packed).to_bytes(8, "little")
+        file = self._files[slot]
+        if file is None:
+            path = self._paths[slot]
+            exists = self._disk.exists(path)
+            file = self._disk.open(path, write=True) if exists else self._disk.create(path)
+            self._files[slot] = file
+        file.write(packed + check + payload, 0)
+
+    def sync(self) -> None:
+        """Return once what was written last is on the disk itself."""
+        file = self._files[self._next]
+        if file is not None:
+            file.sync()
+
+    def turn(self) -> None:
+        """Let the other file be the next: the commit came to be."""
+        self._next = 1 - self._next
+
+    def close(self) -> None:
+        """Give the files back."""
+        for file in self._files:
+            if file is not None:
+                file.close()
+        self._files = [None, None]
+
+    @classmethod
+    def renew(cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int) -> None:
+        """Write, durably, that nothing is known to follow the rows up to `head`."""
+        made = cls(disk, paths, uuid)
+        try:
+            for _ in range(2):
+                made.write(head, {})
+                made.sync()
+                made.turn()
+        finally:
+            made.close()
+
+    @classmethod
+    def faults(cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int) -> list[str]:
+        """Return what is wrong with both, in words: neither knows what follows the newest rows."""
+        found = [_read(disk, path, uuid) for path in paths]
+        newest = max((one[0] for one in found if one is not None), default=-1)
+        if newest >= head:  # beyond it: a writer has gone on, or was killed ahead of its record
+            return []
+        return [f"what follows the rows up to position {head} is damaged or missing"]
+
+
+def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, bytes] | None:
+    """Return the head that a file names, and its payload, if it is whole."""
+    try:
+        data = disk.read_file(path, _LIMIT)
+    except OSError:
+        return None
+    packed = data[: _HEAD.size]
+    if (
+        xxhash.xxh3_64_intdigest(uuid + packed).to_bytes(8, "little")
+        != data[_HEAD.size : _HEAD.size + 8]
+    ):
+        return None
+    magic, head, size, payload_sum = _HEAD.unpack(packed)
+    payload = data[_HEAD.size + 8 : _HEAD.size + 8 + size]
+    if magic != _MAGIC or len(payload) != size or xxhash.xxh3_64_intdigest(payload) != payload_sum:
+        return None
+    return head, payload

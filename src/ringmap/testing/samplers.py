@@ -1,0 +1,145 @@
+"""What every sampler owes. A test class inherits `SamplerTests` and says how to make one.
+
+    class TestMine(SamplerTests):
+        @pytest.fixture
+        def make_sampler(self): ...        # () -> a new sampler, the same each time
+
+Not here: which clips a sampler prefers, which is its own to prove.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringmap.buffers.replay import ReplayBuffer
+
+__all__ = ["SamplerTests"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MakeSampler = Callable[[], Any]
+
+_LENGTHS = [9, 1, 4, 30, 7]
+
+
+def _write(buffer: ReplayBuffer, lengths: list[int]) -> None:
+    for length in lengths:
+        buffer.write_episode({"obs": np.arange(length * 2.0).reshape(length, 2)})
+
+
+def _steps(buffer: ReplayBuffer, times: int) -> list[bytes]:
+    return [buffer.sample(16)["obs"].tobytes() for _ in range(times)]
+
+
+class SamplerTests:
+    """The obligations of `ringmap.samplers.Sampler`, and of the state that one may keep."""
+
+    @pytest.fixture
+    def make_sampler(self) -> MakeSampler:
+        """Return what makes a sampler, each time the same: a seed in it is fixed."""
+        raise NotImplementedError(f"{type(self).__name__} must supply make_sampler")
+
+    def _keeps(self, sampler: Any, *names: str) -> None:
+        if not all(hasattr(sampler, name) for name in names):
+            pytest.skip(f"this sampler has no {' and '.join(names)}")
+
+    @pytest.mark.parametrize("history", [1, 2, 5])
+    def test_returns_ids_of_clips(self, make_sampler: MakeSampler, history: int) -> None:
+        """Whatever the size and history, ids are integers of shape `(B,)` that name clips."""
+        sampler, buffer = make_sampler(), ReplayBuffer(max_steps=60)
+        _write(buffer, _LENGTHS)
+        for step, size in enumerate([1, 7, 256]):
+            ids = np.asarray(sampler(step, buffer, size, history))
+            assert ids.shape == (size,)
+            assert ids.dtype.kind in "iu"
+            assert (ids >= 0).all()
+            assert (ids < buffer.num_valid_ends(history)).all()
+
+    def test_follows_what_is_written_and_evicted(self, make_sampler: MakeSampler) -> None:
+        """Ids name clips while episodes come, go and are cleared."""
+        sampler, buffer = make_sampler(), ReplayBuffer(max_steps=60, history_len=2)
+        for turn in range(40):
+            _write(buffer, [_LENGTHS[turn % 5], 3])
+            ids = np.asarray(sampler(turn, buffer, 32, 2))
+            assert ((ids >= 0) & (ids < len(buffer))).all()
+            if turn == 20:
+                buffer.clear()
+
+    def test_every_clip_read_is_whole(self, make_sampler: MakeSampler) -> None:
+        """A batch drawn by it holds clips of one episode each."""
+        buffer = ReplayBuffer(max_steps=60, history_len=3, sampler=make_sampler())
+        for _ in range(20):
+            _write(buffer, _LENGTHS)
+            clips = buffer.sample(32)["obs"]
+            assert (np.diff(clips[..., 0], axis=1) == 2).all()
+
+    def test_leaves_numpy_s_global_generator_alone(self, make_sampler: MakeSampler) -> None:
+        """Drawing changes no global state."""
+        before = pickle.dumps(np.random.get_state())  # noqa: NPY002
+        buffer = ReplayBuffer(max_steps=60, sampler=make_sampler())
+        _write(buffer, _LENGTHS)
+        buffer.sample(32)
+        assert pickle.dumps(np.random.get_state()) == before  # noqa: NPY002
+
+    def test_the_same_sampler_draws_the_same(self, make_sampler: MakeSampler) -> None:
+        """Two made the same draw the same."""
+        draws = []
+        for _ in range(2):
+            buffer = ReplayBuffer(max_steps=60, sampler=make_sampler())
+            _write(buffer, _LENGTHS)
+            draws.append(_steps(buffer, 4))
+        assert draws[0] == draws[1]
+
+    def test_state_dict_goes_on(self, make_sampler: MakeSampler) -> None:
+        """A restored state, pickled in between, gives the draws that would have come."""
+        self._keeps(make_sampler(), "state_dict", "load_state_dict")
+        buffer = ReplayBuffer(max_steps=60, sampler=make_sampler())
+        _write(buffer, _LENGTHS)
+        _steps(buffer, 3)
+        state = pickle.loads(pickle.dumps(buffer.state_dict()))
+        expected = _steps(buffer, 4)
+        other = ReplayBuffer(max_steps=60, sampler=make_sampler())
+        _write(other, _LENGTHS)
+        other.load_state_dict(state)
+        assert _steps(other, 4) == expected
+        buffer.load_state_dict(state)
+        assert _steps(buffer, 4) == expected
+
+    def test_a_pickled_one_goes_on(self, make_sampler: MakeSampler) -> None:
+        """So does a pickled buffer with its sampler."""
+        buffer = ReplayBuffer(max_steps=60, sampler=make_sampler())
+        _write(buffer, _LENGTHS)
+        _steps(buffer, 3)
+        copy = pickle.loads(pickle.dumps(buffer))
+        assert _steps(copy, 4) == _steps(buffer, 4)
+
+    def test_small_state_is_stored_with_the_buffer(
+        self, make_sampler: MakeSampler, tmp_path: Path
+    ) -> None:
+        """A directory that is opened again goes on drawing where it was closed; the state is small JSON."""
+        self._keeps(make_sampler(), "small_state", "load_small_state")
+        options: dict[str, Any] = {"max_steps": 60, "path": tmp_path / "buf", "sync_every_s": 0}
+        buffer = ReplayBuffer(**options, sampler=make_sampler())
+        _write(buffer, _LENGTHS)
+        _steps(buffer, 3)
+        assert len(json.dumps(buffer.sampler.small_state())) < 4000
+        buffer.close()
+        buffer = ReplayBuffer(**options, sampler=make_sampler())
+        first = _steps(buffer, 4)
+        buffer.close()
+        unbroken = ReplayBuffer(max_steps=60, sampler=make_sampler())
+        _write(unbroken, _LENGTHS)
+        assert _steps(unbroken, 7)[3:] == first
+
+    def test_refuses_the_state_of_another(self, make_sampler: MakeSampler) -> None:
+        """The state of another kind is an error, not a silent start from nothing."""
+        sampler = make_sampler()
+        self._keeps(sampler, "small_state", "load_small_state")
+        with pytest.raises(ValueError, match=r"state is that of 'Other'"):
+            sampler.load_small_state({**sampler.small_state(), "kind": "Other"})

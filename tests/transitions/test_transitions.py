@@ -1,0 +1,642 @@
+"""The transition buffer against one that stores both observations; its contract; what survives."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringmap
+from ringmap import TransitionReplayBuffer
+from ringmap.errors import EnvironmentFault, InputError, LockedError, ReadOnlyError
+from ringmap.samplers import (
+    EpisodeSampler,
+    EpochSampler,
+    MixtureSampler,
+    PrioritizedSampler,
+    RecencySampler,
+    UniformSampler,
+)
+from ringmap.storage.files import Disk
+from tests import ROOT
+from tests.transitions.reference import Life, Reference, in_order, same
+
+
+def make(capacity=50, shape=(3,), path=None, **options):
+    options = {"device": None, "sampler": in_order, "sync_every_s": 0, **options}
+    return TransitionReplayBuffer(capacity, shape, path=path, **options)
+
+
+def add(buf, reference, step):
+    obs, actions, rewards, after, dones, truncated = step
+    buf.add(obs, actions, rewards, after, dones, truncated=truncated)
+    reference.add(*step)
+
+
+def compare(buf, reference):
+    expected = reference.batch()
+    buf.refresh()
+    assert len(buf) == len(expected["rewards"])
+    if len(buf):
+        same(buf.sample(len(buf)), expected)
+
+
+# -- stored once, equal to stored twice ----------------------------------------------------------
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_equals_a_buffer_that_stores_both(data):
+    draw = data.draw
+    n_step, capacity = draw(st.sampled_from([1, 1, 2, 3, 7])), draw(st.integers(8, 60))
+    dtype = draw(st.sampled_from([np.float32, np.uint8]))
+    life = Life(draw(st.integers(0, 2**31)), (2, 2) if dtype is np.uint8 else (3,), dtype)
+    buf = make(capacity, life.shape, obs_dtype=dtype, n_step=n_step, gamma=0.9)
+    reference = Reference(capacity, n_step, 0.9)
+    lanes = draw(st.integers(1, 8))
+    for _ in range(draw(st.integers(1, 8))):
+        what = draw(st.sampled_from(["add", "add", "add", "lanes", "clear", "copy"]))
+        if what == "lanes":
+            lanes = draw(st.integers(1, 8))
+        elif what == "clear":
+            buf.clear()
+            reference.clear()
+        elif what == "copy":
+            buf.sampler = None
+            buf = pickle.loads(pickle.dumps(buf))
+            buf.sampler = in_order
+        for _ in range(draw(st.integers(1, 25))):
+            add(buf, reference, life.step(lanes))
+        compare(buf, reference)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step):
+    life, lanes = Life(3), 4
+    options = {"n_step": n_step, "path": tmp_path / "buf"}
+    buf, reference = make(**options), Reference(50, n_step)
+    for turn in range(12):
+        for _ in range(60):
+            add(buf, reference, life.step(lanes))
+        compare(buf, reference)
+        with TransitionReplayBuffer.open(
+            tmp_path / "buf", device=None, n_step=n_step, sampler=in_order
+        ) as reader:
+            compare(reader, reference)
+            add(buf, reference, life.step(lanes))
+            compare(reader, reference)
+        if turn % 3 == 2:
+            buf.close()
+            buf = make(**options)
+            lanes = 1 + turn % 5
+            compare(buf, reference)
+    assert buf.check() == []
+    buf.close()
+    assert ringmap.check(tmp_path / "buf") == []
+
+
+def test_the_bug_that_everybody_has():
+    """After a truncation the next observation is the last one of that episode, not the first of the next."""
+    buf = make(10, (1,))
+    buf.add([[1.0]], [0], [0.0], [[2.0]], [False], truncated=[True])
+    buf.add([[9.0]], [0], [0.0], [[10.0]], [False])
+    assert buf.sample(2)["next_observations"].ravel().tolist() == [2.0, 10.0]
+
+
+def test_n_step_by_hand():
+    buf = make(10, (1,), n_step=3, gamma=0.5)
+    for t, (done, cut) in enumerate([(0, 0), (0, 0), (0, 0), (0, 1), (0, 0), (1, 0)]):
+        first = t != 4
+        buf.add(
+            [[t if first else 40.0]],
+            [t],
+            [2.0**t],
+            [[t + 1.0]],
+            [bool(done)],
+            truncated=[bool(cut)],
+        )
+    batch = buf.sample(6)
+    assert batch["rewards"].tolist() == [1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8, 16 + 16, 32]
+    assert batch["next_observations"].ravel().tolist() == [3, 4, 4, 4, 6, 6]
+    assert batch["discounts"].tolist() == [0.125, 0.125, 0.25, 0.5, 0.25, 0.5]
+    assert batch["dones"].tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def nbytes_of(folder):
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def test_half_the_bytes_for_pixels(tmp_path):
+    """8,192 frames of 84x84, episodes of 100, every row of the ring used: every file counted."""
+    rng = np.random.default_rng(0)
+    buf = TransitionReplayBuffer(
+        8192, (84, 84), device=None, obs_dtype=np.uint8, path=tmp_path / "buf", sync_every_s=0
+    )
+    frame = rng.integers(0, 256, (1, 84, 84), dtype=np.uint8)
+    for t in range(8192 + 600):
+        after = np.frombuffer(rng.bytes(84 * 84), np.uint8).reshape(1, 84, 84)
+        buf.add(frame, [0], [0.0], after, [t % 100 == 99])
+        frame = after if t % 100 != 99 else rng.integers(0, 256, (1, 84, 84), dtype=np.uint8)
+    buf.close()
+    share = nbytes_of(tmp_path / "buf") / (8192 * 2 * 84 * 84)
+    assert share < 0.575, share
+
+
+# -- the contract --------------------------------------------------------------------------------
+
+
+def test_the_seed_names_are_the_same_classes():
+    from ringmap.buffer.replay_buffer import ReplayBuffer
+
+    assert ReplayBuffer is TransitionReplayBuffer
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_program_of_the_guide(device):
+    from ringmap.buffer.replay_buffer import ReplayBuffer
+
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    buffer = ReplayBuffer(capacity=1_000_000, obs_shape=(4,), action_shape=(), device=device)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        obs, next_obs = torch.from_numpy(rng.normal(size=(2, 4)).astype("f4"))
+        action, reward, done = int(rng.integers(2)), 1.0, bool(rng.random() < 0.1)
+        buffer.add(obs, action, reward, next_obs, done)
+    batch = buffer.sample(batch_size=256)
+    assert batch["observations"].shape == (256, 4)
+    assert batch["actions"].device.type == device
+
+
+def test_one_step_and_tensors():
+    buf = TransitionReplayBuffer(capacity=20, obs_shape=(4,), action_shape=(), device="cpu", seed=0)
+    for t in range(5):
+        buf.add(torch.full((4,), float(t)), t, 1.0, torch.full((4,), t + 1.0), t == 4)
+    batch = buf.sample(batch_size=3)
+    assert list(batch) == ["observations", "actions", "rewards", "next_observations", "dones"]
+    assert all(isinstance(v, torch.Tensor) for v in batch.values())
+    assert {n: tuple(v.shape) for n, v in batch.items()} == {
+        "observations": (3, 4), "actions": (3,), "rewards": (3,), "next_observations": (3, 4), "dones": (3,),
+    }  # fmt: skip
+    assert batch["actions"].dtype == torch.int64
+    assert (1 - batch["dones"]).dtype == torch.float32  # as losses write it
+    assert torch.equal(batch["next_observations"], batch["observations"] + 1)
+    assert isinstance(buf.sample(2, to="numpy")["dones"], np.ndarray)
+
+
+@pytest.mark.parametrize("lanes", [0, 1, 7])
+def test_the_length_and_the_wrap(lanes):
+    buf = make(10, (1,))
+    for t in range(20):
+        buf.add(
+            np.full((lanes, 1), t),
+            np.zeros(lanes),
+            np.zeros(lanes),
+            np.full((lanes, 1), t + 1),
+            np.zeros(lanes),
+        )
+        assert len(buf) == min(10, lanes * (t + 1))
+    if lanes:
+        assert sorted(buf.sample(10)["observations"].ravel().tolist()) == sorted(
+            np.repeat(np.arange(20), lanes)[-10:]
+        )
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 6, 2.5])
+def test_batch_sizes(wrong):
+    buf = make(10, (1,))
+    for t in range(5):
+        buf.add([t], t, 0.0, [t + 1], False)
+    with pytest.raises(ValueError, match="batch_size"):
+        buf.sample(wrong)
+    assert buf.state_dict()["step"] == 0
+
+
+def test_draws_with_replacement_and_uniformly():
+    """20 transitions, 40,000 draws: chi-squared of 19 degrees has mean 19, deviation 6.2."""
+    buf = make(20, (1,), sampler=None, seed=0)
+    for t in range(30):
+        buf.add([t], t, 0.0, [t + 1], False)
+    drawn = np.concatenate([buf.sample(20)["actions"] for _ in range(2000)])
+    counts = np.bincount(drawn, minlength=30)
+    assert not counts[:10].any()
+    assert ((counts[10:] - 2000) ** 2 / 2000).sum() < 19 + 4 * 6.2
+
+
+BAD = {
+    "too many": ({"observations": np.zeros((11, 2)), "next_observations": np.zeros((11, 2)), "rewards": np.zeros(11),
+                  "actions": np.zeros(11), "dones": np.zeros(11)}, "11 transitions exceed capacity=10"),
+    "action": ({"actions": 2.5}, "actions"), "done": ({"dones": 0.5}, "dones"),
+    "reward": ({"rewards": 1e300}, "rewards"), "overflow": ({"observations": [0.0, 1e300]}, "observations"),
+    "shape": ({"observations": np.zeros(3)}, "observations has shape"),
+    "lanes": ({"next_observations": np.zeros((2, 2))}, "as many rows"),
+    "rewards": ({"rewards": [1.0, 2.0]}, "rewards has shape"),
+    "missing": ({"next_observations": None}, "both needed"),
+    "critic": ({"critic_observations": [1.0]}, "critic_obs_shape was not given"),
+    "ragged": ({"observations": [[1.0], [1.0, 2.0]]}, "observations"),
+    "nested": ({"observations": {"a": [0.0, 0.0]}}, "expected leaves"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_steps_change_nothing(name):
+    buf = make(10, (2,))
+    buf.add([0.0, 1.0], 0, 0.0, [1.0, 2.0], False)
+    before = buf.sample(1)
+    changed, message = BAD[name]
+    step = {
+        "observations": [1.0, 2.0],
+        "actions": 0,
+        "rewards": 0.0,
+        "next_observations": [2.0, 3.0],
+        "dones": False,
+    }
+    with pytest.raises(ValueError, match=message):
+        buf.add(**{**step, **changed})
+    assert len(buf) == 1
+    same(buf.sample(1), before)
+    buf.add(**step)
+    assert buf._ring._source.live.num_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 0}, "capacity must be positive"), ({"shape": -1}, "expected a shape"),
+        ({"shape": {"a/b": (1,)}}, "without '/'"), ({"shape": {}}, "no leaves"), ({"n_step": 0}, "n_step"),
+        ({"gamma": 1.5}, "gamma"), ({"obs_dtype": "nonsense"}, "no dtype"), ({"device": "nowhere"}, "device"),
+        ({"action_shape": {"a": (1,)}}, "action_shape"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(options, message):
+    with pytest.raises(InputError, match=message):
+        make(**options)
+
+
+def test_no_cuda_is_said_at_once():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match=r"device 'cuda' can't be used here .* choose 'cpu'"):
+        make(device="cuda")
+
+
+def test_dict_observations_critic_and_spaces():
+    space = gym.spaces.Dict(
+        {
+            "camera": gym.spaces.Box(0, 255, (4, 4), np.uint8),
+            "body": gym.spaces.Dict({"q": gym.spaces.Box(-1, 1, (3,))}),
+        }
+    )
+    buf = make(
+        20,
+        space,
+        action_shape=gym.spaces.Box(-1, 1, (2,)),
+        action_dtype=np.float32,
+        critic_obs_shape=(5,),
+    )
+    rng = np.random.default_rng(0)
+
+    def observe():
+        return {
+            "camera": rng.integers(0, 256, (2, 4, 4)),
+            "body": {"q": rng.normal(size=(2, 3)).astype("f4")},
+        }
+
+    now, critic, kept = observe(), rng.normal(size=(2, 5)).astype("f4"), []
+    for t in range(6):
+        after, critic_after = observe(), rng.normal(size=(2, 5)).astype("f4")
+        buf.add(
+            now,
+            np.full((2, 2), t),
+            np.zeros(2),
+            after,
+            np.zeros(2),
+            critic,
+            critic_after,
+            truncated=np.array([t == 3, 0], bool),
+        )
+        kept.append((now, after, critic, critic_after))
+        now, critic = (
+            (after, critic_after) if t != 3 else (observe(), rng.normal(size=(2, 5)).astype("f4"))
+        )
+    batch = buf.sample(12)
+    assert list(batch)[-2:] == ["critic_observations", "next_critic_observations"]
+    for at, name in ((0, "observations"), (1, "next_observations")):
+        np.testing.assert_array_equal(
+            batch[name]["camera"], np.concatenate([k[at]["camera"] for k in kept])
+        )
+        np.testing.assert_array_equal(
+            batch[name]["body"]["q"], np.concatenate([k[at]["body"]["q"] for k in kept])
+        )
+    np.testing.assert_array_equal(
+        batch["critic_observations"], np.concatenate([k[2] for k in kept])
+    )
+    np.testing.assert_array_equal(
+        batch["next_critic_observations"], np.concatenate([k[3] for k in kept])
+    )
+
+
+@pytest.mark.parametrize(
+    "sampler", [UniformSampler(0), RecencySampler(window=5, rng=0), PrioritizedSampler(rng=0),
+                MixtureSampler([(UniformSampler(0), 1), (RecencySampler(half_life=3, rng=0), 1)], rng=0)],
+)  # fmt: skip
+def test_our_samplers_serve_it(sampler):
+    buf, life, reference = make(30, sampler=sampler), Life(0), Reference(30)
+    for _ in range(60):
+        add(buf, reference, life.step(3))
+        batch = buf.sample(3)
+        assert set(batch["rewards"].tolist()) <= {s["reward"] for s in reference.steps[-30:]}
+
+
+def test_what_a_slow_sampler_drew_may_be_gone(tmp_path):
+    """A sampler during which others write: what was overwritten meanwhile is drawn anew, and nothing is torn."""
+    buf, life, reference = make(30), Life(0), Reference(30)
+
+    def slow(step, buffer, size, history_len):
+        for _ in range(7):
+            add(buf, reference, life.step(3))
+        return np.arange(size)
+
+    for _ in range(15):
+        add(buf, reference, life.step(3))
+    buf.sampler = slow
+    for _ in range(60):
+        drawn = buf.sample(30)
+        expected = reference.batch()
+        rows = {r.tobytes(): i for i, r in enumerate(expected["rewards"])}
+        picked = [rows[r.tobytes()] for r in drawn["rewards"]]
+        same(drawn, {name: values[picked] for name, values in expected.items()})
+
+
+def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
+    """At each statement after the commit: what the newest rows lead to stays known, and is not overwritten."""
+    buf, life, reference = make(path=tmp_path / "buf"), Life(4), Reference(50)
+    for turn in range(12):
+        if turn % 3 == 0:  # as if interrupted ahead of the memory's change
+            buf._pending_head, buf._pending = -1, None
+        add(buf, reference, life.step(2))
+        head = buf._ring._source.head
+        written = buf._successors._next
+        assert buf._successors.find(head) is not None
+        assert (
+            buf._successors._next == written
+        )  # the one that is needed is not the next to be written
+        compare(buf, reference)
+    buf.close()
+
+
+def test_each_transition_once_in_an_epoch():
+    buf = make(30, (1,), sampler=EpochSampler(0))
+    for t in range(40):
+        buf.add([t], t, 0.0, [t + 1], False)
+    assert sorted(np.concatenate([buf.sample(10)["actions"] for _ in range(3)]).tolist()) == list(
+        range(10, 40)
+    )
+
+
+def test_episodes_are_not_known():
+    buf = make(30, (1,), sampler=EpisodeSampler(0))
+    buf.add([0], 0, 0.0, [1], False)
+    with pytest.raises(InputError, match="transitions of many lanes"):
+        buf.sample(1)
+
+
+def test_priorities_follow_the_ring():
+    buf = make(40, (1,), sampler=PrioritizedSampler(alpha=1.0, rng=0))
+    for t in range(30):
+        buf.add(
+            [[2 * t], [2 * t + 1]],
+            [2 * t, 2 * t + 1],
+            [0.0, 0.0],
+            [[2 * t + 2], [2 * t + 3]],
+            [0, 0],
+        )
+    batch = buf.sample(32)
+    assert {"ids", "weights"} <= set(batch)
+    assert batch["actions"].min() >= 20
+    assert (
+        buf.update_priorities(
+            batch["ids"], np.where(batch["actions"] == batch["actions"][0], 1e6, 0)
+        )
+        == 32
+    )
+    assert np.mean(buf.sample(32)["actions"] == batch["actions"][0]) > 0.9
+    for t in range(30, 60):
+        buf.add(
+            [[2 * t], [2 * t + 1]],
+            [2 * t, 2 * t + 1],
+            [0.0, 0.0],
+            [[2 * t + 2], [2 * t + 3]],
+            [0, 0],
+        )
+    assert buf.update_priorities(batch["ids"], np.ones(32)) == 0
+
+
+# -- what survives -------------------------------------------------------------------------------
+
+CHILD = """
+import sys, numpy as np
+from tests.transitions.reference import Life
+from ringmap import TransitionReplayBuffer
+from ringmap.samplers import PrioritizedSampler
+path, times, lanes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+sampler = PrioritizedSampler(rng=0)
+buf = TransitionReplayBuffer(50, (3,), device=None, path=path, sampler=sampler, n_step=3, sync_every_s=0)
+life = Life(3)
+for t in range(times):
+    obs, actions, rewards, after, dones, truncated = life.step(lanes)
+    buf.add(obs, actions, rewards, after, dones, truncated=truncated)
+    if len(buf) >= 16:
+        batch = buf.sample(16)
+        buf.update_priorities(batch["ids"], np.abs(batch["rewards"]))
+print(repr(sampler._tree.leaves.tolist()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("times", "lanes"), [(37, 1), (90, 4)])
+def test_kill_9_and_reopen(tmp_path, times, lanes):
+    """Everything whose `add` returned is there, priorities as of the last update, sampling as of the last commit."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, tmp_path / "buf", str(times), str(lanes)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True,
+    )  # fmt: skip
+    leaves = eval(child.stdout.readline())
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    life, reference = Life(3), Reference(50, 3)
+    for _ in range(times):
+        reference.add(*life.step(lanes))
+    assert ringmap.check(tmp_path / "buf") == []
+    sampler = PrioritizedSampler(rng=1)
+    buf = make(50, path=tmp_path / "buf", n_step=3, sampler=sampler)
+    draws = max(0, times - -(-16 // lanes) + 1)
+    assert buf.state_dict()["step"] == draws - 1
+    buf.sample(1)
+    np.testing.assert_array_equal(sampler._tree.leaves, leaves)
+    buf.sampler = in_order
+    compare(buf, reference)
+    add(buf, reference, life.step(lanes))
+    compare(buf, reference)
+    buf.close()
+
+
+class Killing(Disk):
+    """Raises at the N-th change, once."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = None
+
+    def before(self, change, path, *details):
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                self.left = None
+                raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
+    """The N-th write of a call fails, for every N: what was there is there, and the call can be made again."""
+
+    class Buffer(TransitionReplayBuffer):
+        disk = Killing()
+
+    options = {"device": None, "sampler": in_order, "sync_every_s": 0, "n_step": 2}
+    buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
+    life, reference, failed = Life(5), Reference(40, 2), 0
+    for turn in range(120):
+        step = life.step(3)
+        Buffer.disk.left = 1 + turn % 12
+        try:
+            buf.add(*step[:5], truncated=step[5])
+        except EnvironmentFault:
+            failed += 1
+            Buffer.disk.left = None
+            compare(buf, reference)
+            if reopen:
+                buf._ring._owned.abandon()
+                buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
+                compare(buf, reference)
+            buf.add(*step[:5], truncated=step[5])
+        Buffer.disk.left = None
+        reference.add(*step)
+        compare(buf, reference)
+    assert failed > 30
+    buf.close()
+
+
+def test_roles_of_copies(tmp_path):
+    buf, life, reference = make(path=tmp_path / "buf"), Life(0), Reference(50)
+    for _ in range(20):
+        add(buf, reference, life.step(2))
+    copy = pickle.loads(pickle.dumps(buf))
+    assert len(pickle.dumps(buf)) < 5000
+    compare(copy, reference)
+    add(buf, reference, life.step(2))
+    compare(copy, reference)
+    with pytest.raises(ReadOnlyError):
+        copy.add(*life.step(2)[:5])
+    with pytest.raises(LockedError):
+        make(path=tmp_path / "buf")
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            compare(buf, reference)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    buf.close()
+
+
+def test_save_makes_a_buffer_of_its_own(tmp_path):
+    for path in (None, tmp_path / "buf"):
+        buf, life, reference = make(path=path), Life(0), Reference(50)
+        for _ in range(40):
+            add(buf, reference, life.step(3))
+        buf.save(tmp_path / f"copy{path is None}")
+        buf.clear()
+        copy = TransitionReplayBuffer.open(
+            tmp_path / f"copy{path is None}", "r+", device=None, sampler=in_order
+        )
+        compare(copy, reference)
+        assert ringmap.check(tmp_path / f"copy{path is None}") == []
+        add(copy, reference, life.step(3))
+        compare(copy, reference)
+        copy.close()
+        buf.close()
+
+
+def test_sampling_goes_on_where_it_was(tmp_path):
+    buf, life = make(path=tmp_path / "buf", sampler=None, seed=3), Life(0)
+    for _ in range(20):
+        buf.add(*life.step(2)[:5])
+    for _ in range(3):
+        buf.sample(4)
+    state = buf.state_dict()
+    expected = [buf.sample(4)["rewards"].tolist() for _ in range(3)]
+    buf.load_state_dict(state)
+    assert [buf.sample(4)["rewards"].tolist() for _ in range(3)] == expected
+    buf.load_state_dict(state)
+    buf.close()
+    buf = make(path=tmp_path / "buf", sampler=None)
+    assert [buf.sample(4)["rewards"].tolist() for _ in range(3)] == expected
+    buf.close()
+
+
+def test_disagreeing_with_the_disk(tmp_path):
+    make(path=tmp_path / "buf").close()
+    with pytest.raises(InputError, match="capacity=60, but the buffer on disk has capacity=50"):
+        make(60, path=tmp_path / "buf")
+    with pytest.raises(InputError, match="schema"):
+        make(50, (4,), path=tmp_path / "buf")
+    ringmap.ReplayBuffer(10, path=tmp_path / "other", schema={"obs": ((2,), "f4")}).close()
+    with pytest.raises(InputError, match="holds no transitions"):
+        TransitionReplayBuffer.open(tmp_path / "other")
+
+
+@pytest.mark.parametrize("how", ["flip", "remove"])
+def test_lost_successors_are_named_and_never_served(tmp_path, how):
+    buf, life, reference = make(path=tmp_path / "buf"), Life(1), Reference(50)
+    for _ in range(10):
+        add(buf, reference, life.step(2))
+    buf.close()
+    for name in ("successors.0.bin", "successors.1.bin"):
+        path = tmp_path / "buf" / name
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 1
+        path.unlink() if how == "remove" and name.startswith("successors.1") else path.write_bytes(
+            data
+        )
+    findings = ringmap.check(tmp_path / "buf")
+    assert [f.file for f in findings] == ["successors.0.bin"]
+    ringmap.repair(tmp_path / "buf", dry_run=False)
+    assert ringmap.check(tmp_path / "buf") == []
+    buf = make(path=tmp_path / "buf", sampler=None, seed=0)
+    known = {s["reward"].item() for s in reference.steps[:-2]}
+    lost = {s["reward"].item() for s in reference.steps[-2:]}
+    for _ in range(20):
+        assert set(buf.sample(10)["rewards"].tolist()) <= known
+    buf.add(*life.step(2)[:5])
+    for _ in range(20):
+        assert not set(buf.sample(10)["rewards"].tolist()) & lost
+    buf.close()
+
+
+def test_repr(tmp_path):
+    buf = make(path=tmp_path / "buf")
+    assert repr(buf).startswith(
+        "TransitionReplayBuffer(0/50, {'observations': (3,)}, n_step=1, path="
+    )
+    buf.close()
+    assert "closed" in repr(buf)
