@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, world
+    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
     "World",
     "Zarr",
@@ -28,6 +30,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "OfflineToOnlineReplayBuffer": (
+        "ringmap.buffers.offline_to_online",
+        "OfflineToOnlineReplayBuffer",
+    ),
     "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
     "World": ("ringmap.world.world", "World"),
     "Zarr": ("ringmap.storage.columns.backends", "Zarr"),

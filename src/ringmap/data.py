@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.datasets.base import Dataset
     from ringmap.datasets.catalog import get_cache_dir, load_dataset
+    from ringmap.datasets.prefixes import list_prefixes, register_dataset
     from ringmap.formats.base import (
         EPISODE_DATA_KEY,
         WRITE_MODES,
@@ -31,23 +33,29 @@ __all__ = [
     "WRITE_MODES",
     "Dataset",
     "Format",
+    "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
     "Writer",
     "detect_format",
     "get_cache_dir",
     "get_format",
     "list_formats",
+    "list_prefixes",
     "load_dataset",
+    "register_dataset",
     "register_format",
     "split_episode_data",
     "validate_write_mode",
 ]
 
 _HOMES = {
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
     "Dataset": "ringmap.datasets.base",
     "get_cache_dir": "ringmap.datasets.catalog",
     "load_dataset": "ringmap.datasets.catalog",
+    "list_prefixes": "ringmap.datasets.prefixes",
+    "register_dataset": "ringmap.datasets.prefixes",
     "EPISODE_DATA_KEY": "ringmap.formats.base",
     "Format": "ringmap.formats.base",
     "WRITE_MODES": "ringmap.formats.base",
