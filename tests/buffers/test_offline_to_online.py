@@ -597,6 +597,7 @@ def test_ids_of_what_is_not_here(monkeypatch, tmp_path):
                 load_dataset(f"{prefix}:user/name")
 
 
+@pytest.mark.filterwarnings("ignore:::minari")
 def test_minari(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari", reason="the package minari is not installed (extra minari)")  # fmt: skip
     if "minari" not in list_formats():
@@ -604,20 +605,31 @@ def test_minari(tmp_path, monkeypatch):
     import gymnasium
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    env = minari.DataCollector(gymnasium.make("CartPole-v1"))
+    env, played = gymnasium.make("CartPole-v1"), []
     for seed in range(3):
         env.action_space.seed(seed)
-        env.reset(seed=seed)
-        while True:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                break
-    made = env.create_dataset("here/cartpole-v0", algorithm_name="random", author="me", author_email="me@here", code_permalink="none")  # fmt: skip
+        seen, actions, rewards, ends = [env.reset(seed=seed)[0]], [], [], []
+        while not ends or not (ends[-1][0] or ends[-1][1]):
+            actions.append(env.action_space.sample())
+            observation, reward, *end, _ = env.step(actions[-1])
+            seen.append(observation)
+            rewards.append(float(reward))
+            ends.append(end)
+        terminations, truncations = ([end[k] for end in ends] for k in (0, 1))
+        played.append(
+            minari.data_collector.EpisodeBuffer(
+                seed, observations=np.array(seen), actions=np.array(actions), rewards=rewards,
+                terminations=terminations, truncations=truncations,
+            )
+        )  # fmt: skip
+    minari.create_dataset_from_buffers(
+        "here/cartpole-v0", played, env, algorithm_name="random", author="me",
+        author_email="me@here", code_permalink="none", description="random play",
+    )  # fmt: skip
     rb = OfflineToOnlineReplayBuffer("minari:here/cartpole-v0", online_capacity=50, batch_size=16)
     batch = rb.sample()
     assert batch["observation"].shape == batch["next_observation"].shape == (16, 4)
-    total = sum(len(e.rewards) for e in made.iterate_episodes())
-    assert len(rb) == total
+    assert len(rb) == sum(len(one.rewards) for one in played)
     rb.extend({name: values[:5] for name, values in batch.items()})
     mixed = rb.sample()
     assert set(mixed) == set(batch)
