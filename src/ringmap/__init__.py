@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, world
+    from ringmap.buffers.distillation import DistillationBuffer
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.check import check
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DistillationBuffer",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
     "World",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DistillationBuffer": ("ringmap.buffers.distillation", "DistillationBuffer"),
     "OfflineToOnlineReplayBuffer": (
         "ringmap.buffers.offline_to_online",
         "OfflineToOnlineReplayBuffer",

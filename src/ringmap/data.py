@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmap.buffers.beta import ExponentialBeta, LinearBeta
+    from ringmap.buffers.distillation import DistillationBuffer
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.datasets.base import Dataset
@@ -32,7 +34,10 @@ __all__ = [
     "FORMATS",
     "WRITE_MODES",
     "Dataset",
+    "DistillationBuffer",
+    "ExponentialBeta",
     "Format",
+    "LinearBeta",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
     "Writer",
@@ -49,6 +54,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DistillationBuffer": "ringmap.buffers.distillation",
+    "ExponentialBeta": "ringmap.buffers.beta",
+    "LinearBeta": "ringmap.buffers.beta",
     "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
     "Dataset": "ringmap.datasets.base",

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.halves import Half, StepsHalf, half_of
-from ringmap.buffers.nested import as_tensordict, nested, tensordict_class
+from ringmap.buffers.handout import HandOut
+from ringmap.buffers.nested import as_tensordict, nested
 from ringmap.buffers.options import positive
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, NoClipsError, UnknownColumnError
@@ -118,16 +119,12 @@ class OfflineToOnlineReplayBuffer:
             raise InputError(
                 f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home"
             )
-        for name, value, known in (
-            ("rounding", rounding, ("round", "carry")),
-            ("to", to, (None, "numpy", "torch", "tensordict")),
-        ):
-            if value not in known:
-                raise InputError(f"{_WHERE}: {name} must be one of {known}, got {value!r}")
-        if to == "numpy" and (device is not None or pin_memory):
-            raise InputError(f"{_WHERE}: device and pin_memory are for tensors, but to='numpy'")
-        if to == "tensordict":
-            tensordict_class(_WHERE)
+        if rounding not in ("round", "carry"):
+            raise InputError(
+                f"{_WHERE}: rounding must be one of ('round', 'carry'), got {rounding!r}"
+            )
+        self._out = HandOut(to, device, bool(pin_memory))
+        self._out.check(_WHERE)
         offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
         self._offline: Half = half_of(offline, "offline_dataset")
         self._online: Half
@@ -153,7 +150,6 @@ class OfflineToOnlineReplayBuffer:
         self.transform = transform
         self.rounding = rounding
         self.provenance = provenance
-        self._to, self._device, self._pin_memory = to, device, bool(pin_memory)
         self._base = self._fraction = float(offline_fraction)
         self._carry = 0.0
         self._rng = np.random.default_rng(seed)
@@ -272,31 +268,13 @@ class OfflineToOnlineReplayBuffer:
         return made if self.transform is None else self.transform(made)
 
     def _as_asked(self, batch: dict[str, Any], size: int, where: str) -> Any:
-        to, deep = self._to, self._offline.deep or self._online.deep
-        if to is None:
-            if self._offline.tensordict or self._online.tensordict:
-                to = "tensordict"
-            else:
-                to = "numpy" if self._device is None and not self._pin_memory else "torch"
-        if to == "numpy":
-            columns = {n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in batch.items()}
-        else:
-            columns = {name: self._tensor(values) for name, values in batch.items()}
+        deep, to = self._offline.deep or self._online.deep, self._out.plain
+        if self._out.to is None and (self._offline.tensordict or self._online.tensordict):
+            to = "tensordict"
+        columns = self._out.arrays(batch) if to == "numpy" else self._out.tensors(batch)
         if to == "tensordict":
             return as_tensordict(columns, size, deep, where)
         return nested(columns) if deep else columns
-
-    def _tensor(self, values: Any) -> Any:
-        from ringmap.datasets.loader import as_tensor
-
-        made = as_tensor(values) if isinstance(values, np.ndarray) else values
-        if not hasattr(made, "to"):
-            return made  # text stays as it is
-        if self._pin_memory:
-            made = made.pin_memory()
-        return (
-            made if self._device is None else made.to(self._device, non_blocking=self._pin_memory)
-        )
 
     def extend(self, data: Any) -> Any:
         """Add experience to the online half; the offline data is never touched.

@@ -13,19 +13,23 @@ Not here: which rows are drawn, and what they mean.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.errors import InputError
+from ringmap.errors import ExistsError, InputError, LappedError
+from ringmap.storage.birth import make_folder
+from ringmap.storage.files import Disk
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
 
-__all__ = ["StepRing", "numpy_rows"]
+__all__ = ["StepRing", "numpy_rows", "whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,6 +74,16 @@ class StepRing:
                 f"{where}: capacity={capacity}, but the ring on disk has capacity={noted}; there is no resize"
             )
 
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StepRing:
+        """Return a live reader of the ring at a path; `refresh` shows it what came since."""
+        ring = cls.__new__(cls)
+        ring.buffer = ReplayBuffer.open(path, **options)
+        most = ring.buffer.max_steps
+        ring.capacity = bisect.bisect_left(range(most), most, key=lambda n: n + spare_rows(n))
+        ring.group = spare_rows(ring.capacity)
+        return ring
+
     # -- which rows --------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -83,8 +97,7 @@ class StepRing:
     @property
     def oldest(self) -> int:
         """The oldest id in the window. O(log groups)."""
-        size = len(self)
-        return int(self._place(np.zeros(1, np.int64), size)[0]) if size else self.added
+        return self.id_at(0) if len(self) else self.added
 
     def ids(self) -> Array:
         """Return the ids of all rows in the window, oldest first, int64. O(rows)."""
@@ -110,22 +123,41 @@ class StepRing:
 
     # -- rows --------------------------------------------------------------------------------
 
+    def id_at(self, age: int) -> int:
+        """Return the id of the row that is `age` rows younger than the oldest in the window. O(log groups)."""
+        return int(self._place(np.array([age]), len(self))[0])
+
     def rows(self, ids: Array) -> dict[str, Array]:
         """Return rows by id, column -> `(n, ...)`, copies. The ids are in the window.
 
-        One that another thread's add evicts meanwhile is drawn anew, as `ReplayBuffer` does.
+        One that another thread's or process's add evicts meanwhile is drawn anew, as `ReplayBuffer` does.
         """
+        return self.rows_at(ids)[0]
+
+    def rows_at(self, ids: Array) -> tuple[dict[str, Array], Array]:
+        """Return rows as `rows` does, and the ids that they have: others, where some were drawn anew."""
         buffer, schema = self.buffer, self.schema
         if schema is None:
-            return {}
-        found = buffer._read(buffer._known(np.array(ids, np.int64), 1), 1, 1)
-        return {spec.name: found[spec.name].reshape(-1, *spec.shape) for spec in schema.columns}
+            return {}, np.empty(0, np.int64)
+        positions = buffer._known(np.array(ids, np.int64), 1)
+        found = buffer._read(positions, 1, 1)
+        columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
+        return columns, positions
 
     def column(self, name: str, ids: Array) -> Array:
-        """Return one column of rows by id. The ids are in the window."""
-        rows = self.buffer._source.rows
+        """Return one column of rows by id.
+
+        Raises:
+            LappedError: some were evicted by a writer elsewhere.
+        """
+        source = self.buffer._source
+        rows = source.rows
         assert rows is not None
         values: Array = rows.by_name[name].take(ids % rows.ring.rows)
+        if len(ids) and int(ids.min()) < source.newest_tail():
+            raise LappedError(
+                f"{source.folder}: rows were evicted by the writer before they could be read; raise the capacity"
+            )
         return values
 
     @property
@@ -218,6 +250,30 @@ class StepRing:
     def __repr__(self) -> str:
         place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
+
+
+@contextlib.contextmanager
+def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
+    """Hand out a folder to build in, which has the name `path` when all went well, and is gone otherwise.
+
+    Raises:
+        ExistsError: something is at `path`.
+    """
+    if disk.exists(path):
+        raise ExistsError(f"{where}: something is at {path}; choose another path")
+    building = f"{path}.saving"
+    if disk.exists(building):
+        disk.remove_folder(building)  # of a process that was killed
+    make_folder(disk, building)
+    try:
+        yield building
+        disk.sync_folder(building)
+        disk.rename(building, path)
+        disk.sync_folder(os.path.dirname(path))
+    except BaseException:
+        if disk.exists(building):
+            disk.remove_folder(building)
+        raise
 
 
 def numpy_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
