@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringmap.buffers.distillation import DistillationBuffer
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.buffers.torchrl_storage import torchrl_storage
     from ringmap.datasets.base import Dataset
     from ringmap.datasets.catalog import get_cache_dir, load_dataset
     from ringmap.datasets.prefixes import list_prefixes, register_dataset
@@ -50,6 +51,7 @@ __all__ = [
     "register_dataset",
     "register_format",
     "split_episode_data",
+    "torchrl_storage",
     "validate_write_mode",
 ]
 
@@ -59,6 +61,7 @@ _HOMES = {
     "LinearBeta": "ringmap.buffers.beta",
     "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
+    "torchrl_storage": "ringmap.buffers.torchrl_storage",
     "Dataset": "ringmap.datasets.base",
     "get_cache_dir": "ringmap.datasets.catalog",
     "load_dataset": "ringmap.datasets.catalog",

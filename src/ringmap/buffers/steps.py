@@ -55,6 +55,9 @@ class StepRing:
         (4, [2, 3, 4, 5])
     """
 
+    _noted = True
+    """Whether the capacity is noted with the first rows: another's buffer may be filled otherwise."""
+
     def __init__(
         self,
         capacity: int,
@@ -82,6 +85,22 @@ class StepRing:
         most = ring.buffer.max_steps
         ring.capacity = bisect.bisect_left(range(most), most, key=lambda n: n + spare_rows(n))
         ring.group = spare_rows(ring.capacity)
+        return ring
+
+    @classmethod
+    def over(cls, buffer: ReplayBuffer, where: str) -> StepRing:
+        """Return the ring of the newest 15/16 of a buffer's steps.
+
+        Raises:
+            InputError: the buffer is of one step.
+        """
+        ring = cls.__new__(cls)
+        ring.buffer = buffer
+        ring._noted = False
+        ring.group = max(1, buffer.max_steps // 16)
+        ring.capacity = buffer.max_steps - ring.group
+        if not ring.capacity:
+            raise InputError(f"{where}: a ring of rows needs max_steps of at least 2")
         return ring
 
     # -- which rows --------------------------------------------------------------------------
@@ -196,7 +215,7 @@ class StepRing:
         schema = Schema.of(arrays) if store.schema is None else store.schema
         arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
-        if not store.seq:
+        if not store.seq and self._noted:
             notes = {**(notes or {}), "capacity": self.capacity}
         for at in range(0, count, self.group):
             part = {name: values[at : at + self.group] for name, values in arrays.items()}
@@ -224,7 +243,8 @@ class StepRing:
         self.buffer.snapshot(path)
         copy = ReplayBuffer.open(path, mode="r+")
         try:
-            copy.flush(notes={"capacity": self.capacity, **notes})
+            noted = {"capacity": self.capacity} if self._noted else {}
+            copy.flush(notes={**noted, **notes})
         finally:
             copy.close()
 
