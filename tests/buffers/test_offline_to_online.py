@@ -367,6 +367,91 @@ def test_any_buffer_with_sample_and_add():
     rb.load_state_dict(rb.state_dict())
 
 
+class Stingy(Bag):
+    """Gives no more than it holds, and ids and weights."""
+
+    def sample(self, count):
+        assert count <= len(self)
+        return {
+            "x": np.array(self.x[:count]),
+            "ids": np.arange(count),
+            "weights": np.ones(count) / 2,
+        }
+
+    def update_priorities(self, ids, values):
+        self.told = dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def test_priorities_of_the_online_half():
+    offline, online = Bag(), Stingy()
+    offline.add([1])
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, to="torch")
+    assert set(rb.sample(4)) == {"x"}
+    rb.extend({"x": [2, 3]})
+    batch = rb.sample(10)
+    assert batch["x"].tolist() == [1] * 5 + [2, 3, 2, 3, 2]
+    assert batch["ids"].tolist() == [-1] * 5 + [0, 1, 0, 1, 0]
+    assert batch["weights"].tolist() == [1] * 5 + [0.5] * 5
+    assert rb.update_priorities(batch["ids"][4:7], torch.arange(3) * 1.0) == 2
+    assert online.told == {0: 1, 1: 2}
+    with pytest.raises(ValueError, match=r"of one shape \(B,\)"):
+        rb.update_priorities([1, 2], [1.0])
+    with pytest.raises(ValueError, match="does not draw by priority"):
+        OfflineToOnlineReplayBuffer(online, online_storage=offline).update_priorities([1], [1.0])
+
+
+class Favourite:
+    """A sampler with priorities: only one clip has any."""
+
+    def __call__(self, step, buffer, batch_size, history_len):
+        self.ids, self.weights = np.full(batch_size, 3), np.full(batch_size, 0.25, np.float32)
+        return self.ids
+
+    def update_priorities(self, ids, values):
+        self.told = ids.tolist()
+
+
+def test_priorities_of_a_replay_buffer():
+    online = ReplayBuffer(max_steps=100, sampler=Favourite())
+    rb = OfflineToOnlineReplayBuffer(offline_buffer(), online_storage=online)
+    rb.extend(episode(9, 1))
+    batch = rb.sample(4)
+    assert batch["obs"][2:].tolist() == [[1, 3], [1, 3]]
+    assert batch["ids"].tolist() == [-1, -1, 3, 3]
+    assert rb.update_priorities(batch["ids"], np.ones(4)) == 2
+    assert online.sampler.told == [3, 3]
+
+
+def test_transitions_by_priority():
+    samplers = pytest.importorskip("ringmap.samplers", reason="there are no samplers yet")
+    from ringmap import TransitionReplayBuffer
+
+    def add(buf, side, count):
+        state = np.full((count, 3), side, np.float32)
+        zeros = np.zeros(count, np.float32)
+        rows = {"observations": state, "actions": zeros[:, None], "rewards": np.arange(count)}
+        buf({**rows, "next_observations": state, "dones": zeros})
+
+    offline, online = (
+        TransitionReplayBuffer(
+            100, (3,), action_shape=(1,), action_dtype=np.float32, seed=0, sampler=sampler
+        )
+        for sampler in (None, samplers.PrioritizedSampler(alpha=1.0, rng=0))
+    )
+    add(lambda rows: offline.add(**rows), 0, 10)
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
+    add(rb.extend, 1, 5)
+    batch = rb.sample(16)  # more online rows than there are
+    assert batch["observations"][:, 0].tolist() == [0] * 8 + [1] * 8
+    values = np.where(batch["rewards"] == 2, 1.0, 0.0)
+    assert rb.update_priorities(batch["ids"], values) == 8
+    missing = np.setdiff1d(np.arange(5), batch["ids"])
+    online.update_priorities(missing, np.zeros(len(missing)))
+    online.update_priorities(np.array([2]), np.array([1.0]))
+    assert (rb.sample(40)["rewards"][20:] == 2).all()
+    rb.load_state_dict(rb.state_dict())
+
+
 # -- wrong ways --------------------------------------------------------------------------------
 
 

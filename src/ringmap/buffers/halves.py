@@ -45,6 +45,9 @@ class Half(Protocol):
     clip: tuple[int, int] | None
     """Observations in a clip, and their stride; (1, 1) for rows; None where nobody knows."""
 
+    drawn: tuple[Array, Array] | None
+    """Ids and importance weights of what was drawn last, of a sampler that has them."""
+
     def __len__(self) -> int:
         """Return how many rows, or clips, there are to draw from."""
         ...
@@ -55,6 +58,10 @@ class Half(Protocol):
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         """Store rows, or episodes, and return their ids."""
+        ...
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        """Give what was drawn its priorities; return for how many."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,10 +76,22 @@ class Half(Protocol):
 class _Base:
     deep = tensordict = False
     clip: tuple[int, int] | None = None
+    drawn: tuple[Array, Array] | None = None
+    buffer: Any = None
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         raise InputError(
             f"{where}: {type(self).__name__} can't be written; give a buffer or a capacity"
+        )
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        known: Any
+        for known in (self.buffer, getattr(self.buffer, "sampler", None)):
+            if hasattr(known, "update_priorities"):
+                found = known.update_priorities(ids, values)
+                return len(ids) if found is None else int(found)
+        raise InputError(
+            f"{_WHERE}.update_priorities: the online half does not draw by priority; give an online_storage that does"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +128,7 @@ class ReplayHalf(_Base):
     """A replay buffer of ours: drawn by its own sampler, written by the episode."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
-        self.buffer = buffer
+        self.buffer: Any = buffer
         self.clip = buffer.num_steps, buffer.frameskip
 
     def __len__(self) -> int:
@@ -117,7 +136,11 @@ class ReplayHalf(_Base):
         return len(self.buffer)
 
     def draw(self, count: int, rng: np.random.Generator) -> Columns:
-        batch = self.buffer.sample(count)
+        batch: Columns = self.buffer.sample(count)
+        sampler = self.buffer.sampler
+        self.drawn = None
+        if hasattr(sampler, "weights") and hasattr(sampler, "ids"):
+            self.drawn = np.asarray(sampler.ids), np.asarray(sampler.weights)
         return batch if self.clip != (1, 1) else _flat_rows(self.buffer, batch, count)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
@@ -135,7 +158,8 @@ class ReplayHalf(_Base):
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
+        state: dict[str, Any] = self.buffer.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.buffer.load_state_dict(state)
@@ -181,9 +205,17 @@ class SampledHalf(_Base):
         return len(self.buffer)
 
     def draw(self, count: int, rng: np.random.Generator) -> Columns:
-        batch = self.buffer.sample(count)
-        columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
-        self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
+        parts, left = [], count
+        while left:  # some refuse to give more than they hold
+            batch = self.buffer.sample(min(left, len(self.buffer)))
+            columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
+            self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
+            parts.append(columns)
+            left -= min(left, len(self.buffer))
+        columns = parts[0] if len(parts) == 1 else _end_to_end(parts)
+        self.drawn = None
+        if columns.keys() >= {"ids", "weights"}:
+            self.drawn = np.asarray(columns.pop("ids")), np.asarray(columns.pop("weights"))
         return columns
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
@@ -267,6 +299,18 @@ def is_torchrl(value: Any, name: str) -> bool:
     """Tell whether a value is of a class of `torchrl.data`, without importing the package."""
     module = sys.modules.get("torchrl.data")
     return module is not None and isinstance(value, getattr(module, name))
+
+
+def _end_to_end(parts: list[Columns]) -> Columns:
+    made: Columns = {}
+    for name, first in parts[0].items():
+        if hasattr(first, "detach"):
+            import torch
+
+            made[name] = torch.cat([part[name] for part in parts])
+        else:
+            made[name] = np.concatenate([part[name] for part in parts])
+    return made
 
 
 def _stacked(values: list[Any]) -> Any:

@@ -230,7 +230,8 @@ class OfflineToOnlineReplayBuffer:
             batch_size: B; None for that of the constructor.
 
         Returns:
-            column -> `(B, ...)`, transformed. Where the halves differ in dtype, the one that holds both.
+            column -> `(B, ...)`, transformed. Where the halves differ in dtype, the one that holds both. If the online
+            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them.
 
         Raises:
             InputError: no batch size; or a column whose shape differs between the halves.
@@ -258,12 +259,20 @@ class OfflineToOnlineReplayBuffer:
         batch = parts[0] if len(parts) == 1 else _joined(parts[0], parts[1], where)
         if self.rounding == "carry" and mixed and self._fraction:
             self._carry += self._fraction * size - offline
+        notes: dict[str, Any] = {}
         if self.provenance is not None:
-            if self.provenance in batch:
+            notes[self.provenance] = np.arange(size) < offline
+        if online and self._online.drawn is not None:
+            ids, weights = self._online.drawn
+            notes["ids"] = np.concatenate([np.full(offline, -1), ids])
+            notes["weights"] = np.concatenate([np.ones(offline, np.float32), weights])
+        for name in notes:
+            if name in batch:
                 raise InputError(
-                    f"{where}: provenance={self.provenance!r} is the name of a column that is stored; choose another"
+                    f"{where}: {name!r} is the name of a column that is stored, and is needed for "
+                    f"{'provenance; choose another' if name == self.provenance else 'priorities; rename the column'}"
                 )
-            batch[self.provenance] = np.arange(size) < offline
+        batch = {**batch, **notes}
         made = self._as_asked(batch, size, where)
         return made if self.transform is None else self.transform(made)
 
@@ -291,6 +300,26 @@ class OfflineToOnlineReplayBuffer:
             InputError: what the online half refuses. Nothing was changed.
         """
         return self._online.extend(data, {"mix": self._state()}, f"{_WHERE}.extend")
+
+    def update_priorities(self, ids: Any, values: Any) -> int:
+        """Give rows of the online half their priorities, if it draws by priority; return for how many.
+
+        Args:
+            ids: `(B,)`, as the batch had them; the -1 of offline rows are passed over.
+            values: `(B,)`, their priorities.
+
+        Raises:
+            InputError: the online half has no priorities.
+        """
+        asked, given = (
+            np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in (ids, values)
+        )
+        if asked.shape != given.shape or asked.ndim != 1:
+            raise InputError(
+                f"{_WHERE}.update_priorities: expected ids and values of one shape (B,), got {asked.shape} and {given.shape}"
+            )
+        online = asked >= 0
+        return self._online.update_priorities(asked[online], given[online])
 
     # -- state -------------------------------------------------------------------------------
 
