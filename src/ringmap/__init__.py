@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, samplers, world
+    from ringmap.buffers.distillation import DistillationBuffer
+    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.rollout import RolloutBuffer
     from ringmap.buffers.transitions import TransitionReplayBuffer
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DistillationBuffer",
+    "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
     "RolloutBuffer",
     "TransitionReplayBuffer",
@@ -33,6 +37,11 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DistillationBuffer": ("ringmap.buffers.distillation", "DistillationBuffer"),
+    "OfflineToOnlineReplayBuffer": (
+        "ringmap.buffers.offline_to_online",
+        "OfflineToOnlineReplayBuffer",
+    ),
     "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
     "RolloutBuffer": ("ringmap.buffers.rollout", "RolloutBuffer"),
     "TransitionReplayBuffer": ("ringmap.buffers.transitions", "TransitionReplayBuffer"),

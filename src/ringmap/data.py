@@ -6,11 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmap.buffers.beta import ExponentialBeta, LinearBeta
+    from ringmap.buffers.distillation import DistillationBuffer
+    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.buffers.torchrl_storage import torchrl_storage
     from ringmap.datasets.base import Dataset
     from ringmap.datasets.catalog import get_cache_dir, load_dataset
     from ringmap.datasets.goal import GoalDataset
     from ringmap.datasets.joined import ConcatDataset, MergeDataset
+    from ringmap.datasets.prefixes import list_prefixes, register_dataset
     from ringmap.datasets.transfer import convert, merge
     from ringmap.formats.base import (
         EPISODE_DATA_KEY,
@@ -34,9 +39,13 @@ __all__ = [
     "WRITE_MODES",
     "ConcatDataset",
     "Dataset",
+    "DistillationBuffer",
+    "ExponentialBeta",
     "Format",
     "GoalDataset",
+    "LinearBeta",
     "MergeDataset",
+    "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
     "Writer",
     "convert",
@@ -44,16 +53,24 @@ __all__ = [
     "get_cache_dir",
     "get_format",
     "list_formats",
+    "list_prefixes",
     "load_dataset",
     "merge",
+    "register_dataset",
     "register_format",
     "split_episode_data",
+    "torchrl_storage",
     "validate_write_mode",
 ]
 
 _HOMES = {
+    "DistillationBuffer": "ringmap.buffers.distillation",
+    "ExponentialBeta": "ringmap.buffers.beta",
+    "LinearBeta": "ringmap.buffers.beta",
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
     "ConcatDataset": "ringmap.datasets.joined",
+    "torchrl_storage": "ringmap.buffers.torchrl_storage",
     "Dataset": "ringmap.datasets.base",
     "GoalDataset": "ringmap.datasets.goal",
     "MergeDataset": "ringmap.datasets.joined",
@@ -61,6 +78,8 @@ _HOMES = {
     "get_cache_dir": "ringmap.datasets.catalog",
     "load_dataset": "ringmap.datasets.catalog",
     "merge": "ringmap.datasets.transfer",
+    "list_prefixes": "ringmap.datasets.prefixes",
+    "register_dataset": "ringmap.datasets.prefixes",
     "EPISODE_DATA_KEY": "ringmap.formats.base",
     "Format": "ringmap.formats.base",
     "WRITE_MODES": "ringmap.formats.base",

@@ -458,17 +458,25 @@ class ReplayBuffer(Sampled):
         if store.seq == seq:  # there was nothing to clear, and no commit to ride on
             self._draws_stored = stored
 
-    def flush(self) -> None:
+    def flush(self, *, notes: Mapping[str, Any] | None = None) -> None:
         """Force everything stored, and the sampling state, to the disk itself. A reader: nothing.
+
+        Args:
+            notes: as for `write_episode`: they join `notes`, without an episode.
 
         Raises:
             SyncFailedError: the disk refused; close the buffer and open it again.
+            ReadOnlyError: a reader was given notes.
         """
-        if self.mode == "r+":
+        if self.mode == "r+" or notes:
+            store = self._writer("ReplayBuffer.flush")
             if hasattr(self._sampler, "flush"):
                 self._sampler.flush()  # type: ignore[union-attr]
             with self._sampling() as small:
-                self._writer("ReplayBuffer.flush").flush(small=small)
+                if notes:
+                    store.settle()
+                    small = {**(small or {}), "notes": {**store.carried.get("notes", {}), **notes}}
+                store.flush(small=small)
 
     def close(self) -> None:
         """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine."""

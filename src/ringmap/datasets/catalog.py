@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ringmap.datasets.prefixes import load_prefixed
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import detect_format, get_format, list_formats
@@ -48,7 +49,8 @@ def load_dataset(
     """Open a dataset.
 
     Args:
-        name: a path, or a name below `datasets` in the cache folder.
+        name: a path, a name below `datasets` in the cache folder, or an id with a prefix ("minari:...", "lerobot:...",
+            "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first.
         cache_dir: the cache folder; `get_cache_dir` says which by default.
         format: the format's name; found out by default.
         reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`
@@ -60,7 +62,7 @@ def load_dataset(
     Raises:
         NotFoundError: (FileNotFoundError) nothing is there.
         UnknownFormatError: (ValueError) "No format detected".
-        InputError: (ValueError) "Ambiguous": several data files; an unknown format; a bad option.
+        InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option.
 
     Example:
         >>> import tempfile
@@ -72,6 +74,8 @@ def load_dataset(
         >>> len(dataset), dataset[1]["state"].tolist()
         (2, [[1.0], [2.0]])
     """
+    if ":" in os.fspath(name) and not os.path.exists(os.path.expanduser(name)):
+        return load_prefixed(os.fspath(name), **reader_options)
     path = _resolve(os.fspath(name), cache_dir)
     if format is not None:
         return get_format(format).open_reader(path, **reader_options)

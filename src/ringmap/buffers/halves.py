@@ -1,0 +1,332 @@
+"""The halves of a mixed batch: whatever rows can be drawn from, behind one face.
+
+    our dataset, our buffer     rows by number, or clips        NumPy
+    a ring of steps             rows by position                NumPy
+    a TorchRL buffer            rows by its own sampler         torch, nested
+
+A draw gives flat columns, `(n, ...)`. A dataset of one-step clips is drawn as rows: no axis of time,
+actions in their stored shape.
+Not here: how many rows each half gives, how they are joined (offline_to_online.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.buffers.nested import flat, is_tensordict
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.sampled import Sampled
+from ringmap.buffers.steps import StepRing
+from ringmap.buffers.view import BufferView
+from ringmap.datasets.base import Dataset
+from ringmap.errors import InputError
+
+__all__ = ["Half", "StepsHalf", "half_of", "is_torchrl"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Columns = dict[str, Any]
+
+_WHERE = "OfflineToOnlineReplayBuffer"
+_TORCHRL_NOTES = ("index", "_weight", "priority_weight")
+"""What TorchRL's samplers add to the rows that are stored."""
+
+
+class Half(Protocol):
+    """One side of the mix."""
+
+    deep: bool
+    """Whether what it hands out was nested."""
+    tensordict: bool
+    """Whether what it holds came as TensorDicts."""
+    clip: tuple[int, int] | None
+    """Observations in a clip, and their stride; (1, 1) for rows; None where nobody knows."""
+
+    drawn: tuple[Array, Array] | None
+    """Ids and importance weights of what was drawn last, of a sampler that has them."""
+
+    def __len__(self) -> int:
+        """Return how many rows, or clips, there are to draw from."""
+        ...
+
+    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+        """Return `count` of them, flat."""
+        ...
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        """Store rows, or episodes, and return their ids."""
+        ...
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        """Give what was drawn its priorities; return for how many."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it keeps of sampling by itself."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on sampling where `state_dict` was taken."""
+        ...
+
+
+class _Base:
+    deep = tensordict = False
+    clip: tuple[int, int] | None = None
+    drawn: tuple[Array, Array] | None = None
+    buffer: Any = None
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        raise InputError(
+            f"{where}: {type(self).__name__} can't be written; give a buffer or a capacity"
+        )
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        known: Any
+        for known in (self.buffer, getattr(self.buffer, "sampler", None)):
+            if hasattr(known, "update_priorities"):
+                found = known.update_priorities(ids, values)
+                return len(ids) if found is None else int(found)
+        raise InputError(
+            f"{_WHERE}.update_priorities: the online half does not draw by priority; give an online_storage that does"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class DatasetHalf(_Base):
+    """A dataset of ours, read-only."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.clip = dataset.num_steps, dataset.frameskip
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+        dataset = self.dataset
+        ids = rng.integers(0, len(dataset), count)
+        if isinstance(dataset, BufferView):
+            batch = dataset[ids]
+            return batch if self.clip != (1, 1) else _flat_rows(dataset._buffer, batch, count)
+        if self.clip == (1, 1) and dataset.transform is None:
+            return dataset.get_row_data(ids)  # a row is a clip, and no action is folded
+        clips = dataset.__getitems__(ids.tolist())
+        batch = {name: _stacked([clip[name] for clip in clips]) for name in clips[0]}
+        return batch if self.clip != (1, 1) else {name: v[:, 0] for name, v in batch.items()}
+
+
+class ReplayHalf(_Base):
+    """A replay buffer of ours: drawn by its own sampler, written by the episode."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self.buffer: Any = buffer
+        self.clip = buffer.num_steps, buffer.frameskip
+
+    def __len__(self) -> int:
+        self.buffer.refresh()
+        return len(self.buffer)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+        batch: Columns = self.buffer.sample(count)
+        sampler = self.buffer.sampler
+        self.drawn = None
+        if hasattr(sampler, "weights") and hasattr(sampler, "ids"):
+            self.drawn = np.asarray(sampler.ids), np.asarray(sampler.weights)
+        return batch if self.clip != (1, 1) else _flat_rows(self.buffer, batch, count)
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
+        buffer, episodes = self.buffer, [data] if isinstance(data, Mapping) else data
+        if isinstance(episodes, str) or not isinstance(episodes, Iterable):
+            raise InputError(
+                f"{where}: the online half is a ReplayBuffer: expected an episode (column -> one value per step) "
+                f"or several, got {type(data).__name__}"
+            )
+        ids = []
+        for episode in episodes:
+            first = buffer._source.head
+            buffer.write_episode(episode, notes=notes)
+            ids.append(np.arange(first, buffer._source.head))
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.buffer.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+
+class StepsHalf(_Base):
+    """A ring of steps of ours."""
+
+    def __init__(self, ring: StepRing) -> None:
+        self.ring = ring
+        self.clip = 1, 1
+        self.deep = bool(ring.buffer.notes.get("deep"))
+        self.tensordict = bool(ring.buffer.notes.get("tensordict"))
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+        """Return rows of the window."""
+        return self.ring.rows(self.ring.draw(count, rng))
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        """Store rows, and what they came as."""
+        rows, deep = flat(data, where)
+        made = is_tensordict(data)
+        kinds = {"deep": self.deep or deep, "tensordict": self.tensordict or made}
+        ids = self.ring.add(rows, {**notes, **kinds}, where)
+        self.deep, self.tensordict = kinds["deep"], kinds["tensordict"]
+        if not made:
+            return ids
+        import torch
+
+        return torch.from_numpy(ids)
+
+
+class SampledHalf(_Base):
+    """Any other buffer with `sample(n)`, a length, and `extend(batch)` or `add(**batch)`."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+        parts, left = [], count
+        while left:  # some refuse to give more than they hold
+            batch = self.buffer.sample(min(left, len(self.buffer)))
+            columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
+            self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
+            parts.append(columns)
+            left -= min(left, len(self.buffer))
+        columns = parts[0] if len(parts) == 1 else _end_to_end(parts)
+        self.drawn = None
+        if columns.keys() >= {"ids", "weights"}:
+            self.drawn = np.asarray(columns.pop("ids")), np.asarray(columns.pop("weights"))
+        return columns
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        self.tensordict = self.tensordict or is_tensordict(data)
+        if hasattr(self.buffer, "extend"):
+            return self.buffer.extend(data)
+        if hasattr(self.buffer, "add"):
+            return self.buffer.add(**dict(data))
+        return super().extend(data, notes, where)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.buffer.state_dict()) if hasattr(self.buffer, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if hasattr(self.buffer, "load_state_dict"):
+            self.buffer.load_state_dict(state)
+
+
+class TorchRLHalf(SampledHalf):
+    """A replay buffer of TorchRL's.
+
+    One with TorchRL's uniform sampler is drawn by number from our generator, so that it can be resumed;
+    any other by its own sampler, which takes torch's generator.
+    """
+
+    tensordict = True
+
+    def __init__(self, buffer: Any) -> None:
+        super().__init__(buffer)
+        self._uniform = type(getattr(buffer, "_sampler", None)).__name__ == "RandomSampler"
+
+    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+        if self._uniform:
+            import torch
+
+            batch = self.buffer[torch.from_numpy(rng.integers(0, len(self.buffer), count))]
+        else:
+            batch = self.buffer.sample(count)
+        if not is_tensordict(batch):
+            raise InputError(
+                f"{_WHERE}: the TorchRL buffer holds {type(batch).__name__}, expected TensorDicts"
+            )
+        columns, deep = flat(batch, _WHERE)
+        self.deep = self.deep or deep
+        return {name: v for name, v in columns.items() if name not in _TORCHRL_NOTES}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # the rows are in TorchRL's hands
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+def half_of(given: Any, what: str) -> Half:
+    """Return what draws from a dataset or buffer.
+
+    Raises:
+        InputError: nothing can be drawn from it.
+    """
+    if isinstance(given, ReplayBuffer):
+        return ReplayHalf(given)
+    if isinstance(given, StepRing):
+        return StepsHalf(given)
+    if is_torchrl(given, "Storage"):
+        import torchrl.data
+
+        return TorchRLHalf(torchrl.data.ReplayBuffer(storage=given))
+    if is_torchrl(given, "ReplayBuffer"):
+        return TorchRLHalf(given)
+    if isinstance(given, Dataset):
+        return DatasetHalf(given)
+    if hasattr(given, "sample") and hasattr(given, "__len__"):
+        return SampledHalf(given)
+    raise InputError(
+        f"{_WHERE}: {what} must be a dataset, a buffer (with sample(n) and a length) or a TorchRL buffer, got "
+        f"{type(given).__name__}"
+    )
+
+
+def is_torchrl(value: Any, name: str) -> bool:
+    """Tell whether a value is of a class of `torchrl.data`, without importing the package."""
+    module = sys.modules.get("torchrl.data")
+    return module is not None and isinstance(value, getattr(module, name))
+
+
+def _end_to_end(parts: list[Columns]) -> Columns:
+    made: Columns = {}
+    for name, first in parts[0].items():
+        if hasattr(first, "detach"):
+            import torch
+
+            made[name] = torch.cat([part[name] for part in parts])
+        else:
+            made[name] = np.concatenate([part[name] for part in parts])
+    return made
+
+
+def _stacked(values: list[Any]) -> Any:
+    if hasattr(values[0], "detach"):
+        import torch
+
+        return torch.stack(values).numpy()
+    return np.stack([np.asarray(value) for value in values])
+
+
+def _flat_rows(buffer: Sampled, batch: Mapping[str, Any], count: int) -> Columns:
+    """Return clips of one step without their axis of time, each column in its stored shape."""
+    schema = buffer._source.schema
+    assert schema is not None
+    shapes = {spec.name: spec.shape for spec in schema.columns}
+    return {
+        name: v.reshape(count, *shapes[name]) if name in shapes else v[:, 0]
+        for name, v in batch.items()
+    }

@@ -1,0 +1,69 @@
+"""How columns are handed out: as NumPy arrays, as tensors, where those go.
+
+Not here: what the columns hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.nested import tensordict_class
+from ringmap.errors import InputError
+
+__all__ = ["HandOut"]
+
+
+@dataclass(frozen=True)
+class HandOut:
+    """What a caller asked for.
+
+    `to`: "numpy", "torch", "tensordict" or None, for what fits; `device`: where tensors go; `pin_memory`: whether
+    through page-locked memory.
+    """
+
+    to: str | None = None
+    device: Any = None
+    pin_memory: bool = False
+
+    def check(self, where: str, known: tuple[str, ...] = ("numpy", "torch", "tensordict")) -> None:
+        """Raise InputError for what makes no sense, MissingExtraError for what is not installed."""
+        if self.to not in (None, *known):
+            raise InputError(f"{where}: to must be one of {(None, *known)}, got {self.to!r}")
+        if self.to == "numpy" and self.wants_tensors:
+            raise InputError(f"{where}: device and pin_memory are for tensors, but to='numpy'")
+        if self.to == "tensordict":
+            tensordict_class(where)
+
+    @property
+    def wants_tensors(self) -> bool:
+        """Whether a device or page-locked memory was asked for."""
+        return self.device is not None or self.pin_memory
+
+    @property
+    def plain(self) -> str:
+        """What fits data that are no TensorDicts."""
+        return self.to or ("torch" if self.wants_tensors else "numpy")
+
+    def arrays(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns as NumPy arrays."""
+        return {n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in columns.items()}
+
+    def tensors(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns as tensors on the device; text stays as it is."""
+        return {name: self._tensor(values) for name, values in columns.items()}
+
+    def _tensor(self, values: Any) -> Any:
+        from ringmap.datasets.loader import as_tensor
+
+        made = as_tensor(values) if isinstance(values, np.ndarray) else values
+        if not hasattr(made, "to"):
+            return made
+        if self.pin_memory:
+            made = made.pin_memory()
+        if self.device is None:
+            return made
+        return made.to(self.device, non_blocking=self.pin_memory)

@@ -1,0 +1,179 @@
+"""The log of later labels: for each row that was labelled again, the newest label, beside the ring of rows.
+
+    rows    [ r40 r41 r42 r43 r44 r45 ]         first labels, never changed
+                   |   |           |
+    index         p7  p8          p3            row -> position in the log; -1: the row's own label
+                   v   v           v
+    log     [ .. p3 p4 p5 p6 | p7 p8 ]          one commit per relabelled episode
+
+Before a commit pushes out a label that is still the newest of its row, that label is committed again.
+
+Invariants: a row's label is that of the last commit that names it with the row's own stamp; a label that is
+the newest of a row in the window is never evicted.
+Not here: what the labels mean, which rows there are (distillation.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.errors import LappedError
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["LABELS_PER_ROW", "LabelLog"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LABELS_PER_ROW = 3
+_TRIES = 10
+
+
+class LabelLog:
+    """Newest labels of the rows of a ring.
+
+    Args:
+        ring: of the rows; they have a column `stamp`.
+        log: the buffer of labels.
+    """
+
+    def __init__(self, ring: StepRing, log: ReplayBuffer) -> None:
+        self.ring = ring
+        self.log = log
+        self._slots = 0
+        self._where: Array = np.empty(0, np.int64)
+        self._rows: Array = np.empty(0, np.int64)
+        self._seen = 0
+
+    @staticmethod
+    def schema(labels: list[ColumnSpec]) -> Schema:
+        """Return the columns of a log of these labels."""
+        own = [("row", "<i8"), ("stamp", "<u8"), ("round", "<i8")]
+        return Schema((*(ColumnSpec(n, (), np.dtype(d)) for n, d in own), *labels))
+
+    def names(self) -> list[str]:
+        """Return the columns that a relabelling replaces."""
+        schema = self.log._source.schema
+        return [] if schema is None else [n for n in schema.names if n not in ("row", "stamp")]
+
+    # -- the index ---------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Take in what was committed since: nothing for the writer, O(new labels) for a reader."""
+        source, rows = self.log._source, self.ring.buffer._source.rows
+        if rows is None:  # a power cut left labels, and no row
+            return
+        if not self._slots:
+            self._slots = rows.ring.rows
+            self._where = np.full(self._slots, -1, np.int64)
+            self._rows = np.full(self._slots, -1, np.int64)
+        for _ in range(_TRIES):
+            head, tail = source.head, source.newest_tail()
+            if self._seen < tail:  # at first, or lapped: what was carried forward comes again
+                self._seen = tail
+                self._where[:] = -1
+            if self._seen >= head:
+                return
+            positions = np.arange(self._seen, head)
+            positions = positions[self.log._clip_reader.starting(positions, 1) >= 0]
+            of, stamps = (self._column(name, positions) for name in ("row", "stamp"))
+            if source.newest_tail() > self._seen:
+                source.refresh()
+                continue
+            self._note(of, stamps, positions)
+            self._seen = head
+            return
+        raise LappedError(
+            f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise the capacity"
+        )
+
+    def refresh(self) -> None:
+        """Show a reader the newest labels, and the rows that they are of."""
+        self.log.refresh()
+        self.ring.buffer.refresh()  # after: a row is there before its label is
+        self.follow()
+
+    def _note(self, rows: Array, stamps: Array, positions: Array) -> None:
+        live = self.ring.holds(rows)
+        rows, stamps, positions = rows[live], stamps[live], positions[live]
+        own = self.ring.column("stamp", rows) == stamps if len(rows) else live[live]
+        slots = rows[own] % self._slots
+        self._where[slots] = positions[own]  # in order: the last one of a row stays
+        self._rows[slots] = rows[own]
+
+    def of(self, rows: Array) -> Array:
+        """Return where the newest label of each row is, -1 for its own. O(rows)."""
+        slots = rows % self._slots
+        return np.where(self._rows[slots] == rows, self._where[slots], -1)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def overlay(self, rows: Array, batch: dict[str, Array]) -> None:
+        """Replace the labels in a batch of rows by newer ones, `round` as `label_round`."""
+        source = self.log._source
+        self.follow()
+        for _ in range(_TRIES):
+            where = self.of(rows)
+            newer = np.flatnonzero(where >= 0)
+            if not len(newer):
+                return
+            positions = where[newer]
+            found = {name: self._column(name, positions) for name in self.names()}
+            if positions.min() >= source.newest_tail():
+                for name, values in found.items():
+                    batch["label_round" if name == "round" else name][newer] = values
+                return
+            self.refresh()  # carried forward meanwhile, by the writer of this reader
+        raise LappedError(
+            f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise the capacity"
+        )
+
+    def _column(self, name: str, positions: Array) -> Array:
+        rows = self.log._source.rows
+        assert rows is not None
+        values: Array = rows.by_name[name].take(positions % rows.ring.rows)
+        return values
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def write(self, rows: Array, round: int, labels: Mapping[str, Array]) -> None:
+        """Give rows of the window new labels, in one commit.
+
+        Cost: one commit, and as many labels carried forward, amortised, at most.
+        """
+        self.follow()  # an interrupt may have come between a commit and its note
+        self._make_room(len(rows))
+        stamps = self.ring.column("stamp", rows)
+        rounds = np.full(len(rows), round)
+        self._commit({"row": rows, "stamp": stamps, "round": rounds, **labels})
+
+    def _commit(self, columns: Mapping[str, Array]) -> None:
+        first = self.log._source.head
+        self.log.write_episode(columns)
+        positions = np.arange(first, self.log._source.head)
+        self._note(columns["row"], columns["stamp"], positions)
+        self._seen = self.log._source.head
+
+    def _make_room(self, count: int) -> None:
+        """Commit again what is still needed of the labels that `count` new ones would push out.
+
+        A commit of what an episode of the log still holds is no longer than that episode, so it pushes out
+        that one at most.
+        """
+        log, source = self.log, self.log._source
+        done = source.tail
+        while done < source.head + count - log.max_steps:
+            with source.memory:
+                at = int(source.live.starts.searchsorted(done))
+                start, size = int(source.live.starts[at]), int(source.live.lengths[at])
+            positions = np.arange(start, start + size)
+            rows = self._column("row", positions)
+            needed = positions[(self.of(rows) == positions) & self.ring.holds(rows)]
+            if len(needed):
+                names = ["row", "stamp", *self.names()]
+                self._commit({name: self._column(name, needed) for name in names})
+            done = start + size

@@ -1,0 +1,443 @@
+"""A buffer that mixes an offline dataset with experience that comes in: each batch has a fixed share of both.
+
+    offline dataset --- round(fraction * B) rows --+
+                                                   +--> join --> transform --> batch [B]
+    online ring     --- the rest ------------------+
+         ^
+         extend
+
+Invariants: the offline data is never changed; a batch has offline rows first, and exactly as many as
+`split` says; both halves have the same columns, or nothing is returned.
+Not here: how rows are drawn and stored (halves.py, steps.py), ids of datasets (datasets/prefixes.py).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.halves import Half, StepsHalf, half_of
+from ringmap.buffers.handout import HandOut
+from ringmap.buffers.nested import as_tensordict, nested
+from ringmap.buffers.options import positive
+from ringmap.buffers.steps import StepRing
+from ringmap.errors import InputError, NoClipsError, UnknownColumnError
+
+__all__ = ["OfflineToOnlineReplayBuffer"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_WHERE = "OfflineToOnlineReplayBuffer"
+
+
+class OfflineToOnlineReplayBuffer:
+    """An offline dataset and a growing online buffer, sampled together.
+
+    Rows, `(B, ...)`, if the offline data is cut into clips of one step; clips, `(B, history, ...)`, if both
+    halves are cut into the same longer ones. A batch is a dict of NumPy arrays; or a TensorDict, if the offline
+    data or anything that `extend` took was one; or what `to` says.
+
+    Args:
+        offline_dataset: a dataset or buffer of ours, a TorchRL buffer, anything with `sample(n)` and a
+            length; or a path or id for `load_dataset` ("minari:...", "d4rl:...", "lerobot:...").
+        online_storage: what takes the online data: a `ReplayBuffer` (then `extend` takes episodes), a TorchRL
+            storage or buffer, or another buffer with `sample(n)` and `extend` or `add`.
+        online_capacity: instead, rows of a ring that is made here; it takes the columns of the first `extend`.
+        offline_fraction: share of offline rows in a batch, between 0 and 1.
+        batch_size: of `sample()` without one. An id needs it; a loader that names it is given it.
+        transform: batch -> batch, applied to what `sample` returns.
+        rounding: "round": `round(fraction * B)` offline rows in every batch. "carry": what rounding leaves
+            is carried to the next batch, so that the share is exact on average.
+        provenance: name of a bool column that says which rows are offline; None for none.
+        path: directory of the ring that is made for `online_capacity`; one that holds a ring is opened, with the
+            mixing state as of the last `extend` or `flush`.
+        to: "numpy", "torch" or "tensordict"; None for what fits the data, as above.
+        device: where tensors go.
+        pin_memory: whether they go there through page-locked memory.
+        seed: of the generator that draws. Counts when the buffer is made, not when a path is opened again.
+        durability: of the ring at `path`, as for `ReplayBuffer`.
+        dataset_kwargs: for the loader of an id or a path.
+
+    Raises:
+        InputError: both or neither of the online arguments; a fraction that is not between 0 and 1; an id without
+            `batch_size`; dataset options with an object; halves cut into different clips.
+
+    Cost: a draw from each half, and one copy to join them.
+
+    Source: TorchRL, OfflineToOnlineReplayBuffer (reference page).
+
+    Example:
+        >>> from ringmap.data import OfflineToOnlineReplayBuffer, ReplayBuffer
+        >>> offline = ReplayBuffer(max_steps=100)
+        >>> offline.write_episode({"obs": np.zeros((20, 3))})
+        >>> rb = OfflineToOnlineReplayBuffer(offline, online_capacity=50, offline_fraction=0.25, seed=0)
+        >>> rb.extend({"obs": np.ones((10, 3))})
+        array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+        >>> rb.sample(8)["obs"][:, 0].tolist()
+        [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        offline_dataset: Any,
+        *,
+        online_storage: Any = None,
+        online_capacity: int | None = None,
+        offline_fraction: float = 0.5,
+        batch_size: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        rounding: str = "round",
+        provenance: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        to: str | None = None,
+        device: Any = None,
+        pin_memory: bool = False,
+        seed: int | None = None,
+        durability: str = "process",
+        **dataset_kwargs: Any,
+    ) -> None:
+        if (online_storage is None) == (online_capacity is None):
+            raise InputError(
+                f"{_WHERE}: give either online_storage or online_capacity, got "
+                f"{'neither' if online_storage is None else 'both'}"
+            )
+        if not _inside(offline_fraction):
+            raise InputError(
+                f"{_WHERE}: offline_fraction must lie between 0 and 1, both excluded, got {offline_fraction!r}"
+            )
+        if batch_size is not None:
+            positive(_WHERE, "batch_size", batch_size)
+        if online_capacity is not None:
+            positive(_WHERE, "online_capacity", online_capacity)
+        elif path is not None:
+            raise InputError(
+                f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home"
+            )
+        if rounding not in ("round", "carry"):
+            raise InputError(
+                f"{_WHERE}: rounding must be one of ('round', 'carry'), got {rounding!r}"
+            )
+        self._out = HandOut(to, device, bool(pin_memory))
+        self._out.check(_WHERE)
+        offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
+        self._offline: Half = half_of(offline, "offline_dataset")
+        self._online: Half
+        self._ring: StepRing | None = None
+        if online_capacity is not None:
+            if self._offline.clip not in (None, (1, 1)):
+                raise InputError(
+                    f"{_WHERE}: the offline data is cut into clips of {self._offline.clip} (num_steps, frameskip), "
+                    "but online_capacity makes a ring of rows; give online_storage=ReplayBuffer(...) cut alike"
+                )
+            self._ring = StepRing(online_capacity, path=path, where=_WHERE, durability=durability)
+            self._online = StepsHalf(self._ring)
+        else:
+            self._online = half_of(online_storage, "online_storage")
+            clips = self._offline.clip, self._online.clip
+            if None not in clips and clips[0] != clips[1]:
+                raise InputError(
+                    f"{_WHERE}: the offline data is cut into clips of {clips[0]} (num_steps, frameskip), the online "
+                    f"storage into {clips[1]}; cut both alike"
+                )
+        self._given = offline
+        self.batch_size = batch_size
+        self.transform = transform
+        self.rounding = rounding
+        self.provenance = provenance
+        self._base = self._fraction = float(offline_fraction)
+        self._carry = 0.0
+        self._rng = np.random.default_rng(seed)
+        if self._ring is not None:
+            saved = self._ring.buffer.notes.get("mix")
+            if saved is not None:
+                self._resume(saved)
+
+    @staticmethod
+    def _opened(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any:
+        if not isinstance(given, str | Path):
+            if options:
+                raise InputError(
+                    f"{_WHERE}: options {sorted(options)} are for loading a dataset by its id or path, but "
+                    f"offline_dataset is a {type(given).__name__} already; give them to its own constructor"
+                )
+            return given
+        if batch_size is None:
+            raise InputError(
+                f"{_WHERE}: batch_size is needed with a dataset by id or path, {given!r}"
+            )
+        from ringmap.datasets.catalog import load_dataset
+        from ringmap.datasets.prefixes import takes
+
+        if takes(str(given), "batch_size"):
+            options = {"batch_size": batch_size, **options}
+        return load_dataset(given, **options)
+
+    # -- the mix -----------------------------------------------------------------------------
+
+    @property
+    def offline_buffer(self) -> Any:
+        """The offline data, as it was given or loaded."""
+        return self._given
+
+    @property
+    def online_buffer(self) -> Any:
+        """What `extend` writes to: the `online_storage`, or the ring made for `online_capacity`."""
+        half: Any = self._online
+        return half.buffer if self._ring is None else self._ring
+
+    @property
+    def offline_fraction(self) -> float:
+        """The share of offline rows, after annealing."""
+        return self._fraction
+
+    def __len__(self) -> int:
+        """Return how many rows, or clips, there are in both halves."""
+        return len(self._offline) + len(self._online)
+
+    def anneal(self, step: int, total_steps: int) -> None:
+        """Set the share of offline rows to `base * max(0, 1 - step / total_steps)`, `base` at most.
+
+        Raises:
+            InputError: `total_steps` is not positive.
+        """
+        if not total_steps > 0:
+            raise InputError(f"{_WHERE}.anneal: total_steps must be positive, got {total_steps!r}")
+        share = self._base * max(0.0, 1 - step / total_steps)
+        self._fraction = min(self._base, share)
+
+    def split(self, batch_size: int) -> tuple[int, int]:
+        """Return how many offline and online rows the next batch of this size has."""
+        if not len(self._online):
+            return batch_size, 0
+        exact = self._fraction * batch_size
+        if self.rounding == "carry" and self._fraction:
+            exact += self._carry
+        offline = min(batch_size, max(0, round(exact)))
+        return offline, batch_size - offline
+
+    def sample(self, batch_size: int | None = None) -> Any:
+        """Draw a batch, offline rows first.
+
+        Before the first `extend` all rows are offline. With the fraction annealed to 0 all are online.
+
+        Args:
+            batch_size: B; None for that of the constructor.
+
+        Returns:
+            column -> `(B, ...)`, transformed. Where the halves differ in dtype, the one that holds both. If the online
+            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them.
+
+        Raises:
+            InputError: no batch size; or a column whose shape differs between the halves.
+            UnknownColumnError: (KeyError) a column is in one half only.
+            NoClipsError: there is nothing to draw.
+        """
+        where = f"{_WHERE}.sample"
+        size = self.batch_size if batch_size is None else batch_size
+        if size is None:
+            raise InputError(
+                f"{where}: no batch_size: pass one here, or to the constructor for all calls"
+            )
+        positive(where, "batch_size", size)
+        size = operator.index(size)
+        mixed = bool(len(self._online))
+        offline, online = self.split(size)
+        parts = []
+        for half, count in ((self._offline, offline), (self._online, online)):
+            if count and not len(half):
+                raise NoClipsError(
+                    f"{where}: {count} rows of {size} are to come from the offline data, which is empty"
+                )
+            if count:
+                parts.append(half.draw(count, self._rng))
+        batch = parts[0] if len(parts) == 1 else _joined(parts[0], parts[1], where)
+        if self.rounding == "carry" and mixed and self._fraction:
+            self._carry += self._fraction * size - offline
+        notes: dict[str, Any] = {}
+        if self.provenance is not None:
+            notes[self.provenance] = np.arange(size) < offline
+        if online and self._online.drawn is not None:
+            ids, weights = self._online.drawn
+            notes["ids"] = np.concatenate([np.full(offline, -1), ids])
+            notes["weights"] = np.concatenate([np.ones(offline, np.float32), weights])
+        for name in notes:
+            if name in batch:
+                raise InputError(
+                    f"{where}: {name!r} is the name of a column that is stored, and is needed for "
+                    f"{'provenance; choose another' if name == self.provenance else 'priorities; rename the column'}"
+                )
+        batch = {**batch, **notes}
+        made = self._as_asked(batch, size, where)
+        return made if self.transform is None else self.transform(made)
+
+    def _as_asked(self, batch: dict[str, Any], size: int, where: str) -> Any:
+        deep, to = self._offline.deep or self._online.deep, self._out.plain
+        if self._out.to is None and (self._offline.tensordict or self._online.tensordict):
+            to = "tensordict"
+        columns = self._out.arrays(batch) if to == "numpy" else self._out.tensors(batch)
+        if to == "tensordict":
+            return as_tensordict(columns, size, deep, where)
+        return nested(columns) if deep else columns
+
+    def extend(self, data: Any) -> Any:
+        """Add experience to the online half; the offline data is never touched.
+
+        Args:
+            data: rows: column -> `(n, ...)`, nested if need be, or a TensorDict of batch size `[n]`. Where the
+                online half is a `ReplayBuffer`: an episode, or several.
+
+        Returns:
+            Where the rows are stored, int64 `(n,)`: a tensor for a TensorDict, else an array. Ids of a ring are
+            never used again.
+
+        Raises:
+            InputError: what the online half refuses. Nothing was changed.
+        """
+        return self._online.extend(data, {"mix": self._state()}, f"{_WHERE}.extend")
+
+    def update_priorities(self, ids: Any, values: Any) -> int:
+        """Give rows of the online half their priorities, if it draws by priority; return for how many.
+
+        Args:
+            ids: `(B,)`, as the batch had them; the -1 of offline rows are passed over.
+            values: `(B,)`, their priorities.
+
+        Raises:
+            InputError: the online half has no priorities.
+        """
+        asked, given = (
+            np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in (ids, values)
+        )
+        if asked.shape != given.shape or asked.ndim != 1:
+            raise InputError(
+                f"{_WHERE}.update_priorities: expected ids and values of one shape (B,), got {asked.shape} and {given.shape}"
+            )
+        online = asked >= 0
+        return self._online.update_priorities(asked[online], given[online])
+
+    # -- state -------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "base": self._base,
+            "fraction": self._fraction,
+            "carry": self._carry,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        if state["base"] == self._base:  # else this call asks for another mix
+            self._fraction = float(state["fraction"])
+        self._carry = float(state["carry"])
+        self._rng.bit_generator.state = state["rng"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of mixing and sampling, to go beside a checkpoint."""
+        return {
+            **self._state(),
+            "offline": self._offline.state_dict(),
+            "online": self._online.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on mixing where `state_dict` was taken, over the same data."""
+        self._base = float(state["base"])
+        self._resume(state)
+        self._offline.load_state_dict(state["offline"])
+        self._online.load_state_dict(state["online"])
+
+    def flush(self) -> None:
+        """Force the online rows, and the mixing state, to the disk itself, if they are ours."""
+        if self._ring is not None:
+            self._ring.buffer.flush(notes={"mix": self._state()})
+        elif hasattr(self.online_buffer, "flush"):
+            self.online_buffer.flush()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the online ring and the mixing state to a new directory, which `open` opens.
+
+        Raises:
+            InputError: the online half is not a ring made for `online_capacity`: save that one itself.
+            ExistsError: something is there.
+        """
+        if self._ring is None:
+            raise InputError(
+                f"{_WHERE}.save: the online half is a {type(self.online_buffer).__name__} of yours; save it by its "
+                "own means, and state_dict() beside it"
+            )
+        self._ring.copy_to(path, {"mix": self._state()})
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], offline_dataset: Any, **options: Any
+    ) -> OfflineToOnlineReplayBuffer:
+        """Open what `path=` or `save` left, over the same offline data.
+
+        Args:
+            path: the directory.
+            offline_dataset: as for the constructor.
+            options: as for the constructor, but for `online_capacity`.
+
+        Raises:
+            NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
+        """
+        capacity = StepRing.capacity_at(path, f"{_WHERE}.open")
+        return cls(offline_dataset, online_capacity=capacity, path=path, **options)
+
+    def close(self) -> None:
+        """Flush and close a ring that was made here; the offline data and an `online_storage` stay open."""
+        if self._ring is not None and not self._ring.closed:
+            self.flush()
+            self._ring.close()
+
+    def __enter__(self) -> OfflineToOnlineReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush; the buffer stays open."""
+        if self._ring is None or not self._ring.closed:
+            self.flush()
+
+    def __repr__(self) -> str:
+        return (
+            f"{_WHERE}(offline={len(self._offline)}, online={len(self._online)}, "
+            f"offline_fraction={self._fraction:g}, rounding={self.rounding!r}, batch_size={self.batch_size})"
+        )
+
+
+def _inside(fraction: Any) -> bool:
+    try:
+        return math.isfinite(fraction) and 0 < fraction < 1
+    except TypeError:
+        return False
+
+
+def _joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return two batches as one, in the order of the first's columns."""
+    if offline.keys() != online.keys():
+        raise UnknownColumnError(
+            f"{where}: the halves have different columns: only offline {sorted(offline.keys() - online.keys())}, "
+            f"only online {sorted(online.keys() - offline.keys())}; store the same ones"
+        )
+    batch: dict[str, Any] = {}
+    for name, first in offline.items():
+        second = online[name]
+        if tuple(first.shape[1:]) != tuple(second.shape[1:]):
+            raise InputError(
+                f"{where}: column {name!r} has shape {tuple(first.shape[1:])} offline and "
+                f"{tuple(second.shape[1:])} online; store it alike (for images: load with layout='HWC')"
+            )
+        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+            batch[name] = np.concatenate([first, second])
+        else:
+            import torch
+
+            both = [torch.as_tensor(part) for part in (first, second)]
+            batch[name] = torch.cat([part.to(both[0].device) for part in both])
+    return batch

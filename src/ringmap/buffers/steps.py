@@ -1,0 +1,304 @@
+"""A step-wise ring: the newest `capacity` rows that were added, over a buffer of episodes.
+
+    ReplayBuffer, max_steps = capacity + group      [..|g7 g7|g8 g8 g8|g9]
+                                                          ^ window: the newest `capacity` rows
+
+Rows come in groups of at most `group`, each one commit (an "episode" to the buffer). The buffer evicts
+whole groups, and has room for one more than the window, so that what lies in the window is always there.
+
+Invariants: len == min(rows ever added, capacity), but for what damage took; a row keeps its id, its position
+on the ring, for life; no group is longer than the spare rows.
+Not here: which rows are drawn, and what they mean.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.options import positive
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.errors import ExistsError, InputError, LappedError
+from ringmap.storage.birth import make_folder
+from ringmap.storage.files import Disk
+from ringmap.storage.ring import spare_rows
+from ringmap.storage.schema import Schema, as_columns
+
+__all__ = ["StepRing", "numpy_rows", "whole"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class StepRing:
+    """Rows of any columns, each kept until `capacity` newer ones came.
+
+    Args:
+        capacity: rows.
+        path: directory; None for RAM. One that holds a ring already is opened.
+        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads.
+
+    Raises:
+        InputError: an argument is wrong, or contradicts what is on disk.
+
+    Cost: an add of up to `group` rows is one commit.
+
+    Example:
+        >>> ring = StepRing(4)
+        >>> ring.add({"x": np.arange(3)}), ring.add({"x": np.arange(3, 6)})
+        (array([0, 1, 2]), array([3, 4, 5]))
+        >>> len(ring), ring.rows(ring.ids())["x"].tolist()
+        (4, [2, 3, 4, 5])
+    """
+
+    _noted = True
+    """Whether the capacity is noted with the first rows: another's buffer may be filled otherwise."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        where: str = "StepRing",
+        **options: Any,
+    ) -> None:
+        positive(where, "capacity", capacity)
+        self.capacity = int(capacity)
+        self.group = spare_rows(self.capacity)
+        self.buffer = ReplayBuffer(self.capacity + self.group, path=path, **options)
+        noted = self.buffer.notes.get("capacity")
+        if noted is not None and noted != self.capacity:  # two may round to one ring
+            self.buffer.close()
+            raise InputError(
+                f"{where}: capacity={capacity}, but the ring on disk has capacity={noted}; there is no resize"
+            )
+
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StepRing:
+        """Return a live reader of the ring at a path; `refresh` shows it what came since."""
+        ring = cls.__new__(cls)
+        ring.buffer = ReplayBuffer.open(path, **options)
+        most = ring.buffer.max_steps
+        ring.capacity = bisect.bisect_left(range(most), most, key=lambda n: n + spare_rows(n))
+        ring.group = spare_rows(ring.capacity)
+        return ring
+
+    @classmethod
+    def over(cls, buffer: ReplayBuffer, where: str) -> StepRing:
+        """Return the ring of the newest 15/16 of a buffer's steps.
+
+        Raises:
+            InputError: the buffer is of one step.
+        """
+        ring = cls.__new__(cls)
+        ring.buffer = buffer
+        ring._noted = False
+        ring.group = max(1, buffer.max_steps // 16)
+        ring.capacity = buffer.max_steps - ring.group
+        if not ring.capacity:
+            raise InputError(f"{where}: a ring of rows needs max_steps of at least 2")
+        return ring
+
+    # -- which rows --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return min(self.buffer.num_valid_ends(1), self.capacity)
+
+    @property
+    def added(self) -> int:
+        """Rows ever added: one past the newest id."""
+        return self.buffer._source.head
+
+    @property
+    def oldest(self) -> int:
+        """The oldest id in the window. O(log groups)."""
+        return self.id_at(0) if len(self) else self.added
+
+    def ids(self) -> Array:
+        """Return the ids of all rows in the window, oldest first, int64. O(rows)."""
+        size = len(self)
+        return self._place(np.arange(size), size)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Array:
+        """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups)."""
+        size = len(self)
+        return self._place(rng.integers(0, size, count), size)
+
+    def _place(self, ages: Array, size: int) -> Array:
+        """Return the positions of rows counted from the oldest of the newest `size`."""
+        buffer = self.buffer
+        pinned = buffer._pin(1)
+        return buffer._clip_reader.place(ages + (pinned.end - size), pinned, 1)
+
+    def holds(self, ids: Array) -> Array:
+        """Tell of each id whether its row is in the window. O(ids log groups)."""
+        inside = (ids >= self.oldest) & (ids < self.added)
+        found: Array = inside & (self.buffer._clip_reader.starting(ids, 1) >= 0)
+        return found
+
+    # -- rows --------------------------------------------------------------------------------
+
+    def id_at(self, age: int) -> int:
+        """Return the id of the row that is `age` rows younger than the oldest in the window. O(log groups)."""
+        return int(self._place(np.array([age]), len(self))[0])
+
+    def rows(self, ids: Array) -> dict[str, Array]:
+        """Return rows by id, column -> `(n, ...)`, copies. The ids are in the window.
+
+        One that another thread's or process's add evicts meanwhile is drawn anew, as `ReplayBuffer` does.
+        """
+        return self.rows_at(ids)[0]
+
+    def rows_at(self, ids: Array) -> tuple[dict[str, Array], Array]:
+        """Return rows as `rows` does, and the ids that they have: others, where some were drawn anew."""
+        buffer, schema = self.buffer, self.schema
+        if schema is None:
+            return {}, np.empty(0, np.int64)
+        positions = buffer._known(np.array(ids, np.int64), 1)
+        found = buffer._read(positions, 1, 1)
+        columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
+        return columns, positions
+
+    def column(self, name: str, ids: Array) -> Array:
+        """Return one column of rows by id.
+
+        Raises:
+            LappedError: some were evicted by a writer elsewhere.
+        """
+        source = self.buffer._source
+        rows = source.rows
+        assert rows is not None
+        values: Array = rows.by_name[name].take(ids % rows.ring.rows)
+        if len(ids) and int(ids.min()) < source.newest_tail():
+            raise LappedError(
+                f"{source.folder}: rows were evicted by the writer before they could be read; raise the capacity"
+            )
+        return values
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns; None before the first row."""
+        return self.buffer._source.schema
+
+    def add(
+        self,
+        rows: Mapping[str, Any],
+        notes: Mapping[str, Any] | None = None,
+        where: str = "StepRing.add",
+    ) -> Array:
+        """Store rows, and return their ids, int64.
+
+        Args:
+            rows: column -> `(n, ...)`, lists, arrays or tensors. n = 0: nothing happens.
+            notes: as for `ReplayBuffer.write_episode`; they join with the last group.
+            where: the method to name in an error.
+
+        Raises:
+            InputError: unequal lengths, a schema mismatch, a value that does not fit, more rows than
+                `capacity`. Nothing was changed.
+
+        Cost: one commit for each `group` rows; after a kill in the middle of more, the first groups are there.
+        """
+        buffer = self.buffer
+        store = buffer._writer(where)
+        arrays = as_columns(numpy_rows(rows), where)
+        count = len(next(iter(arrays.values()))) if arrays else 0
+        if count > self.capacity:
+            raise InputError(
+                f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time"
+            )
+        store.settle()
+        schema = Schema.of(arrays) if store.schema is None else store.schema
+        arrays = schema.fit(arrays, buffer.options.casting, where)
+        first = self.added
+        if not store.seq and self._noted:
+            notes = {**(notes or {}), "capacity": self.capacity}
+        for at in range(0, count, self.group):
+            part = {name: values[at : at + self.group] for name, values in arrays.items()}
+            last = at + self.group >= count
+            buffer.write_episode(part, notes=notes if last or not store.seq else None)
+        return np.arange(first, first + count)
+
+    # -- whole rings -------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self.buffer._closed
+
+    def close(self) -> None:
+        """Flush, and give files and lock back."""
+        self.buffer.close()
+
+    def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
+        """Write a copy of what is stored to a new directory, with these notes as well.
+
+        Raises:
+            ExistsError: something is there.
+        """
+        self.buffer.snapshot(path)
+        copy = ReplayBuffer.open(path, mode="r+")
+        try:
+            noted = {"capacity": self.capacity} if self._noted else {}
+            copy.flush(notes={**noted, **notes})
+        finally:
+            copy.close()
+
+    @staticmethod
+    def capacity_at(path: str | os.PathLike[str], where: str) -> int:
+        """Return the capacity of the ring at a path.
+
+        Raises:
+            NotFoundError, UnknownFormatError, CorruptError: there is none.
+        """
+        buffer = ReplayBuffer.open(path, mode="r+")
+        try:
+            noted = buffer.notes.get("capacity")
+        finally:
+            buffer.close()
+        if noted is None:
+            raise InputError(
+                f"{where}: {os.fspath(path)} holds a buffer, but not one that takes steps; open it with "
+                "ReplayBuffer.open"
+            )
+        return int(noted)
+
+    def __repr__(self) -> str:
+        place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
+        return f"StepRing({len(self)}/{self.capacity} rows{place})"
+
+
+@contextlib.contextmanager
+def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
+    """Hand out a folder to build in, which has the name `path` when all went well, and is gone otherwise.
+
+    Raises:
+        ExistsError: something is at `path`.
+    """
+    if disk.exists(path):
+        raise ExistsError(f"{where}: something is at {path}; choose another path")
+    building = f"{path}.saving"
+    if disk.exists(building):
+        disk.remove_folder(building)  # of a process that was killed
+    make_folder(disk, building)
+    try:
+        yield building
+        disk.sync_folder(building)
+        disk.rename(building, path)
+        disk.sync_folder(os.path.dirname(path))
+    except BaseException:
+        if disk.exists(building):
+            disk.remove_folder(building)
+        raise
+
+
+def numpy_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns with tensors of any device as arrays."""
+    return {
+        name: value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        for name, value in rows.items()
+    }

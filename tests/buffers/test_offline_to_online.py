@@ -1,0 +1,734 @@
+"""Batches of offline and online rows: how many of each, from what, and what happens when it is wrong."""
+
+import math
+from fractions import Fraction
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from ringmap.buffers.steps import StepRing
+from ringmap.data import (
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    get_format,
+    list_formats,
+    list_prefixes,
+    load_dataset,
+    register_dataset,
+)
+from ringmap.datasets import prefixes
+from ringmap.errors import ExistsError, InputError, NoClipsError, NotFoundError, ReadOnlyError
+
+FRACTIONS = (0.5, 0.25, 0.1, 1 / 3, 0.85)
+
+
+def episode(length, side, start=0):
+    """Return rows that say which side they are of, and which row they are."""
+    return {
+        "obs": np.stack([np.full(length, side), np.arange(start, start + length)], 1).astype("f4"),
+        "action": np.arange(start, start + length),
+    }
+
+
+def offline_buffer(steps=30, **options):
+    buf = ReplayBuffer(max_steps=1000, **options)
+    buf.write_episode(episode(steps, 0))
+    return buf
+
+
+def sides(batch):
+    return np.asarray(batch["obs"])[..., 0].reshape(len(batch["obs"]), -1)[:, 0]
+
+
+@pytest.fixture
+def made(buffer):
+    """What makes mixed buffers, their ring in RAM and on disk."""
+    buffers = []
+
+    def make(offline=None, **options):
+        if buffer.on_disk:
+            options.setdefault("path", buffer.folder / f"ring-{len(buffers)}")
+        options.setdefault("online_capacity", 50)
+        rb = OfflineToOnlineReplayBuffer(offline or offline_buffer(), **{"seed": 0, **options})
+        buffers.append(rb)
+        return rb
+
+    yield make
+    for rb in buffers:
+        rb.close()
+
+
+# -- how many of each --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+def test_exact_split_of_every_batch_size(fraction, made):
+    rb = made(offline_fraction=fraction)
+    rb.extend(episode(20, 1))
+    for size in range(1, 65):
+        for _ in range(2):
+            found = sides(rb.sample(size))
+            offline = round(fraction * size)  # Python's rounding: 0.5 to the even one
+            assert found.tolist() == [0] * offline + [1] * (size - offline)
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_carry_keeps_the_running_error_below_one_row(fraction, size, made):
+    rb = made(offline_fraction=fraction, rounding="carry")
+    rb.extend(episode(20, 1))
+    offline = 0
+    for batches in range(1, 201):
+        offline += int((sides(rb.sample(size)) == 0).sum())
+        exact = Fraction(fraction) * size * batches
+        assert abs(offline - exact) <= 0.5 + 1e-9
+    # What rounding alone does in the end, for this fraction and size, is what carrying is there for.
+    assert offline == pytest.approx(fraction * size * 200, abs=0.51)
+
+
+def test_rounding_alone_is_off_for_good(made):
+    rb = made(offline_fraction=0.25)
+    rb.extend(episode(20, 1))
+    assert sum(int((sides(rb.sample(1)) == 0).sum()) for _ in range(40)) == 0
+
+
+def test_online_empty_is_all_offline(made):
+    rb = made(offline_fraction=0.1)
+    assert sides(rb.sample(16)).tolist() == [0] * 16
+    rb.anneal(1, 1)
+    assert rb.offline_fraction == 0
+    assert sides(rb.sample(16)).tolist() == [0] * 16
+    rb.extend(episode(3, 1))
+    assert sides(rb.sample(16)).tolist() == [1] * 16
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "expected"),
+    [(0, 10, 0.5), (5, 10, 0.25), (10, 10, 0), (25, 10, 0), (-5, 10, 0.5), (1, 4, 0.375)],
+)
+def test_anneal(step, total, expected):
+    rb = OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=5)
+    rb.anneal(2, 3)
+    rb.anneal(step, total)  # from the base, whatever came before
+    assert rb.offline_fraction == pytest.approx(expected)
+    for wrong in (0, -1, math.nan):
+        with pytest.raises(ValueError, match="total_steps must be positive"):
+            rb.anneal(1, wrong)
+    assert rb.offline_fraction == pytest.approx(expected)
+
+
+def test_rows_are_drawn_uniformly(made):
+    rb = made(offline_fraction=0.5, online_capacity=20)
+    for start in range(0, 35, 5):
+        rb.extend(episode(5, 1, start))
+    counts = np.zeros((2, 40))
+    for _ in range(100):
+        obs = rb.sample(80)["obs"].astype(int)
+        np.add.at(counts, (obs[:, 0], obs[:, 1]), 1)
+    online, offline = counts[1, 15:35], counts[0, :30]
+    assert counts[1].sum() == online.sum() == 4000  # the newest twenty only
+    for found in (online, offline):
+        expected = found.sum() / len(found)
+        chi = ((found - expected) ** 2 / expected).sum()
+        assert chi < len(found) + 5 * math.sqrt(2 * len(found))
+
+
+# -- the ring of rows --------------------------------------------------------------------------
+
+
+def test_extend_returns_ids_and_leaves_the_offline_data_alone(made):
+    offline = offline_buffer()
+    before = offline.get_col_data("obs").tobytes()
+    rb = made(offline, online_capacity=10)
+    assert rb.extend(episode(4, 1)).tolist() == [0, 1, 2, 3]
+    assert rb.extend(episode(8, 1, 4)).tolist() == list(range(4, 12))
+    assert rb.extend({"obs": np.empty((0, 2), "f4"), "action": np.empty(0, int)}).tolist() == []
+    assert len(rb) == 30 + 10
+    ring = rb.online_buffer
+    assert ring.ids().tolist() == list(range(2, 12))
+    assert ring.rows(ring.ids())["obs"][:, 1].tolist() == list(range(2, 12))
+    assert rb.offline_buffer is offline
+    assert offline.get_col_data("obs").tobytes() == before
+    with pytest.raises(ValueError, match="11 rows exceed capacity=10"):
+        rb.extend(episode(11, 1))
+
+
+def test_a_ring_is_a_list_that_forgets(buffer):
+    """Against a plain list: groups of any size, evicted row by row."""
+    rng = np.random.default_rng(0)
+    for capacity in (1, 2, 7, 64):
+        path = {"path": buffer.folder / f"ring-{capacity}"} if buffer.on_disk else {}
+        ring, model, total = StepRing(capacity, **path), [], 0
+        for _ in range(60):
+            count = int(rng.integers(0, capacity + 1))
+            ids = ring.add({"x": np.arange(total, total + count)})
+            assert ids.tolist() == list(range(total, total + count))
+            total += count
+            model = [*model, *ids.tolist()][-capacity:]
+            assert len(ring) == len(model)
+            if model:
+                assert ring.ids().tolist() == model == ring.rows(ring.ids())["x"].tolist()
+                assert ring.oldest == model[0]
+            asked = np.arange(max(0, total - 2 * capacity), total + 3)
+            assert ring.holds(asked).tolist() == [i in model for i in asked.tolist()]
+        assert ring.buffer.check() == []
+        ring.close()
+
+
+def test_more_rows_than_a_group_are_all_or_nothing(buffer):
+    path = {"path": buffer.folder / "ring"} if buffer.on_disk else {}
+    ring = StepRing(5000, **path)
+    ring.add({"x": np.zeros(1, np.uint8)})
+    bad = np.zeros(4000)
+    bad[-1] = 0.5
+    with pytest.raises(ValueError, match="step 3999"):
+        ring.add({"x": bad})
+    assert len(ring) == 1  # though the first groups of it are good
+    assert ring.add({"x": np.arange(4000) % 256}).tolist() == list(range(1, 4001))
+    assert ring.rows(ring.ids())["x"].tolist() == [0, *(np.arange(4000) % 256).tolist()]
+    ring.close()
+
+
+# -- state -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounding", ["round", "carry"])
+def test_state_dict_goes_on(rounding, made):
+    rb = made(offline_fraction=0.3, rounding=rounding)
+    rb.extend(episode(20, 1))
+    for _ in range(3):
+        rb.sample(7)
+    rb.anneal(1, 3)
+    state = rb.state_dict()
+    expected = [rb.sample(7)["obs"].tolist() for _ in range(10)]
+    rb.anneal(2, 3)
+    rb.load_state_dict(state)
+    assert rb.offline_fraction == pytest.approx(0.2)
+    assert [rb.sample(7)["obs"].tolist() for _ in range(10)] == expected
+
+
+def test_a_path_goes_on_where_it_was(tmp_path):
+    def make():
+        return OfflineToOnlineReplayBuffer(
+            offline_buffer(seed=0), online_capacity=20, offline_fraction=0.3, rounding="carry",
+            path=tmp_path / "ring", seed=3,
+        )  # fmt: skip
+
+    rb = make()
+    rb.extend(episode(15, 1))
+    rb.sample(7)
+    rb.anneal(1, 2)
+    offline = rb.offline_buffer.state_dict()
+    rb.flush()
+    expected = [rb.sample(9)["obs"].tolist() for _ in range(5)]
+    rb.online_buffer.buffer._owned.abandon()  # as a kill does: no close, no flush
+    again = make()
+    again.offline_buffer.load_state_dict(offline)
+    assert again.offline_fraction == 0.15
+    assert [again.sample(9)["obs"].tolist() for _ in range(5)] == expected
+    again.close()
+    with pytest.raises(ValueError, match="max_steps=38"):
+        OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=19, path=tmp_path / "ring")
+
+
+def test_save_and_open(made, tmp_path):
+    rb = made(offline_fraction=0.4, rounding="carry", to="torch")
+    rb.extend(episode(50, 1))
+    rb.extend(episode(5, 1, 50))
+    rb.sample(7)
+    rb.save(tmp_path / "kept")
+    offline = rb.offline_buffer.state_dict()
+    expected = [rb.sample(9)["obs"].tolist() for _ in range(5)]
+    again = OfflineToOnlineReplayBuffer.open(
+        tmp_path / "kept", rb.offline_buffer, offline_fraction=0.4, rounding="carry", to="torch"
+    )
+    rb.offline_buffer.load_state_dict(offline)
+    assert [again.sample(9)["obs"].tolist() for _ in range(5)] == expected
+    assert again.extend(episode(2, 1)).tolist() == [55, 56]
+    again.close()
+    again.close()
+    with pytest.raises(ExistsError):
+        rb.save(tmp_path / "kept")
+
+
+def test_a_directory_that_is_no_ring(tmp_path):
+    with ReplayBuffer(max_steps=10, path=tmp_path / "plain") as buf:
+        buf.write_episode({"x": [1]})
+    buf.close()
+    with pytest.raises(InputError, match="not one that takes steps"):
+        OfflineToOnlineReplayBuffer.open(tmp_path / "plain", offline_buffer())
+
+
+# -- what comes out ----------------------------------------------------------------------------
+
+
+def test_a_batch_is_rows_in_stored_shape(made):
+    batch = made().sample(4)
+    assert {n: (v.shape, v.dtype) for n, v in batch.items()} == {
+        "obs": ((4, 2), np.dtype("f4")),
+        "action": ((4,), np.dtype("i8")),
+    }
+
+
+def test_to_torch_provenance_and_transform(made):
+    rb = made(
+        offline_fraction=0.25,
+        device="cpu",
+        provenance="offline",
+        transform=lambda batch: {**batch, "sum": batch["obs"].sum()},
+    )
+    rb.extend(episode(5, 1))
+    batch = rb.sample(8)
+    assert batch["offline"].tolist() == [True] * 2 + [False] * 6
+    assert batch["obs"].dtype == torch.float32
+    assert batch["sum"] == batch["obs"].sum()
+    clash = made(provenance="obs")
+    with pytest.raises(ValueError, match="name of a column that is stored"):
+        clash.sample(2)
+
+
+def test_nested_rows(made):
+    offline = ReplayBuffer(max_steps=10)
+    offline.write_episode({"obs.eye": np.zeros((4, 2)), "reward": np.zeros(4)})
+    rb = made(offline)
+    rb.extend({"obs": {"eye": np.ones((3, 2))}, "reward": torch.ones(3)})
+    batch = rb.sample(4)
+    assert batch["obs"]["eye"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    with pytest.raises(ValueError, match="holds a dot"):
+        rb.extend({"obs": {"eye": np.ones((3, 2))}, "a.b": np.ones(3)})
+
+
+def test_different_dtypes_take_the_one_that_holds_both(made):
+    rb = made()
+    rb.extend({"obs": np.ones((3, 2)), "action": np.ones(3, np.int32)})
+    batch = rb.sample(4)
+    assert (batch["obs"].dtype, batch["action"].dtype) == (np.float64, np.int64)
+
+
+def test_clips_on_both_sides():
+    offline = offline_buffer(history_len=3, frameskip=2, seed=0)
+    online = ReplayBuffer(max_steps=100, history_len=3, frameskip=2, seed=1)
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
+    assert rb.extend(episode(12, 1)).tolist() == list(range(12))
+    assert rb.extend([episode(8, 1), episode(9, 1)]).tolist() == list(range(12, 29))
+    batch = rb.sample(6)
+    assert sides(batch).tolist() == [0] * 3 + [1] * 3
+    assert batch["obs"].shape == (6, 3, 2)
+    assert batch["action"].shape == (6, 3, 2)
+    assert (np.diff(batch["obs"][..., 1], axis=1) == 2).all()
+    assert online.num_episodes == 3
+    state = rb.state_dict()
+    expected = rb.sample(6)["obs"].tolist()
+    rb.load_state_dict(state)
+    assert rb.sample(6)["obs"].tolist() == expected
+    view = OfflineToOnlineReplayBuffer(offline.view(), online_storage=online)
+    assert sides(view.sample(6)).tolist() == [0] * 3 + [1] * 3
+    with pytest.raises(InputError, match="expected an episode"):
+        rb.extend(3)
+    with pytest.raises(InputError, match="save it by its own means"):
+        rb.save("nowhere")
+
+
+def test_episodes_of_one_step_are_rows_on_both_sides():
+    online = ReplayBuffer(max_steps=100)
+    for offline in (offline_buffer(), offline_buffer().view()):
+        rb = OfflineToOnlineReplayBuffer(offline, online_storage=online)
+        rb.extend(episode(9, 1))
+        batch = rb.sample(4)
+        assert batch["obs"].shape == (4, 2)
+        assert len(batch["action"]) == 4
+
+
+class Bag:
+    """A buffer of somebody else's."""
+
+    def __init__(self):
+        self.x = []
+
+    def __len__(self):
+        return len(self.x)
+
+    def sample(self, count):
+        return {"x": np.array(self.x[:1] * count)}
+
+    def add(self, x):
+        self.x.extend(x)
+
+
+def test_any_buffer_with_sample_and_add():
+    offline, online = Bag(), Bag()
+    offline.add([1])
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online)
+    rb.extend({"x": [2, 3]})
+    assert rb.sample(4)["x"].tolist() == [1, 1, 2, 2]
+    assert rb.online_buffer is online
+    rb.load_state_dict(rb.state_dict())
+
+
+class Stingy(Bag):
+    """Gives no more than it holds, and ids and weights."""
+
+    def sample(self, count):
+        assert count <= len(self)
+        return {
+            "x": np.array(self.x[:count]),
+            "ids": np.arange(count),
+            "weights": np.ones(count) / 2,
+        }
+
+    def update_priorities(self, ids, values):
+        self.told = dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def test_priorities_of_the_online_half():
+    offline, online = Bag(), Stingy()
+    offline.add([1])
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, to="torch")
+    assert set(rb.sample(4)) == {"x"}
+    rb.extend({"x": [2, 3]})
+    batch = rb.sample(10)
+    assert batch["x"].tolist() == [1] * 5 + [2, 3, 2, 3, 2]
+    assert batch["ids"].tolist() == [-1] * 5 + [0, 1, 0, 1, 0]
+    assert batch["weights"].tolist() == [1] * 5 + [0.5] * 5
+    assert rb.update_priorities(batch["ids"][4:7], torch.arange(3) * 1.0) == 2
+    assert online.told == {0: 1, 1: 2}
+    with pytest.raises(ValueError, match=r"of one shape \(B,\)"):
+        rb.update_priorities([1, 2], [1.0])
+    with pytest.raises(ValueError, match="does not draw by priority"):
+        OfflineToOnlineReplayBuffer(online, online_storage=offline).update_priorities([1], [1.0])
+
+
+class Favourite:
+    """A sampler with priorities: only one clip has any."""
+
+    def __call__(self, step, buffer, batch_size, history_len):
+        self.ids, self.weights = np.full(batch_size, 3), np.full(batch_size, 0.25, np.float32)
+        return self.ids
+
+    def update_priorities(self, ids, values):
+        self.told = ids.tolist()
+
+
+def test_priorities_of_a_replay_buffer():
+    online = ReplayBuffer(max_steps=100, sampler=Favourite())
+    rb = OfflineToOnlineReplayBuffer(offline_buffer(), online_storage=online)
+    rb.extend(episode(9, 1))
+    batch = rb.sample(4)
+    assert batch["obs"][2:].tolist() == [[1, 3], [1, 3]]
+    assert batch["ids"].tolist() == [-1, -1, 3, 3]
+    assert rb.update_priorities(batch["ids"], np.ones(4)) == 2
+    assert online.sampler.told == [3, 3]
+
+
+def test_transitions_by_priority():
+    samplers = pytest.importorskip("ringmap.samplers", reason="there are no samplers yet")
+    from ringmap import TransitionReplayBuffer
+
+    def add(buf, side, count):
+        state = np.full((count, 3), side, np.float32)
+        zeros = np.zeros(count, np.float32)
+        rows = {"observations": state, "actions": zeros[:, None], "rewards": np.arange(count)}
+        buf({**rows, "next_observations": state, "dones": zeros})
+
+    offline, online = (
+        TransitionReplayBuffer(
+            100, (3,), action_shape=(1,), action_dtype=np.float32, seed=0, sampler=sampler
+        )
+        for sampler in (None, samplers.PrioritizedSampler(alpha=1.0, rng=0))
+    )
+    add(lambda rows: offline.add(**rows), 0, 10)
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
+    add(rb.extend, 1, 5)
+    batch = rb.sample(16)  # more online rows than there are
+    assert batch["observations"][:, 0].tolist() == [0] * 8 + [1] * 8
+    values = np.where(batch["rewards"] == 2, 1.0, 0.0)
+    assert rb.update_priorities(batch["ids"], values) == 8
+    missing = np.setdiff1d(np.arange(5), batch["ids"])
+    online.update_priorities(missing, np.zeros(len(missing)))
+    online.update_priorities(np.array([2]), np.array([1.0]))
+    assert (rb.sample(40)["rewards"][20:] == 2).all()
+    rb.load_state_dict(rb.state_dict())
+
+
+# -- wrong ways --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "got neither"),
+        ({"online_capacity": 5, "online_storage": Bag()}, "got both"),
+        ({"online_capacity": 0}, "online_capacity must be positive"),
+        ({"online_capacity": 5, "batch_size": 0}, "batch_size must be positive"),
+        ({"online_capacity": 5, "num_steps": 3}, r"\['num_steps'\] are for loading"),
+        ({"online_capacity": 5, "rounding": "up"}, "rounding must be one of"),
+        ({"online_capacity": 5, "to": "jax"}, "to must be one of"),
+        ({"online_capacity": 5, "to": "numpy", "device": "cpu"}, "are for tensors"),
+        ({"online_storage": Bag(), "path": "here"}, "path is for the ring"),
+        ({"online_storage": object()}, "online_storage must be a dataset"),
+        ({"online_storage": ReplayBuffer(9, 2)}, r"clips of \(1, 1\).*into \(2, 1\)"),
+        *(
+            ({"online_capacity": 5, "offline_fraction": f}, "between 0 and 1")
+            for f in (0, 1, -0.1, 1.5, math.nan, "half", None)
+        ),
+    ],
+)
+def test_wrong_arguments(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        OfflineToOnlineReplayBuffer(offline_buffer(), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_offline_data(tmp_path):
+    for given in (3, [1, 2], None):
+        with pytest.raises(ValueError, match="offline_dataset must be a dataset"):
+            OfflineToOnlineReplayBuffer(given, online_capacity=5)
+    with pytest.raises(ValueError, match="batch_size is needed"):
+        OfflineToOnlineReplayBuffer("minari:some/thing-v0", online_capacity=5)
+    with pytest.raises(ValueError, match="makes a ring of rows"):
+        OfflineToOnlineReplayBuffer(offline_buffer(history_len=2), online_capacity=5)
+    empty = OfflineToOnlineReplayBuffer(ReplayBuffer(max_steps=5), online_capacity=5)
+    with pytest.raises(NoClipsError, match="offline data, which is empty"):
+        empty.sample(3)
+    silent = OfflineToOnlineReplayBuffer(offline_buffer(), online_storage=load_only())
+    with pytest.raises(ValueError, match="can't be written"):
+        silent.extend({"obs": [1]})
+
+
+def load_only():
+    return offline_buffer().view()
+
+
+def test_wrong_batches(made):
+    rb = made()
+    with pytest.raises(ValueError, match="no batch_size"):
+        rb.sample()
+    for size in (0, -1, 2.5):
+        with pytest.raises(ValueError, match="batch_size must be positive"):
+            rb.sample(size)
+    rb.extend({"obs": np.ones((3, 2)), "act": np.ones(3)})
+    with pytest.raises(KeyError, match=r"only offline \['action'\], only online \['act'\]"):
+        rb.sample(4)
+    rb = made(batch_size=4)
+    assert len(rb.sample()["obs"]) == 4
+    rb.extend({"obs": np.ones((3, 5)), "action": np.ones(3)})
+    with pytest.raises(ValueError, match=r"'obs' has shape \(2,\) offline and \(5,\) online"):
+        rb.sample()
+    for wrong in (3, [1, 2], {3: [1]}):
+        with pytest.raises(ValueError, match=r"expected a mapping|keys are strings"):
+            rb.extend(wrong)
+
+
+# -- ids and paths -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in list_formats() if n not in ("minari", "lerobot", "ringmap")]
+)
+def test_every_format_that_is_written_here(name, tmp_path):
+    path = tmp_path / "prior"
+    with get_format(name).open_writer(path) as writer:
+        for start in range(0, 30, 10):
+            writer.write_episode(episode(10, 0, start))
+    rb = OfflineToOnlineReplayBuffer(
+        str(path), online_capacity=20, batch_size=8, seed=0, num_steps=1
+    )
+    rb.extend(episode(7, 1))
+    seen = set()
+    for _ in range(20):
+        batch = rb.sample()
+        assert sides(batch).tolist() == [0] * 4 + [1] * 4
+        assert (batch["obs"][:, 1] == batch["action"]).all()
+        seen |= set(batch["action"][:4].tolist())
+    assert len(seen & set(range(30))) == len(seen) > 20
+    state = rb.state_dict()
+    expected = rb.sample()["obs"].tolist()
+    rb.load_state_dict(state)
+    assert rb.sample()["obs"].tolist() == expected
+    online = ReplayBuffer(max_steps=50, history_len=2)
+    clips = OfflineToOnlineReplayBuffer(path, online_storage=online, batch_size=4, num_steps=2)
+    clips.extend(episode(5, 1))
+    assert clips.sample()["obs"].shape == (4, 2, 2)
+
+
+def test_a_directory_of_a_buffer(tmp_path):
+    if "ringmap" not in list_formats():
+        pytest.skip("the format 'ringmap' is not here")
+    with offline_buffer(path=tmp_path / "prior"):
+        pass
+    rb = OfflineToOnlineReplayBuffer(tmp_path / "prior", online_capacity=20, batch_size=8)
+    assert sides(rb.sample()).tolist() == [0] * 8
+
+
+def test_a_transform_of_the_dataset_is_its_own(tmp_path):
+    with get_format("hdf5").open_writer(tmp_path / "prior.h5") as writer:
+        writer.write_episode(episode(10, 0))
+    dataset = load_dataset(tmp_path / "prior.h5", transform=lambda s: {"obs": s["obs"] + 5})
+    rb = OfflineToOnlineReplayBuffer(dataset, online_capacity=20)
+    assert (sides(rb.sample(4)) == 5).all()
+    assert rb.sample(4)["obs"].shape == (4, 2)
+
+
+@pytest.fixture
+def prefix():
+    yield "toy"
+    prefixes._LOADERS.pop("toy", None)
+
+
+def test_register_dataset(prefix):
+    asked = []
+
+    def loader(name, **options):
+        asked.append((name, options))
+        return offline_buffer()
+
+    register_dataset(prefix, loader)
+    assert prefix in list_prefixes()
+    rb = OfflineToOnlineReplayBuffer("toy:a:b", online_capacity=5, batch_size=4, depth=3)
+    assert asked == [("a:b", {"depth": 3})]  # split at the first ":" only
+    assert len(rb.sample()["obs"]) == 4
+    with pytest.raises(ValueError, match="already registered"):
+        register_dataset(prefix, loader)
+    for wrong in ("", "a:b", 3):
+        with pytest.raises(ValueError, match="non-empty string without ':'"):
+            register_dataset(wrong, loader)
+    with pytest.raises(ValueError, match="must be callable"):
+        register_dataset("other", 3)
+
+
+def test_a_loader_that_names_batch_size_is_given_it(prefix):
+    register_dataset(prefix, lambda name, batch_size: asked.append(batch_size) or offline_buffer())
+    asked = []
+    OfflineToOnlineReplayBuffer("toy:x", online_capacity=5, batch_size=4)
+    assert asked == [4]
+
+
+def test_unknown_prefix_names_the_known():
+    for name in ("mujoco:hopper", "Minari:x", ":x"):
+        with pytest.raises(ValueError, match=r"unknown prefix.*'minari', 'lerobot', 'd4rl'"):
+            OfflineToOnlineReplayBuffer(name, online_capacity=5, batch_size=4)
+    with pytest.raises(ValueError, match="names no dataset"):
+        load_dataset("d4rl:")
+
+
+def test_a_path_with_a_colon_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with get_format("hdf5").open_writer("d4rl:odd.h5") as writer:
+        writer.write_episode(episode(10, 0))
+    assert len(load_dataset("d4rl:odd.h5")) == 10
+
+
+def write_d4rl(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, values in columns.items():
+            file[name] = values
+
+
+def test_d4rl(tmp_path, monkeypatch):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "d4rl"))
+    terminals, timeouts = np.zeros(12, bool), np.zeros(12, bool)
+    terminals[3] = timeouts[3] = timeouts[7] = timeouts[8] = True  # then 4, 4, 1 and 3 rows
+    rows = np.arange(12)
+    columns = {
+        "observations": rows[:, None].astype("f4"), "actions": rows[:, None], "rewards": rows * 1.0,
+        "terminals": terminals, "timeouts": timeouts,
+    }  # fmt: skip
+    write_d4rl(tmp_path / "d4rl/hopper_medium-v2.hdf5", **columns)
+    dataset = load_dataset("d4rl:hopper-medium-v2")
+    assert dataset.lengths.tolist() == [4, 3, 2]
+    found = dataset.get_row_data(np.arange(9))
+    assert found["observation"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 9, 10]
+    assert found["next_observation"][:, 0].tolist() == [1, 2, 3, 3, 5, 6, 7, 10, 11]
+    assert found["terminated"].nonzero()[0].tolist() == [3]
+    assert found["truncated"].nonzero()[0].tolist() == [6, 8]
+    assert dataset.load_episode(1)["reward"].tolist() == [4, 5, 6]
+    assert len(load_dataset("d4rl:hopper-medium-v2", num_steps=3)) == 2 + 1
+    with pytest.raises(IndexError):
+        dataset._load_slice(0, 2, 5)
+
+    columns["next_observations"] = columns["observations"] + 100
+    write_d4rl(tmp_path / "d4rl/hopper_medium-v2.hdf5", **columns)
+    whole = load_dataset("d4rl:hopper-medium-v2")
+    assert whole.lengths.tolist() == [4, 4, 1, 3]
+    assert (whole.get_col_data("next_observation")[:, 0] == rows + 100).all()
+
+    rb = OfflineToOnlineReplayBuffer("d4rl:hopper-medium-v2", online_capacity=5, batch_size=6)
+    assert set(rb.sample()) == {"observation", "next_observation", "action", "reward", "terminated", "truncated"}  # fmt: skip
+    with pytest.raises(NotFoundError, match="set D4RL_DATASET_DIR"):
+        load_dataset("d4rl:walker2d-medium-v2")
+    write_d4rl(tmp_path / "d4rl/bad.hdf5", observations=np.zeros((3, 1)), actions=np.zeros(2))
+    with pytest.raises(ValueError, match="without"):
+        load_dataset("d4rl:bad")
+    (tmp_path / "d4rl/torn.hdf5").write_bytes(b"no")
+    with pytest.raises(ValueError, match="not an HDF5 file"):
+        load_dataset("d4rl:torn")
+
+
+def test_ids_of_what_is_not_here(monkeypatch, tmp_path):
+    for prefix, variable, package in (
+        ("minari", "MINARI_DATASETS_PATH", "minari"),
+        ("lerobot", "HF_LEROBOT_HOME", "av"),
+    ):
+        monkeypatch.setenv(variable, str(tmp_path))
+        if prefix in list_formats():
+            with pytest.raises(NotFoundError, match="fetch it first"):
+                load_dataset(f"{prefix}:user/name")
+        else:
+            with pytest.raises(ValueError, match="unknown format"):
+                load_dataset(f"{prefix}:user/name")
+
+
+@pytest.mark.filterwarnings("ignore:::minari")
+def test_minari(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari", reason="the package minari is not installed (extra minari)")  # fmt: skip
+    if "minari" not in list_formats():
+        pytest.skip("the format 'minari' is not here")
+    import gymnasium
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env, played = gymnasium.make("CartPole-v1"), []
+    for seed in range(3):
+        env.action_space.seed(seed)
+        seen, actions, rewards, ends = [env.reset(seed=seed)[0]], [], [], []
+        while not ends or not (ends[-1][0] or ends[-1][1]):
+            actions.append(env.action_space.sample())
+            observation, reward, *end, _ = env.step(actions[-1])
+            seen.append(observation)
+            rewards.append(float(reward))
+            ends.append(end)
+        terminations, truncations = ([end[k] for end in ends] for k in (0, 1))
+        played.append(
+            minari.data_collector.EpisodeBuffer(
+                seed, observations=np.array(seen), actions=np.array(actions), rewards=rewards,
+                terminations=terminations, truncations=truncations,
+            )
+        )  # fmt: skip
+    minari.create_dataset_from_buffers(
+        "here/cartpole-v0", played, env, algorithm_name="random", author="me",
+        author_email="me@here", code_permalink="none", description="random play",
+    )  # fmt: skip
+    rb = OfflineToOnlineReplayBuffer("minari:here/cartpole-v0", online_capacity=50, batch_size=16)
+    batch = rb.sample()
+    assert batch["observation"].shape == batch["next_observation"].shape == (16, 4)
+    assert len(rb) == sum(len(one.rewards) for one in played)
+    rb.extend({name: values[:5] for name, values in batch.items()})
+    mixed = rb.sample()
+    assert set(mixed) == set(batch)
+    env.close()
+
+
+def test_notes_of_a_flush(tmp_path):
+    buf = ReplayBuffer(max_steps=10, path=tmp_path / "buf")
+    buf.flush(notes={"a": 1})
+    buf.write_episode({"x": [1]}, notes={"b": 2})
+    buf.flush(notes={"a": 3})
+    buf._owned.abandon()
+    with pytest.raises(ReadOnlyError):
+        ReplayBuffer.open(tmp_path / "buf").flush(notes={"a": 4})
+    again = ReplayBuffer.open(tmp_path / "buf", mode="r+")
+    assert again.notes == {"a": 3, "b": 2}
+    again.close()
