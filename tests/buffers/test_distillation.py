@@ -243,6 +243,21 @@ def test_what_must_fit_is_refused_when_it_does_not(retention, keep, make):
             buf.add(*rows(0, 1))
 
 
+def test_retention_is_of_the_handle(tmp_path):
+    with DistillationBuffer(10, retention="fifo", path=tmp_path / "buf") as buf:
+        buf.start_round()
+        buf.add(*rows(0, 9))
+        buf.start_round()
+        buf.add(*rows(9, 5))
+    buf.close()
+    with DistillationBuffer(10, retention="last", keep_rounds=2, path=tmp_path / "buf") as buf:
+        assert numbers(buf.rows(np.sort(np.concatenate(buf.episodes())))).tolist() == list(
+            range(4, 14)
+        )
+        assert len(buf) == 10
+    buf.close()
+
+
 def test_versions(make):
     buf = make()
     buf.start_round()
@@ -666,7 +681,7 @@ def test_readers(tmp_path):
         DistillationBuffer.open(path, capacity=3)
     with pytest.raises(ValueError, match="mode must be"):
         DistillationBuffer.open(path, mode="w")
-    with pytest.raises(ValueError, match="max_steps"):
+    with pytest.raises(ValueError, match="capacity=99"):
         DistillationBuffer(99, path=path)
     for other in (reader, copy, buf):
         other.close()

@@ -1,6 +1,7 @@
 """Batches of offline and online rows: how many of each, from what, and what happens when it is wrong."""
 
 import math
+import sys
 from fractions import Fraction
 
 import h5py
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ringmap.buffers import torchrl_storage as storage_module
 from ringmap.buffers.steps import StepRing
 from ringmap.data import (
     OfflineToOnlineReplayBuffer,
@@ -19,7 +21,14 @@ from ringmap.data import (
     register_dataset,
 )
 from ringmap.datasets import prefixes
-from ringmap.errors import ExistsError, InputError, NoClipsError, NotFoundError, ReadOnlyError
+from ringmap.errors import (
+    ExistsError,
+    InputError,
+    MissingExtraError,
+    NoClipsError,
+    NotFoundError,
+    ReadOnlyError,
+)
 
 FRACTIONS = (0.5, 0.25, 0.1, 1 / 3, 0.85)
 
@@ -229,7 +238,7 @@ def test_a_path_goes_on_where_it_was(tmp_path):
     assert again.offline_fraction == 0.15
     assert [again.sample(9)["obs"].tolist() for _ in range(5)] == expected
     again.close()
-    with pytest.raises(ValueError, match="max_steps=38"):
+    with pytest.raises(ValueError, match="capacity=19, but .* capacity=20"):
         OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=19, path=tmp_path / "ring")
 
 
@@ -259,6 +268,8 @@ def test_a_directory_that_is_no_ring(tmp_path):
     buf.close()
     with pytest.raises(InputError, match="not one that takes steps"):
         OfflineToOnlineReplayBuffer.open(tmp_path / "plain", offline_buffer())
+    with pytest.raises(InputError, match="not one that takes steps"):
+        OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=5, path=tmp_path / "plain")
 
 
 # -- what comes out ----------------------------------------------------------------------------
@@ -732,3 +743,15 @@ def test_notes_of_a_flush(tmp_path):
     again = ReplayBuffer.open(tmp_path / "buf", mode="r+")
     assert again.notes == {"a": 3, "b": 2}
     again.close()
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    for name in ("tensordict", "torchrl", "torchrl.data"):
+        monkeypatch.setitem(sys.modules, name, None)
+    storage_module._storage_class.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"ringmap\[torchrl\]"):
+        OfflineToOnlineReplayBuffer(offline_buffer(), online_capacity=5, to="tensordict")
+    with pytest.raises(MissingExtraError, match=r"ringmap\[torchrl\]"):
+        storage_module.torchrl_storage(offline_buffer())
+    with pytest.raises(InputError, match="expected a ReplayBuffer"):
+        storage_module.torchrl_storage([])

@@ -134,7 +134,7 @@ class DistillationBuffer:
                 f"{_WHERE}: beta must be between 0 and 1 or a function of the round, got {beta!r}"
             )
         self.retention, self.keep_rounds = retention, keep_rounds
-        self._kept = 0, 0
+        self._kept: tuple[int | None, int] = None, 0
         self._obs_shape, self._beta, self._out = obs_shape, beta, out
 
     @classmethod
@@ -540,7 +540,7 @@ class DistillationBuffer:
                 early = int(ring.column("round", at)[0]) < oldest
                 low, high = (middle + 1, high) if early else (low, middle)
             self._kept = oldest, ring.id_at(low) if low < len(ring) else ring.added
-        return max(self._kept[1], ring.oldest)
+        return self._kept[1]
 
     def _ids(self) -> Array:
         ids = self._ring.ids()

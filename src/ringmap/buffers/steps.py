@@ -24,7 +24,7 @@ import numpy as np
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import ExistsError, InputError, LappedError
-from ringmap.storage.birth import make_folder
+from ringmap.storage.birth import examine, make_folder, read_manifest
 from ringmap.storage.files import Disk
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
@@ -69,21 +69,23 @@ class StepRing:
         positive(where, "capacity", capacity)
         self.capacity = int(capacity)
         self.group = spare_rows(self.capacity)
+        if path is not None and examine(ReplayBuffer.disk, os.path.abspath(path)) == "buffer":
+            found = _capacity_of(read_manifest(ReplayBuffer.disk, os.path.abspath(path)).max_steps)
+            if found != self.capacity:
+                raise InputError(
+                    f"{where}: capacity={capacity}, but the ring on disk has capacity={found}; there is no resize"
+                )
         self.buffer = ReplayBuffer(self.capacity + self.group, path=path, **options)
-        noted = self.buffer.notes.get("capacity")
-        if noted is not None and noted != self.capacity:  # two may round to one ring
+        if self.buffer._source.head and "capacity" not in self.buffer.notes:
             self.buffer.close()
-            raise InputError(
-                f"{where}: capacity={capacity}, but the ring on disk has capacity={noted}; there is no resize"
-            )
+            raise _no_ring(where, path)
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StepRing:
         """Return a live reader of the ring at a path; `refresh` shows it what came since."""
         ring = cls.__new__(cls)
         ring.buffer = ReplayBuffer.open(path, **options)
-        most = ring.buffer.max_steps
-        ring.capacity = bisect.bisect_left(range(most), most, key=lambda n: n + spare_rows(n))
+        ring.capacity = _capacity_of(ring.buffer.max_steps)
         ring.group = spare_rows(ring.capacity)
         return ring
 
@@ -261,15 +263,23 @@ class StepRing:
         finally:
             buffer.close()
         if noted is None:
-            raise InputError(
-                f"{where}: {os.fspath(path)} holds a buffer, but not one that takes steps; open it with "
-                "ReplayBuffer.open"
-            )
+            raise _no_ring(where, path)
         return int(noted)
 
     def __repr__(self) -> str:
         place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
+
+
+def _capacity_of(max_steps: int) -> int:
+    """Return the capacity of the ring whose buffer has `max_steps`: no two have the same."""
+    return bisect.bisect_left(range(max_steps), max_steps, key=lambda n: n + spare_rows(n))
+
+
+def _no_ring(where: str, path: Any) -> InputError:
+    return InputError(
+        f"{where}: {os.fspath(path)} holds a buffer, but not one that takes steps; open it with ReplayBuffer.open"
+    )
 
 
 @contextlib.contextmanager
