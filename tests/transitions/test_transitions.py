@@ -559,6 +559,17 @@ def test_roles_of_copies(tmp_path):
     buf.close()
 
 
+def test_a_copy_is_made_whatever_disk_other_buffers_have_by_now(tmp_path, monkeypatch):
+    from ringmap import ReplayBuffer
+    from ringmap.storage.files import Disk
+
+    monkeypatch.setattr(ReplayBuffer, "disk", Disk())
+    buf, life, reference = make(path=tmp_path / "buf"), Life(0), Reference(50)
+    add(buf, reference, life.step(2))
+    compare(pickle.loads(pickle.dumps(buf)), reference)
+    buf.close()
+
+
 def test_save_makes_a_buffer_of_its_own(tmp_path):
     for path in (None, tmp_path / "buf"):
         buf, life, reference = make(path=path), Life(0), Reference(50)

@@ -738,10 +738,12 @@ class TransitionReplayBuffer:
 class _Ring(ReplayBuffer):
     """The ring of rows under a buffer of transitions."""
 
+    disk = TransitionReplayBuffer.disk  # the very one, whatever `ReplayBuffer` has by now
+
 
 def _ring_on(disk: Disk) -> type[ReplayBuffer]:
     """Return the ring whose files go through `disk`."""
-    return _Ring if disk is ReplayBuffer.disk else type("_Ring", (_Ring,), {"disk": disk})
+    return _Ring if disk is _Ring.disk else type("_Ring", (_Ring,), {"disk": disk})
 
 
 def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
