@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ringmap.faces import lazily
 
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, samplers, world
@@ -36,37 +37,21 @@ __all__ = [
     "world",
 ]
 
-_LAZY = {
-    "DistillationBuffer": ("ringmap.buffers.distillation", "DistillationBuffer"),
-    "OfflineToOnlineReplayBuffer": (
-        "ringmap.buffers.offline_to_online",
-        "OfflineToOnlineReplayBuffer",
-    ),
-    "ReplayBuffer": ("ringmap.buffers.replay", "ReplayBuffer"),
-    "RolloutBuffer": ("ringmap.buffers.rollout", "RolloutBuffer"),
-    "TransitionReplayBuffer": ("ringmap.buffers.transitions", "TransitionReplayBuffer"),
-    "World": ("ringmap.world.world", "World"),
-    "Zarr": ("ringmap.storage.columns.backends", "Zarr"),
-    "check": ("ringmap.storage.check", "check"),
-    "data": ("ringmap.data", None),
-    "errors": ("ringmap.errors", None),
-    "policy": ("ringmap.policy", None),
-    "repair": ("ringmap.storage.repair", "repair"),
-    "samplers": ("ringmap.samplers", None),
-    "world": ("ringmap.world", None),
+_HOMES = {
+    "DistillationBuffer": "ringmap.buffers.distillation",
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
+    "ReplayBuffer": "ringmap.buffers.replay",
+    "RolloutBuffer": "ringmap.buffers.rollout",
+    "TransitionReplayBuffer": "ringmap.buffers.transitions",
+    "World": "ringmap.world.world",
+    "Zarr": "ringmap.storage.columns.backends",
+    "check": "ringmap.storage.check",
+    "data": "ringmap.data",
+    "errors": "ringmap.errors",
+    "policy": "ringmap.policy",
+    "repair": "ringmap.storage.repair",
+    "samplers": "ringmap.samplers",
+    "world": "ringmap.world",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'ringmap' has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    found = import_module(module)
-    if attribute is not None:
-        found = getattr(found, attribute)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ringmap.faces import lazily
 
 if TYPE_CHECKING:
     from ringmap.clips.samplers.base import Sampler
@@ -27,20 +28,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EpisodeSampler": "episodes", "EpochSampler": "epochs", "Linear": "schedules",
-    "MixtureSampler": "mixture", "PrioritizedSampler": "prioritized", "RecencySampler": "recency",
-    "Sampler": "base", "UniformSampler": "uniform",
-}  # fmt: skip
+    "EpisodeSampler": "ringmap.clips.samplers.episodes",
+    "EpochSampler": "ringmap.clips.samplers.epochs",
+    "Linear": "ringmap.clips.samplers.schedules",
+    "MixtureSampler": "ringmap.clips.samplers.mixture",
+    "PrioritizedSampler": "ringmap.clips.samplers.prioritized",
+    "RecencySampler": "ringmap.clips.samplers.recency",
+    "Sampler": "ringmap.clips.samplers.base",
+    "UniformSampler": "ringmap.clips.samplers.uniform",
+}
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ringmap.clips.samplers.{home}"), name)
-    globals()[name] = value  # the next lookup is a plain one
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ringmap.faces import lazily
 
 if TYPE_CHECKING:
     from ringmap.testing.columns import ColumnTests
@@ -14,14 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["ColumnTests", "DatasetTests", "FormatTests", "SamplerTests"]
 
 _HOMES = {
-    "ColumnTests": "columns",
-    "DatasetTests": "datasets",
-    "FormatTests": "formats",
-    "SamplerTests": "samplers",
+    "ColumnTests": "ringmap.testing.columns",
+    "DatasetTests": "ringmap.testing.datasets",
+    "FormatTests": "ringmap.testing.formats",
+    "SamplerTests": "ringmap.testing.samplers",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"ringmap.testing.{_HOMES[name]}"), name)
+__getattr__, __dir__ = lazily(__name__, _HOMES)

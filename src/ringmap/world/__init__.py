@@ -9,8 +9,9 @@ World ── policy.get_action(infos) ──► EnvPool ──► MegaWrapper(en
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ringmap.faces import lazily
 
 if TYPE_CHECKING:
     from ringmap.world.pool import EnvPool
@@ -43,15 +44,4 @@ _HOMES = {
     "World": "ringmap.world.world",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value  # the next lookup is a plain one
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOMES)
