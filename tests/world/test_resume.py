@@ -100,12 +100,11 @@ def committed(path):
     return int((table["kind"][table["seq"] > 0] == 1).sum())
 
 
-READ_ONLY = {"lerobot", "minari", "ringmap"}
 LOSSY = {"folder", "video"}
 RESUMABLE = [
     name
     for name in list_formats()
-    if name not in READ_ONLY and get_format(name).supports_episode_data
+    if get_format(name).can_write() and get_format(name).supports_episode_data
 ]
 
 

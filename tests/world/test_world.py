@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import ringmap as swm
-from ringmap.data import Format, ReplayBuffer, get_format, list_formats, load_dataset
+from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.policy import ExpertPolicy, FeedForwardPolicy, FunctionPolicy, RandomPolicy
 from ringmap.world.collecting import DEFAULT_FORMAT, format_for
 from ringmap.world.envs.two_room import TwoRoom
@@ -236,11 +236,7 @@ def test_which_format(path, given, expected):
     assert format_for(path, given) == expected
 
 
-WRITABLE = [
-    n
-    for n in list_formats()
-    if get_format(n).open_writer.__func__ is not Format.open_writer.__func__
-]
+WRITABLE = [n for n in list_formats() if get_format(n).can_write()]
 
 
 @pytest.mark.parametrize("format", WRITABLE)

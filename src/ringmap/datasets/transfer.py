@@ -18,7 +18,7 @@ import numpy as np
 from ringmap.datasets.catalog import load_dataset
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import InputError
-from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
+from ringmap.formats.base import EPISODE_DATA_KEY, validate_write_mode
 from ringmap.formats.registry import get_format
 from ringmap.storage.schema import ColumnSpec, Schema, as_columns
 
@@ -105,7 +105,7 @@ def _copy(
     options: dict[str, Any],
 ) -> None:
     chosen = get_format(dest_format)
-    if chosen.open_writer.__func__ is Format.open_writer.__func__:  # type: ignore[attr-defined]
+    if not chosen.can_write():
         raise InputError(
             f"{where}: format {dest_format!r} is read-only; choose another dest_format"
         )

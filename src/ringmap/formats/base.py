@@ -82,6 +82,11 @@ class Format:
         raise NotImplementedError(f"{cls.__name__}.detect")
 
     @classmethod
+    def can_write(cls) -> bool:
+        """Tell whether there is a writer: whether `open_writer` is the format's own."""
+        return cls.open_writer.__func__ is not Format.open_writer.__func__  # type: ignore[attr-defined]
+
+    @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
         """Return a dataset (`ringmap.data.Dataset`) of what lies at `path`."""
         raise NotImplementedError(f"format {cls.name!r} does not support reading")

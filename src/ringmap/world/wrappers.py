@@ -185,15 +185,8 @@ def _named(name: str, value: Any, prefix: bool = True) -> Info:
     return made
 
 
-class AddPixels(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Renders into the info: `pixels`, resized to (H, W); a dict of pictures as `pixels.<key>`.
-
-    Args:
-        env: one whose `render()` returns a uint8 array (H, W, 3), or a dict of such.
-        shape: (H, W).
-        resample: PIL's constant of a filter.
-        transform: applied to each picture; the one before it is kept as `_pixels`.
-    """
+class _Pictures(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Changes the info of each reset and step by what `_shown` makes of it, with pictures of one shape."""
 
     def __init__(
         self,
@@ -207,14 +200,31 @@ class AddPixels(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._resample = resample_of(resample)
 
     def reset(self, **options: Any) -> tuple[Any, Info]:
-        """Reset, and render."""
+        """Reset, and show."""
         observation, info = self.env.reset(**options)
-        return observation, {**info, **self.pictures()}
+        return observation, self._shown(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        """Step, and render."""
+        """Step, and show."""
         observation, *rest, info = self.env.step(action)
-        return observation, *rest, {**info, **self.pictures()}
+        return observation, *rest, self._shown(info)
+
+    def _shown(self, info: Info) -> Info:
+        raise NotImplementedError(f"{type(self).__name__} must supply _shown")
+
+
+class AddPixels(_Pictures):
+    """Renders into the info: `pixels`, resized to (H, W); a dict of pictures as `pixels.<key>`.
+
+    Args:
+        env: one whose `render()` returns a uint8 array (H, W, 3), or a dict of such.
+        shape: (H, W).
+        resample: PIL's constant of a filter.
+        transform: applied to each picture; the one before it is kept as `_pixels`.
+    """
+
+    def _shown(self, info: Info) -> Info:
+        return {**info, **self.pictures()}
 
     def pictures(self) -> Info:
         """Return what the environment shows now."""
@@ -244,7 +254,7 @@ class AddPixels(gymnasium.Wrapper[Any, Any, Any, Any]):
         return made
 
 
-class ResizeGoal(gymnasium.Wrapper[Any, Any, Any, Any]):
+class ResizeGoal(_Pictures):
     """Resizes the picture `goal` of the info as the pixels are; any other goal is left alone.
 
     Args:
@@ -254,28 +264,7 @@ class ResizeGoal(gymnasium.Wrapper[Any, Any, Any, Any]):
         transform: applied to the picture.
     """
 
-    def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        shape: tuple[int, int],
-        resample: int | None = None,
-        transform: ImageTransform | None = None,
-    ) -> None:
-        super().__init__(env)
-        self._shape, self._transform = shape, transform
-        self._resample = resample_of(resample)
-
-    def reset(self, **options: Any) -> tuple[Any, Info]:
-        """Reset, and resize."""
-        observation, info = self.env.reset(**options)
-        return observation, self._with_goal(info)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        """Step, and resize."""
-        observation, *rest, info = self.env.step(action)
-        return observation, *rest, self._with_goal(info)
-
-    def _with_goal(self, info: Info) -> Info:
+    def _shown(self, info: Info) -> Info:
         goal = info.get("goal")
         if not is_picture(goal):
             return info

@@ -5,23 +5,23 @@ Not here: the block, the log and the swap (common/directory.py), .npz files (com
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
+import numpy as np
+
 from ringmap.formats.common import disk
-from ringmap.formats.common.directory import DirectoryWriter
+from ringmap.formats.common.apart import ApartWriter
 from ringmap.formats.common.images import check_image_format, encode, in_threads
-from ringmap.formats.common.tabular import TABULAR, Column, plan_columns
+from ringmap.formats.common.tabular import Column
 from ringmap.formats.folder.source import LAYOUT, image_name
-from ringmap.formats.schema import CheckedEpisode
 
 __all__ = ["FolderWriter"]
 
-log = logging.getLogger("ringmap")
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class FolderWriter(DirectoryWriter):
+class FolderWriter(ApartWriter):
     """Writes episodes to a folder. Use it in a `with` block.
 
     Args:
@@ -52,7 +52,6 @@ class FolderWriter(DirectoryWriter):
     """
 
     layout = LAYOUT
-    log_nbytes = None
 
     def __init__(
         self,
@@ -65,41 +64,20 @@ class FolderWriter(DirectoryWriter):
         super().__init__(path, mode, progress)
         self.image_format = check_image_format(image_format, "FolderWriter")
 
-    def _open(self, path: str, notes: dict[str, Any]) -> None:
-        self._folder = path
-        self._columns: list[Column] = notes["columns"]
-        self._told = False
+    def _how(self) -> str:
+        return self.image_format
 
-    def _encode(
-        self, episode: CheckedEpisode, number: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        columns = self._columns = self._columns or plan_columns(episode.schema, self.image_format)
-        rows: dict[str, Any] = dict(episode.columns)
-        for column in columns:
-            if column.how == TABULAR:
-                continue
-            folder = os.path.join(self._folder, column.file)
-            disk.make_folder(folder)
-            kind = check_image_format(column.how, "FolderWriter")
-            blobs = encode(rows.pop(column.spec.name), kind)
-            files = [
-                os.path.join(folder, image_name(number, t, column.how)) for t in range(len(blobs))
-            ]
-            in_threads(lambda item: disk.write_file(*item), list(zip(files, blobs, strict=True)))
-            if kind == "jpeg" and not self._told:
-                self._told = True
-                log.warning(
-                    "FolderWriter: %s: images are stored as JPEG, which is lossy; for exact images pass image_format='png'",
-                    self.path,
-                )
-        return rows, {"columns": [[c.file, c.how] for c in columns]}
+    def _put(self, folder: str, number: int, column: Column, images: Array) -> str:
+        kind = check_image_format(column.how, "FolderWriter")
+        blobs = encode(images, kind)
+        files = [os.path.join(folder, image_name(number, t, column.how)) for t in range(len(blobs))]
+        in_threads(lambda item: disk.write_file(*item), list(zip(files, blobs, strict=True)))
+        return (
+            "JPEG, which is lossy; for exact images pass image_format='png'"
+            if kind == "jpeg"
+            else ""
+        )
 
-    def _undo(self, number: int) -> None:
-        for column in self._columns:
-            if column.how != TABULAR:
-                folder = os.path.join(self._folder, column.file)
-                for name in os.listdir(folder) if os.path.isdir(folder) else ():
-                    if name.startswith(f"ep_{number}_"):
-                        disk.remove(os.path.join(folder, name))
-        if not number:
-            self._columns = []
+    def _files(self, folder: str, number: int) -> list[str]:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return [name for name in names if name.startswith(f"ep_{number}_")]

@@ -11,50 +11,22 @@ Not here: columns (layout.py), reading (source.py), writing (writer.py).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
-from ringmap.formats.base import Format
+from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
-
-if TYPE_CHECKING:
-    from ringmap.datasets.stored import StoredDataset
-    from ringmap.formats.lance.writer import LanceWriter
 
 __all__ = ["Lance"]
 
 
 @register_format
-class Lance(Format):
+class Lance(StoredFormat):
     """Datasets in Lance. Lossless; images as PNG, or JPEG by choice."""
 
     name = "lance"
-    supports_episode_data = True
+    source = "ringmap.formats.lance.source:LanceSource"
+    writer = "ringmap.formats.lance.writer:LanceWriter"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by the folder of versions that every Lance dataset has."""
         return os.path.isdir(os.path.join(os.fspath(path), "_versions"))
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset in a folder.
-
-        Args:
-            path: the folder NAME.lance.
-            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge` of `StoredDataset`.
-
-        Raises:
-            NotFoundError, UnknownFormatError, CorruptError: it can't be read.
-        """
-        from ringmap.datasets.stored import StoredDataset
-        from ringmap.formats.lance.source import LanceSource
-
-        return StoredDataset(LanceSource(path), **options)
-
-    @classmethod
-    def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> LanceWriter:
-        """Return a writer to a folder; see `LanceWriter` for its options and errors."""
-        from ringmap.formats.lance.writer import LanceWriter
-
-        return LanceWriter(path, **options)

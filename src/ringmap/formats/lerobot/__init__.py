@@ -15,23 +15,19 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
-from ringmap.formats.base import Format
+from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
-
-if TYPE_CHECKING:
-    from ringmap.datasets.stored import StoredDataset
 
 __all__ = ["LeRobot"]
 
 
 @register_format
-class LeRobot(Format):
+class LeRobot(StoredFormat):
     """LeRobot datasets, version 3. Read-only."""
 
     name = "lerobot"
-    supports_episode_data = True
+    source = "ringmap.formats.lerobot.source:LeRobotSource"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -41,20 +37,3 @@ class LeRobot(Format):
                 return "codebase_version" in json.load(file)
         except (OSError, ValueError):
             return False
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset in a folder.
-
-        Args:
-            path: the folder that holds `meta`.
-            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge` of `StoredDataset`.
-
-        Raises:
-            NotFoundError, UnknownFormatError, CorruptError: it can't be read.
-        """
-        from ringmap.datasets.stored import StoredDataset
-        from ringmap.formats.lerobot.source import LeRobotSource
-
-        return StoredDataset(LeRobotSource(path), **options)

@@ -8,23 +8,19 @@ Not here: the files (storage/), live reading (`ReplayBuffer.open`).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
-from ringmap.formats.base import Format
+from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
-
-if TYPE_CHECKING:
-    from ringmap.datasets.stored import StoredDataset
 
 __all__ = ["Ringmap"]
 
 
 @register_format
-class Ringmap(Format):
+class Ringmap(StoredFormat):
     """Buffers on disk. Read-only."""
 
     name = "ringmap"
-    supports_episode_data = True
+    source = "ringmap.formats.ringmap.source:BufferSource"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -33,20 +29,3 @@ class Ringmap(Format):
         return all(
             os.path.isfile(os.path.join(folder, f)) for f in ("manifest.json", "episodes.npy")
         )
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the episodes that a buffer holds now.
-
-        Args:
-            path: the buffer's directory.
-            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge` of `StoredDataset`.
-
-        Raises:
-            NotFoundError, UnknownFormatError, CorruptError, NewerVersionError: it can't be read.
-        """
-        from ringmap.datasets.stored import StoredDataset
-        from ringmap.formats.ringmap.source import BufferSource
-
-        return StoredDataset(BufferSource(path), **options)

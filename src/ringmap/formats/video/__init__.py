@@ -12,24 +12,20 @@ Not here: reading (source.py), writing (writer.py), frames (common/video.py), co
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
-from ringmap.formats.base import Format
+from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
-
-if TYPE_CHECKING:
-    from ringmap.datasets.stored import StoredDataset
-    from ringmap.formats.video.writer import VideoWriter
 
 __all__ = ["Video"]
 
 
 @register_format
-class Video(Format):
+class Video(StoredFormat):
     """Datasets as folders of .npz files and videos. Lossless with `lossless=True`."""
 
     name = "video"
-    supports_episode_data = True
+    source = "ringmap.formats.video.source:VideoSource"
+    writer = "ringmap.formats.video.writer:VideoWriter"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -37,27 +33,3 @@ class Video(Format):
         from ringmap.formats.video.source import LAYOUT
 
         return LAYOUT.is_dataset(os.fspath(path))
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset in a folder.
-
-        Args:
-            path: the folder.
-            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge` of `StoredDataset`.
-
-        Raises:
-            NotFoundError, CorruptError: it can't be read.
-        """
-        from ringmap.datasets.stored import StoredDataset
-        from ringmap.formats.video.source import VideoSource
-
-        return StoredDataset(VideoSource(path), **options)
-
-    @classmethod
-    def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> VideoWriter:
-        """Return a writer to a folder; see `VideoWriter` for its options and errors."""
-        from ringmap.formats.video.writer import VideoWriter
-
-        return VideoWriter(path, **options)

@@ -5,24 +5,23 @@ Not here: the block, the log and the swap (common/directory.py), frames (common/
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
+import numpy as np
+
 from ringmap.errors import InputError, MissingExtraError
-from ringmap.formats.common import disk
-from ringmap.formats.common.directory import DirectoryWriter
-from ringmap.formats.common.tabular import TABULAR, Column, plan_columns
+from ringmap.formats.common.apart import ApartWriter
+from ringmap.formats.common.tabular import Column
 from ringmap.formats.common.video import Encoding, encode_video
-from ringmap.formats.schema import CheckedEpisode
 from ringmap.formats.video.source import LAYOUT, video_name
 
 __all__ = ["VideoWriter"]
 
-log = logging.getLogger("ringmap")
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class VideoWriter(DirectoryWriter):
+class VideoWriter(ApartWriter):
     """Writes episodes to a folder, images as videos. Use it in a `with` block.
 
     Args:
@@ -47,7 +46,6 @@ class VideoWriter(DirectoryWriter):
     """
 
     layout = LAYOUT
-    log_nbytes = None
 
     def __init__(
         self,
@@ -79,34 +77,16 @@ class VideoWriter(DirectoryWriter):
             raise InputError(f"VideoWriter: PyAV has no encoder {codec!r}") from error
         self.encoding = Encoding(codec, crf, fps, lossless)
 
-    def _open(self, path: str, notes: dict[str, Any]) -> None:
-        self._folder = path
-        self._columns: list[Column] = notes["columns"]
-        self._told = self.encoding.lossless
+    def _how(self) -> str:
+        return "mp4"
 
-    def _encode(
-        self, episode: CheckedEpisode, number: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        columns = self._columns = self._columns or plan_columns(episode.schema, "mp4")
-        rows: dict[str, Any] = dict(episode.columns)
-        for column in columns:
-            if column.how == TABULAR:
-                continue
-            folder = os.path.join(self._folder, column.file)
-            disk.make_folder(folder)
-            path = os.path.join(folder, video_name(number))
-            encode_video(path, rows.pop(column.spec.name), self.encoding)
-            if not self._told:
-                self._told = True
-                log.warning(
-                    "VideoWriter: %s: images are stored as H.264, which is lossy; for exact images pass lossless=True",
-                    self.path,
-                )
-        return rows, {"columns": [[c.file, c.how] for c in columns]}
+    def _put(self, folder: str, number: int, column: Column, images: Array) -> str:
+        encode_video(os.path.join(folder, video_name(number)), images, self.encoding)
+        return (
+            ""
+            if self.encoding.lossless
+            else "H.264, which is lossy; for exact images pass lossless=True"
+        )
 
-    def _undo(self, number: int) -> None:
-        for column in self._columns:
-            if column.how != TABULAR:
-                disk.remove(os.path.join(self._folder, column.file, video_name(number)))
-        if not number:
-            self._columns = []
+    def _files(self, folder: str, number: int) -> list[str]:
+        return [video_name(number)]

@@ -1,0 +1,66 @@
+"""A format whose datasets are read through a source of its own.
+
+    class Lance(StoredFormat):
+        source = "ringmap.formats.lance.source:LanceSource"
+        writer = "ringmap.formats.lance.writer:LanceWriter"
+
+Both are named, and imported when they are used: what is not opened need not be installed.
+Not here: which files are whose (`detect`).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ringmap.formats.base import Format, Writer
+
+if TYPE_CHECKING:
+    from ringmap.datasets.stored import StoredDataset
+
+__all__ = ["StoredFormat"]
+
+
+class StoredFormat(Format):
+    """A format by its source, and its writer if it has one, each as `module:class`."""
+
+    supports_episode_data = True
+
+    source: ClassVar[str]
+    writer: ClassVar[str] = ""
+
+    @classmethod
+    def can_write(cls) -> bool:
+        """Tell whether a writer is named."""
+        return bool(cls.writer)
+
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
+        """Return the dataset at a path.
+
+        Args:
+            path: its file or folder.
+            options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
+                keys_to_merge` of `StoredDataset`.
+
+        Raises:
+            NotFoundError, UnknownFormatError, CorruptError: it can't be read.
+            MissingExtraError: a package that it takes is not installed.
+        """
+        from ringmap.datasets.stored import StoredDataset
+
+        return StoredDataset(_named(cls.source)(path), **options)
+
+    @classmethod
+    def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> Writer:
+        """Return a writer to a path; its class has the options and errors."""
+        if not cls.writer:
+            return super().open_writer(path, **options)
+        made: Writer = _named(cls.writer)(path, **options)
+        return made
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
