@@ -1,3 +1,4 @@
+import contextlib
 import os
 
 import numpy as np
@@ -22,6 +23,24 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(autouse=True)
+def _turns(request, tmp_path_factory):
+    """Let a test that is marked `alone`, as it measures the machine, run while no other process of pytest-xdist has one."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    fcntl = None
+    if worker is not None:
+        with contextlib.suppress(ImportError):
+            import fcntl
+    if fcntl is None:
+        yield
+        return
+    alone = request.node.get_closest_marker("alone") is not None
+    with open(tmp_path_factory.getbasetemp().parent / "turns", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+        fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked has the file, too
 
 
 @pytest.fixture

@@ -72,7 +72,9 @@ def test_lists_and_tensors_come_back_as_arrays(buffer):
 
 
 @pytest.mark.parametrize(
-    "wrong", [3, "ab", [("a", 1)], {"a": object()}, {"a": {"b": 1}}, {3: 1}], ids=str
+    "wrong",
+    [3, "ab", [("a", 1)], {"a": object()}, {"a": {"b": 1}}, {3: 1}],
+    ids=lambda value: str(value)[:12],
 )
 def test_what_is_no_mapping_of_values_is_refused(buffer, wrong):
     buf = buffer(max_steps=20)

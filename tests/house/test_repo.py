@@ -39,7 +39,7 @@ def test_control(text):
 def test_readme_has_two_commands():
     job, test = COMMAND.findall((ROOT / "README.md").read_text())
     assert job.endswith("examples/main_job.py")
-    assert test.endswith("-m pytest")
+    assert test.endswith("-m pytest -n auto")
 
 
 def test_ci_runs_the_command_of_the_readme(tmp_path):

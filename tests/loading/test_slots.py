@@ -22,6 +22,7 @@ from tests.loading.conftest import end, everything, prove
 
 SHM = Path("/dev/shm")
 linux = pytest.mark.skipif(not SHM.is_dir(), reason="looks into /dev/shm")
+pytestmark = pytest.mark.alone
 
 
 def in_use():

@@ -211,7 +211,7 @@ def test_an_array_is_not_copied():
         (np.array(["a"], np.dtypes.StringDType()), "fixed-width|no fixed meaning"),
         (torch.zeros(3, dtype=torch.bfloat16), "CPU tensor of a dtype that NumPy has"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_values_that_are_no_column(value, words):
     with pytest.raises(InputError, match=f"^here: .*({words})"):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -216,6 +217,16 @@ def test_a_changed_byte_is_never_decoded(chain):
     for cut in range(len(data)):
         with pytest.raises(Undecodable):
             codec.decode(data[:cut], np.empty_like(rows))
+
+
+def test_a_header_that_names_another_size_is_not_believed():
+    """The checksum holds: whoever wrote this wanted it so."""
+    chain = normalised("zstd", PIXELS, 4, "test")
+    codec = codec_of(chain, PIXELS, 4)
+    rows = rows_of(PIXELS, 4).reshape(4, -1)
+    other = codec_of(chain, PIXELS, 5).encode(rows_of(PIXELS, 5).reshape(5, -1))
+    with pytest.raises(Undecodable, match="holds 60 bytes, expected 48"):
+        codec.decode(other, np.empty_like(rows))
 
 
 # -- how columns are stored ----------------------------------------------------------------------------
@@ -464,6 +475,28 @@ def test_a_chunk_of_vouched_rows_is_replaced_by_a_synced_file_and_name(tmp_path)
         "c.4.0.0",
     ]
     assert (again.read(0, 8) == rows[:8]).all()
+
+
+def test_a_sync_from_another_thread_never_vouches_for_a_chunk_that_is_being_replaced(tmp_path):
+    class Meets(Notes):
+        syncing = None
+
+        def before(self, change, path, *details):
+            if change == "rename" and self.syncing is None:
+                self.syncing = threading.Thread(target=column.sync)
+                self.syncing.start()
+                self.syncing.join(0.5)  # without the lock it is done by then
+            super().before(change, path, *details)
+
+    disk = Notes()
+    column = Zarrs(disk, str(tmp_path)).make(PIXELS, 37)
+    column.write(0, rows_of(PIXELS, 5))
+    column._disk = disk = Meets()
+    column.write(5, rows_of(PIXELS, 1))
+    disk.syncing.join()
+    column.sync()
+    names = [change for change in disk.done if change[0] in ("rename", "sync")]
+    assert names[-1] == ("sync", "c.0.0.0")
 
 
 def test_a_write_that_fails_leaves_every_chunk_whole(tmp_path):
