@@ -1,4 +1,5 @@
 import contextlib
+import multiprocessing
 import os
 
 import numpy as np
@@ -23,6 +24,12 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(autouse=True)
+def _start_method():
+    """Let every test begin with the platform's own start method: some libraries change it when they are imported."""
+    multiprocessing.set_start_method(None, force=True)
 
 
 @pytest.fixture(autouse=True)
