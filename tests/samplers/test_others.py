@@ -8,6 +8,7 @@ from ringmap.errors import InputError
 from ringmap.samplers import (
     EpisodeSampler,
     EpochSampler,
+    Linear,
     MixtureSampler,
     RecencySampler,
     UniformSampler,
@@ -140,6 +141,22 @@ def test_the_order_follows_from_seed_and_epoch():
     assert not np.array_equal(a, c)
 
 
+def test_an_epoch_is_of_clips_of_one_length(tmp_path):
+    path = tmp_path / "buf"
+    buf = ReplayBuffer(100, 1, path=path, sampler=EpochSampler(1), sync_every_s=0)
+    buf.write_episode({"id": np.arange(10)})
+    buf.sample(4)
+    with pytest.raises(InputError, match="clips of 3 steps, but 6 clips of 1 are left"):
+        buf.sampler(1, buf, 4, 3)
+    buf.close()
+    buf = ReplayBuffer(100, 1, path=path, sampler=EpochSampler(), sync_every_s=0)
+    with pytest.raises(InputError, match="clips of 3 steps, but 6 clips of 1 are left"):
+        buf.sampler(1, buf, 4, 3)
+    buf.sample(6)
+    assert sorted(buf.sampler(2, buf, 8, 3)) == list(range(8))
+    buf.close()
+
+
 # -- options -------------------------------------------------------------------------------------
 
 
@@ -151,6 +168,9 @@ def test_the_order_follows_from_seed_and_epoch():
         (lambda: RecencySampler(half_life=0), "half_life must be a positive number"),
         (lambda: RecencySampler(window=2.5), "window must be a positive integer"),
         (lambda: EpochSampler(-1), "seed"),
+        (lambda: Linear(0, 1, 0), "Linear: steps must be a positive number, got 0"),
+        (lambda: Linear(0, 1, -3), "Linear: steps"),
+        (lambda: Linear(0, float("nan"), 3), "Linear: stop must be a finite number"),
         (lambda: MixtureSampler([]), "weights"),
         (lambda: MixtureSampler([(UniformSampler(0), -1)]), "weights"),
         (lambda: MixtureSampler([(UniformSampler(0), 0)]), "not all 0"),

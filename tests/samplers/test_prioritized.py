@@ -8,9 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import ringmap
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import EnvironmentFault, InputError
 from ringmap.samplers import Linear, MixtureSampler, PrioritizedSampler, UniformSampler
 from ringmap.storage.files import Disk
@@ -170,6 +171,24 @@ def test_a_mixture_hands_priorities_on():
     assert buf.update_priorities(buf.sampler.ids, np.ones(32)) == 32
 
 
+def test_a_mixture_hands_priorities_on_to_a_part_that_drew_nothing_yet():
+    inner = PrioritizedSampler(rng=0, alpha=1.0)
+    parts = [(UniformSampler(0), 1), (MixtureSampler([(inner, 1)], rng=0), 0)]
+    buf = ReplayBuffer(100, sampler=MixtureSampler(parts, rng=0))
+    fill(buf, [10])
+    buf.sample(4)
+    assert buf.update_priorities(np.arange(10), np.arange(10.0)) == 10
+    assert inner.probabilities([9]) == pytest.approx(9 / 45, rel=1e-5)
+
+
+def test_a_mixture_weighs_all_alike():
+    buf = TransitionReplayBuffer(
+        100, (2,), device=None, sampler=MixtureSampler([(UniformSampler(0), 3), (PrioritizedSampler(rng=0), 1)], rng=0)
+    )  # fmt: skip
+    buf.add(np.zeros((10, 2)), np.zeros(10), np.zeros(10), np.ones((10, 2)), np.zeros(10))
+    assert buf.sample(8)["weights"].tolist() == [1.0] * 8
+
+
 def test_without_priorities_there_is_nothing_to_update():
     buf = ReplayBuffer(100)
     with pytest.raises(InputError, match="does not draw by priority"):
@@ -183,7 +202,7 @@ def test_without_priorities_there_is_nothing_to_update():
     ("ids", "values", "message"),
     [
         ([0], [np.nan], "finite"), ([0], [-1.0], "not negative"), ([0], [1e300], "finite"),
-        ([0, 1], [1.0], "one shape"), ([0.5], [1.0], "integer ids"), ([[0]], [[1.0]], "one shape"),
+        ([0], ["a"], "must be numbers"), ([0, 1], [1.0], "one shape"), ([0.5], [1.0], "integer ids"), ([[0]], [[1.0]], "one shape"),
     ],
 )  # fmt: skip
 def test_bad_updates_change_nothing(ids, values, message):
@@ -199,12 +218,39 @@ def test_bad_updates_change_nothing(ids, values, message):
     ("options", "message"),
     [
         ({"alpha": -1}, "alpha"), ({"beta": "0.4"}, "beta"), ({"kind": "both"}, "kind"), ({"eps": 0}, "eps"),
-        ({"resort_every": 0}, "resort_every"), ({"rng": "x"}, "rng"),
+        ({"resort_every": 0}, "resort_every"), ({"rng": "x"}, "rng"), ({"alpha": 8}, "alpha must be at most 7"),
+        ({"eps": 1e-39}, "eps must be at least 1e-38"),
     ],
 )  # fmt: skip
 def test_bad_options(options, message):
     with pytest.raises(InputError, match=f"PrioritizedSampler: {message}"):
         PrioritizedSampler(**options)
+
+
+@pytest.mark.parametrize("kind", ["proportional", "rank"])
+def test_the_extremes_of_all_options_together_leave_sound_masses(kind):
+    buf, sampler = made([50, 50], alpha=7.0, eps=1e-38, kind=kind)
+    buf.sample(1)
+    buf.update_priorities(np.arange(100), np.where(np.arange(100) % 2, 3e38, 0.0))
+    batch = buf.sample(64)["id"]
+    assert (batch % 2 == 1).all() if kind == "proportional" else len(batch)
+    assert np.isfinite(sampler.weights).all()
+    buf.update_priorities(np.arange(100), np.zeros(100))
+    buf.sample(64)
+    assert np.isfinite(sampler.weights).all()
+    assert (sampler._tree.leaves[:100] > 0).all()
+
+
+def test_priorities_may_come_in_half_precision():
+    buf, sampler = made([4], alpha=1.0)
+    buf.sample(1)
+    buf.update_priorities(np.arange(4), torch.tensor([1, 2, 3, 4], dtype=torch.bfloat16))
+    assert sampler.probabilities([3])[0] == pytest.approx(0.4, rel=1e-5)
+
+
+def test_nothing_drawn_has_no_probabilities():
+    with pytest.raises(InputError, match="no clip was drawn"):
+        PrioritizedSampler().probabilities([0])
 
 
 def test_one_sampler_serves_one_buffer():
@@ -342,6 +388,39 @@ def test_a_power_cut_that_takes_rows_back_takes_their_priorities_along(tmp_path)
     np.testing.assert_allclose(again._leaves.values[:10], values[:10])
     np.testing.assert_allclose(again._leaves.values[10:20], 2.0)
     other.close()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("place", ["disk", "ram", "reader"])
+def test_a_snapshot_has_the_priorities(tmp_path, place, mixed):
+    sampler = PrioritizedSampler(rng=0)
+    outer = MixtureSampler([(UniformSampler(0), 1), (sampler, 1)], rng=0) if mixed else sampler
+    path = None if place == "ram" else tmp_path / "buf"
+    buf = ReplayBuffer(100, sampler=outer, path=path, sync_every_s=0)
+    fill(buf, [30, 40, 50])
+    buf.sample(1)
+    low = int(buf._source.tail)
+    buf.update_priorities(low + np.arange(80), np.arange(80.0))
+    handle = ReplayBuffer.open(path) if place == "reader" else buf
+    handle.snapshot(tmp_path / "copy")
+    copied = PrioritizedSampler(rng=0)
+    with ReplayBuffer.open(tmp_path / "copy", "r+", sampler=copied) as copy:
+        copy.sample(1)
+        ids = low + np.arange(90)
+        np.testing.assert_array_equal(copied.probabilities(ids), sampler.probabilities(ids))
+        assert copied.probabilities([low + 79]) > copied.probabilities([low])
+        assert copy.check() == []
+    assert ringmap.check(tmp_path / "copy") == []
+    buf.close()
+
+
+def test_a_snapshot_of_an_earlier_moment_takes_no_priority_of_what_came_later():
+    values = np.arange(
+        10, dtype=np.float32
+    )  # the slots of positions 20 to 29, but 30 to 32 have come in
+    kept = Leaves(values, 33, 50.0).back_to(22, 30)
+    assert (kept.upto, kept.highest, kept.values.tolist()) == (30, 50.0, [0, 1, 50, *range(3, 10)])
+    assert values[2] == 2
 
 
 def test_a_reader_starts_with_what_is_stored_and_writes_nothing(tmp_path):

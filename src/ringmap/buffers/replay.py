@@ -669,8 +669,8 @@ class ReplayBuffer(Sampled):
         """Make a copy of the buffer as it is now, while its writer goes on: a buffer of its own.
 
         It is equal to one committed state, the newest or one shortly before it, with every episode and the small
-        state (sampling, progress) as of that commit. Positions are the same, the UUID is its own. Episodes that are still being
-        recorded are not in it. Made under a temporary name beside `path`, which shows it whole and durable, or not at all.
+        state (sampling, progress) as of that commit. Positions are the same, the UUID is its own. Priorities are as of the
+        last update before the copy was finished. Episodes that are still being recorded are not in it. Made under a temporary name beside `path`, which shows it whole and durable, or not at all.
 
         Args:
             path: a directory that is new or empty.
@@ -699,7 +699,8 @@ class ReplayBuffer(Sampled):
         """
         from ringmap.storage.snapshot import snapshot
 
-        snapshot(self._source, self.disk, os.path.abspath(path), "ReplayBuffer.snapshot")
+        kept = getattr(self._sampler, "kept_priorities", lambda: None)
+        snapshot(self._source, self.disk, os.path.abspath(path), "ReplayBuffer.snapshot", kept)
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""

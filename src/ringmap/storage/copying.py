@@ -25,6 +25,7 @@ from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
+from ringmap.storage.priorities import Leaves, PriorityFile
 from ringmap.storage.recovery import bad_rows
 from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
@@ -248,8 +249,8 @@ class Copy:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def finish(self, now: Look) -> None:
-        """Make the copy a buffer of that state, and sync all of it."""
+    def finish(self, now: Look, priorities: Leaves | None) -> None:
+        """Make the copy a buffer of that state, and sync all of it; `priorities` are those of a buffer in RAM."""
         disk, paths, manifest = self.disk, self.paths, self._manifest
         assert manifest is not None
         assert self._table is not None
@@ -265,6 +266,7 @@ class Copy:
         disk.sync_folder(paths.open)
         self._table.sync()
         self._write_state(manifest, now)
+        self._write_priorities(manifest, now, priorities)
         counts = {"count": len(now.starts), "first": now.first, "tail": now.tail, "head": now.head}
         manifest = replace(manifest, table={**counts, "seq": now.seq})
         try:
@@ -286,6 +288,22 @@ class Copy:
             states.sync()
         finally:
             states.close()
+
+    def _write_priorities(self, manifest: Manifest, now: Look, leaves: Leaves | None) -> None:
+        source = self.source
+        path = Paths(source.folder).priorities
+        if not source.disk.volatile:
+            leaves = None
+            if source.disk.exists(path):
+                leaves = PriorityFile.read(source.disk, path, source.manifest.uuid, manifest.rows)
+        if leaves is not None:
+            kept = leaves.back_to(now.tail, now.head)
+            PriorityFile.create(self.disk, self.paths.priorities, manifest.uuid, kept)
+            file = self.disk.open(self.paths.priorities, write=True)
+            try:
+                file.sync()
+            finally:
+                file.close()
 
     def _carried(self, now: Look, segments: Segments) -> dict[str, Any]:
         """Return the small state as of the commit: of a flush after it, or from its blob."""

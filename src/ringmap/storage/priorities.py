@@ -40,6 +40,7 @@ _RANGE = struct.Struct("<qqd")
 _POINTS, _RANGES = 1, 2
 _LOG_LEAST = 1 << 18
 _MOST = 1 << 48
+_TRIES = 10
 
 
 @dataclass(slots=True)
@@ -66,6 +67,17 @@ class Leaves:
             else:
                 self.values[first:], self.values[:last] = priority, priority
         self.upto = max(self.upto, stop)
+
+    def back_to(self, tail: int, head: int) -> Leaves:
+        """Return a copy as it counts for positions `[tail, head)`.
+
+        Where positions from `head` on have priorities already, in slots of these, the highest one stands in.
+        """
+        values = self.values.copy()
+        kept = Leaves(values, min(self.upto, head), self.highest)
+        for position in range(tail, min(head, self.upto - len(values))):
+            values[position % len(values)] = self.highest
+        return kept
 
 
 class PriorityFile:
@@ -109,6 +121,20 @@ class PriorityFile:
     def open(cls, disk: Disk, path: str, uuid: bytes, rows: int, write: bool) -> PriorityFile:
         """Open a file that exists; `load` tells what is in it."""
         return cls(disk.open(path, write), uuid, rows)
+
+    @classmethod
+    def read(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> Leaves | None:
+        """Return what a file holds that its writer may be writing just now; None if nothing of it counts."""
+        found = None
+        for _ in range(_TRIES):
+            opened = cls.open(disk, path, uuid, rows, write=False)
+            try:
+                found, faults = opened.load()
+            finally:
+                opened.close()
+            if not faults:
+                break
+        return found
 
     @classmethod
     def faults(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> list[str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringmap.errors import (
@@ -36,6 +36,7 @@ from ringmap.storage.birth import Paths, make_folder
 from ringmap.storage.copying import Anew, Copy, Look, look
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import WriterLock, describe, holder_of
+from ringmap.storage.priorities import Leaves
 from ringmap.storage.reader import Reader
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
@@ -54,10 +55,18 @@ _PARTS = {
     "state.bin",
     "manifest.json",
     "manifest.json.tmp",
+    "priorities.bin",
+    "priorities.bin.tmp",
 }
 
 
-def snapshot(source: Source, disk: Disk, folder: str, where: str) -> None:
+def snapshot(
+    source: Source,
+    disk: Disk,
+    folder: str,
+    where: str,
+    priorities: Callable[[], Leaves | None] = lambda: None,
+) -> None:
     """Make a copy of a buffer at `folder`; see `ReplayBuffer.snapshot`.
 
     Args:
@@ -65,6 +74,7 @@ def snapshot(source: Source, disk: Disk, folder: str, where: str) -> None:
         disk: where the copy goes.
         folder: its directory, absolute.
         where: the method to name in an error.
+        priorities: gives those of a buffer in RAM; one with a directory has them in a file.
     """
     folder = os.path.realpath(folder)
     _refuse(source, disk, folder, where)
@@ -75,7 +85,7 @@ def snapshot(source: Source, disk: Disk, folder: str, where: str) -> None:
         make_folder(disk, os.path.dirname(folder))
         with _workplace(disk, beside, folder, where), _followed(source) as followed:
             _refuse(source, disk, folder, where)  # another one may have come first
-            _make(followed, disk, beside, where)
+            _make(followed, disk, beside, where, priorities)
             disk.rename(beside, folder)
             try:
                 disk.sync_folder(os.path.dirname(folder))
@@ -178,12 +188,14 @@ def _clear_errors(where: str, folder: str) -> Iterator[None]:
 # -- following the writer --------------------------------------------------------------------------
 
 
-def _make(source: Source, disk: Disk, beside: str, where: str) -> None:
+def _make(
+    source: Source, disk: Disk, beside: str, where: str, priorities: Callable[[], Leaves | None]
+) -> None:
     """Make the copy in the empty directory `beside`, whole and synced."""
     for _ in range(_TRIES):
         copy = Copy(source, disk, beside)
         try:
-            copy.finish(_follow(source, copy, where))
+            copy.finish(_follow(source, copy, where), priorities())
             return
         except Anew:
             for name in set(disk.names(beside)) - {"lock"}:

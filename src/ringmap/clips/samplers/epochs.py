@@ -23,6 +23,9 @@ class EpochSampler:
     Args:
         seed: of the orders: the same for the same seed, epoch and number of clips.
 
+    Raises:
+        InputError: a seed that is none; from a draw, another `history_len` in the middle of an epoch.
+
     Example:
         >>> from ringmap import ReplayBuffer
         >>> buf = ReplayBuffer(max_steps=100, sampler=EpochSampler(seed=0))
@@ -41,7 +44,7 @@ class EpochSampler:
         self.seed = int(seed)
         self.epoch = -1
         self._taken = 0
-        self._head = self._count = 0
+        self._head = self._count = self._span = 0
         self._order: Array | None = np.empty(0, np.int64)
 
     @property
@@ -52,6 +55,12 @@ class EpochSampler:
     def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(clips) where an epoch begins."""
         window = window_of(self, buffer, history_len)
+        span = window.index.span
+        if self.left and self._span not in (0, span):
+            raise InputError(
+                f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; draw "
+                "these first, or give each length a sampler of its own"
+            )
         with window.lock:
             ids = np.empty(0, np.int64)
             while len(ids) < batch_size:
@@ -63,6 +72,7 @@ class EpochSampler:
     def _begin(self, window: Window) -> None:
         self.epoch += 1
         self._head, self._count, self._taken, self._order = window.head, window.count, 0, None
+        self._span = window.index.span
 
     def _take(self, window: Window, count: int) -> Array:
         """Return the ids of the next `count` clips of the epoch, without those that are gone."""
@@ -77,7 +87,7 @@ class EpochSampler:
         """Return the state that a buffer stores with its commits: JSON, and small."""
         return {
             "kind": type(self).__name__, "seed": self.seed, "epoch": self.epoch,
-            "head": self._head, "clips": self._count, "taken": self._taken,
+            "head": self._head, "clips": self._count, "taken": self._taken, "span": self._span,
         }  # fmt: skip
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
@@ -89,6 +99,7 @@ class EpochSampler:
         check_state(self, state)
         names = "seed", "epoch", "head", "clips", "taken"
         self.seed, self.epoch, self._head, self._count, self._taken = (int(state[n]) for n in names)
+        self._span = int(state.get("span", 0))
         self._order = None
 
     state_dict = small_state

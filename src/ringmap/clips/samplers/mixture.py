@@ -18,7 +18,8 @@ class MixtureSampler(Draws):
     """Draw each id of a batch from one of several samplers, chosen by weight.
 
     How many come from each is drawn anew for each batch, so a share of 0.1 of a batch of 4 is no
-    rounding away to none.
+    rounding away to none. `ids` and `weights` are those of the last batch; all weights are 1, as a mixture
+    is chosen for what it draws too often.
 
     Args:
         samplers: `(sampler, weight)` pairs; weights need not add up to 1.
@@ -59,19 +60,28 @@ class MixtureSampler(Draws):
         for sampler in self.samplers:
             if not callable(sampler):
                 raise InputError(f"{where}: {sampler!r} is no sampler: it can't be called")
-        self.weights = weights / weights.sum()
+        self.shares = weights / weights.sum()
+        self.ids = np.empty(0, np.int64)
+        self.weights = np.empty(0, np.float32)
         self.is_quick = all(getattr(sampler, "is_quick", False) for sampler in self.samplers)
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids, those of the samplers in random order. O(batch_size), and what they cost."""
-        counts = self.rng.multinomial(batch_size, self.weights)
-        parts = [
-            np.asarray(sampler(step, buffer, int(count), history_len))
-            for sampler, count in zip(self.samplers, counts, strict=True)
-            if count
-        ]
+        counts = self.rng.multinomial(batch_size, self.shares)
+        parts = []
+        for sampler, count in zip(self.samplers, counts, strict=True):
+            if count:
+                parts.append(np.asarray(sampler(step, buffer, int(count), history_len)))
+            elif hasattr(sampler, "follow"):  # what the others drew may be given a priority
+                sampler.follow(buffer, history_len)
         ids: Array = np.concatenate(parts)
         return ids[self.rng.permutation(batch_size)]
+
+    def follow(self, buffer: Any, history_len: int) -> None:
+        """Let the samplers that keep priorities know of the clips, as a draw would."""
+        for sampler in self.samplers:
+            if hasattr(sampler, "follow"):
+                sampler.follow(buffer, history_len)
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         """Hand priorities on to the samplers that have them; return to how many clips they were given.
@@ -115,6 +125,11 @@ class MixtureSampler(Draws):
             if part is not None:
                 getattr(sampler, how)(part)
 
+    def kept_priorities(self) -> Any:
+        """Return the priorities of the first sampler that has some, for a copy of the buffer; else None."""
+        kept = (s.kept_priorities() for s in self.samplers if hasattr(s, "kept_priorities"))
+        return next((leaves for leaves in kept if leaves is not None), None)
+
     def attach(self, source: Source) -> None:
         """Let the samplers begin with a buffer that was just opened for writing."""
         for sampler in self.samplers:
@@ -124,6 +139,7 @@ class MixtureSampler(Draws):
     def drawn(self, positions: Array) -> None:
         """Take note of what a batch was made of in the end: `ids`, for `update_priorities`."""
         self.ids = positions.astype(np.int64)
+        self.weights = np.ones(len(positions), np.float32)
 
     def flush(self) -> None:
         """Force what the samplers keep in files to the disk itself."""

@@ -40,6 +40,9 @@ log = logging.getLogger("ringmap")
 
 _NEVER_RANKED = 1 << 62
 
+_ALPHA_MOST, _EPS_LEAST = 7.0, 1e-38
+"""With these no mass of a float32 priority is 0 in float64, and no sum of them infinite."""
+
 
 class PrioritizedSampler(Draws):
     """Draw clips by priority, with replacement; a new clip has the highest priority so far, at first 1.
@@ -50,7 +53,7 @@ class PrioritizedSampler(Draws):
     `update_priorities`, and multiply losses by `weights`.
 
     Args:
-        alpha: 0 draws uniformly, 1 in full proportion.
+        alpha: 0 draws uniformly, 1 in full proportion; at most 7.
         beta: exponent of the importance weights: a number, or a function of the step such as `Linear(0.4, 1.0, 100_000)`.
         kind: "proportional" or "rank".
         eps: added to each priority, so that none is never drawn again.
@@ -94,10 +97,14 @@ class PrioritizedSampler(Draws):
                 raise InputError(
                     f"{where}: {name} must be a number and not negative, got {value!r}"
                 )
+        if alpha > _ALPHA_MOST:
+            raise InputError(f"{where}: alpha must be at most {_ALPHA_MOST:g}, got {alpha!r}")
         if kind not in ("proportional", "rank"):
             raise InputError(f"{where}: kind must be 'proportional' or 'rank', got {kind!r}")
         self.alpha, self.beta, self.kind = float(alpha), beta, kind
         self.eps = float(positive(where, "eps", eps, integer=False))
+        if self.eps < _EPS_LEAST:
+            raise InputError(f"{where}: eps must be at least {_EPS_LEAST:g}, got {eps!r}")
         if resort_every is not None:
             positive(where, "resort_every", resort_every)
         self.resort_every = resort_every
@@ -134,9 +141,7 @@ class PrioritizedSampler(Draws):
 
     def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
-        window = window_of(self, buffer, history_len)
-        if self._pid != os.getpid():  # another thread of the parent may have held it
-            self._lock = threading.RLock()
+        window = self._window(buffer, history_len)
         with window.lock, self._lock:
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len
@@ -146,6 +151,19 @@ class PrioritizedSampler(Draws):
             positions = self._low + (slots - self._low) % tree.size
             ids: Array = window.ids(positions)
         return ids
+
+    def follow(self, buffer: HasWindow, history_len: int) -> None:
+        """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
+        window = self._window(buffer, history_len)
+        with window.lock, self._lock:
+            self._follow(window)
+            self._asked = weakref.ref(buffer), history_len
+
+    def _window(self, buffer: HasWindow, history_len: int) -> Window:
+        window: Window = window_of(self, buffer, history_len)
+        if self._pid != os.getpid():  # another thread of the parent may have held it
+            self._lock = threading.RLock()
+        return window
 
     def drawn(self, positions: Array) -> None:
         """Take note of what a batch was made of in the end; the buffer calls it after each draw."""
@@ -161,9 +179,16 @@ class PrioritizedSampler(Draws):
             self.weights = (weights / weights.max()).astype(np.float32)
 
     def probabilities(self, ids: Array) -> Array:
-        """Return with which probability each of these clips was drawn last, float64; 0 for one that is gone."""
+        """Return with which probability each of these clips was drawn last, float64; 0 for one that is gone.
+
+        Raises:
+            InputError: nothing was drawn yet.
+        """
         with self._lock:
-            assert self._tree is not None
+            if self._tree is None:
+                raise InputError(
+                    "PrioritizedSampler.probabilities: no clip was drawn with this sampler yet"
+                )
             found = np.asarray(ids, np.int64)
             alive = (found >= self._low) & (found < self._high)
             masses = self._tree.leaves[found % self._tree.size]
@@ -179,16 +204,19 @@ class PrioritizedSampler(Draws):
             values: `(B,)` priorities, such as absolute TD errors: finite and not negative.
 
         Raises:
-            InputError: shapes that differ, or such a value; before anything was drawn. Nothing was changed.
+            InputError: shapes that differ, such a value, or before anything was drawn. Nothing was changed.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
 
         Cost: O(B log rows), and one write.
         """
         where = "PrioritizedSampler.update_priorities"
-        positions = np.atleast_1d(np.asarray(ids))
         if hasattr(values, "detach"):
-            values = values.detach().cpu()
-        given = np.atleast_1d(np.asarray(values, np.float64))
+            values = values.detach().cpu().double()  # bfloat16, too
+        try:
+            positions = np.atleast_1d(np.asarray(ids))
+            given = np.atleast_1d(np.asarray(values, np.float64))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where}: ids and values must be numbers: {error}") from None
         if (
             positions.ndim != 1
             or positions.shape != given.shape
@@ -413,6 +441,12 @@ class PrioritizedSampler(Draws):
                     self._restored = kept
                 else:
                     self._take_over(kept)
+
+    def kept_priorities(self) -> Leaves | None:
+        """Return a copy of all priorities, for a copy of the buffer; None before the first draw. O(rows)."""
+        with self._lock:
+            leaves = self._leaves
+            return leaves and replace(leaves, values=leaves.values.copy())
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
         """Give the positions of a saved state their priorities; the next draw builds the tree anew."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from ringmap.clips.samplers.base import positive
+from ringmap.errors import InputError
 
 __all__ = ["Linear"]
 
@@ -10,6 +14,9 @@ __all__ = ["Linear"]
 @dataclass(frozen=True, slots=True)
 class Linear:
     """From `start` at step 0 straight to `stop` at step `steps`, and `stop` from there on.
+
+    Raises:
+        InputError: an end that is no finite number, or steps that are no positive number.
 
     Example:
         >>> beta = Linear(0.4, 1.0, steps=100)
@@ -20,6 +27,14 @@ class Linear:
     start: float
     stop: float
     steps: int
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name in ("start", "stop"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise InputError(f"Linear: {name} must be a finite number, got {value!r}")
+        positive("Linear", "steps", self.steps, integer=False)
 
     def __call__(self, step: int) -> float:
         """Return the value at a step."""
