@@ -155,12 +155,20 @@ def test_an_update_between_eviction_and_the_next_draw_is_ignored():
     assert buf.update_priorities(sampler.ids, np.ones(16)) == 0
 
 
-def test_of_an_id_named_twice_the_last_value_counts():
-    buf, sampler = made([4], alpha=1.0)
+def test_of_an_id_named_twice_the_last_value_counts(tmp_path):
+    buf, sampler = made([4], alpha=1.0, path=tmp_path / "buf")
     buf.sample(1)
     buf.update_priorities([1, 2, 1], [5.0, 1.0, 3.0])
-    chances = sampler.probabilities(np.arange(4))
-    assert chances[1] / chances[2] == pytest.approx(3, rel=1e-5)
+    for drawn in (sampler, PrioritizedSampler(alpha=1.0, rng=0)):
+        if drawn is not sampler:
+            buf.close()
+            buf = ReplayBuffer(100, sampler=drawn, path=tmp_path / "buf", sync_every_s=0)
+        fill(buf, [1], first=1)  # the highest so far is 3
+        buf.sample(1)
+        chances = drawn.probabilities(np.arange(5))
+        assert chances[1] / chances[2] == pytest.approx(3, rel=1e-5)
+        assert chances[4] == chances[1]
+    buf.close()
 
 
 def test_a_mixture_hands_priorities_on():

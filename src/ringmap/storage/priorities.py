@@ -233,8 +233,9 @@ class PriorityFile:
             else:
                 positions = np.frombuffer(log, np.int64, count, at + _FRAME.size)
                 priorities = np.frombuffer(log, np.float32, count, at + _FRAME.size + count * 8)
-                leaves.values[positions % self._rows] = priorities
-                leaves.highest = max(leaves.highest, float(priorities.max(initial=0)))
+                slots = positions % self._rows
+                leaves.values[slots] = priorities
+                leaves.highest = max(leaves.highest, float(leaves.values[slots].max(initial=0)))
             at, number = at + _aligned(size), number + 1
         self._end = at
         return []

@@ -248,7 +248,7 @@ class PrioritizedSampler(Draws):
 
                 def change(leaves: Leaves) -> None:
                     leaves.values[slots] = priorities
-                    leaves.highest = max(leaves.highest, float(priorities.max()))
+                    leaves.highest = max(leaves.highest, float(leaves.values[slots].max()))
 
                 self._change(lambda file: file.append_points(places, priorities), change)
                 assert self._leaves is not None
