@@ -168,6 +168,7 @@ def test_a_bad_add_changes_nothing(changed, message, make):
         ({"beta": 1.5}, "beta must be between"),
         ({"to": "tensordict"}, "to must be one of"),
         ({"to": "numpy", "device": "cpu"}, "are for tensors"),
+        ({"device": "nowhere"}, "can.t be used here"),
     ],
 )
 def test_wrong_arguments(options, message, tmp_path):

@@ -270,7 +270,7 @@ def test_bad_steps_change_nothing(name):
     ("options", "message"),
     [
         ({"capacity": 0}, "capacity must be positive"), ({"shape": -1}, "expected a shape"),
-        ({"shape": {"a/b": (1,)}}, "without '/'"), ({"shape": {}}, "no leaves"), ({"n_step": 0}, "n_step"),
+        ({"shape": {"a/b": (1,)}}, "holds a slash"), ({"shape": {}}, "no leaves"), ({"n_step": 0}, "n_step"),
         ({"gamma": 1.5}, "gamma"), ({"obs_dtype": "nonsense"}, "no dtype"), ({"device": "nowhere"}, "device"),
         ({"action_shape": {"a": (1,)}}, "action_shape"),
     ],
@@ -651,3 +651,14 @@ def test_repr(tmp_path):
     )
     buf.close()
     assert "closed" in repr(buf)
+
+
+def test_keys_of_nested_observations_that_no_column_could_tell_apart():
+    buf = TransitionReplayBuffer(10, {"eye": {"left": (2,)}}, device=None)
+    step = {"eye": {"left": np.zeros(2)}}
+    buf.add(step, 0, 0.0, step, False)
+    assert buf.sample(1)["observations"]["eye"]["left"].shape == (1, 2)
+    with pytest.raises(InputError, match="holds a slash"):
+        buf.add({"eye/left": np.zeros(2)}, 0, 0.0, step, False)
+    with pytest.raises(InputError, match="expected leaves"):
+        buf.add({"eye": {"right": np.zeros(2)}}, 0, 0.0, step, False)

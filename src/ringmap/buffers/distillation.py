@@ -23,7 +23,7 @@ import numpy as np
 from ringmap.buffers.handout import HandOut
 from ringmap.buffers.labels import LABELS_PER_ROW, LabelLog
 from ringmap.buffers.lanes import episodes_of, pieces_of
-from ringmap.buffers.nested import flat, is_tensordict, nested
+from ringmap.buffers.nested import flat, is_tensordict, nested, root
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, numpy_rows, whole
@@ -308,7 +308,7 @@ class DistillationBuffer:
 
     def _is_single(self, columns: Mapping[str, Any]) -> bool:
         """Tell whether these are the values of one step: known by the shape of an observation."""
-        name = next(n for n in columns if n.split(".")[0] == "student_observations")
+        name = next(n for n in columns if root(n) == "student_observations")
         schema, shape = self._ring.schema, None
         if schema is not None:
             shape = next((spec.shape for spec in schema.columns if spec.name == name), None)
@@ -343,7 +343,7 @@ class DistillationBuffer:
         schema = self._ring.schema
         if schema is None:
             return 0
-        specs = [s for s in schema.columns if s.name.split(".")[0] in LABELS]
+        specs = [s for s in schema.columns if root(s.name) in LABELS]
         done = 0
         for ids in groups:
             if not len(ids):
@@ -515,7 +515,7 @@ class DistillationBuffer:
         blocks = {n: v.reshape(*taken.shape, *v.shape[1:]) for n, v in columns.items()}
         made: dict[str, Any] = {}
         for name, values in blocks.items():
-            if name.split(".")[0] == "hidden":
+            if root(name) == "hidden":
                 made[name] = values[0]
             else:
                 values[~mask] = np.zeros((), values.dtype)

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.halves import Half, StepsHalf, half_of
-from ringmap.buffers.handout import HandOut
-from ringmap.buffers.nested import as_tensordict, nested
+from ringmap.buffers.handout import HandOut, as_tensordict
+from ringmap.buffers.nested import nested
 from ringmap.buffers.options import positive
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, NoClipsError, UnknownColumnError

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.buffers.gae import generalized_advantages
-from ringmap.buffers.leaves import Leaves
+from ringmap.buffers.handout import check_device
+from ringmap.buffers.nested import Leaves
 from ringmap.buffers.options import positive
-from ringmap.buffers.tensors import check_device
 from ringmap.errors import CorruptError, InputError, NoClipsError
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmap.buffers.leaves import Leaves, as_array, dtype_of
+from ringmap.buffers.handout import HandOut, check_device
+from ringmap.buffers.nested import Leaves, as_array, dtype_of
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.tensors import check_device, to_tensors
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Window
 from ringmap.errors import ClipIndexError, CorruptError, EnvironmentFault, InputError, LappedError
@@ -418,11 +418,9 @@ class TransitionReplayBuffer:
             for name in ("ids", "weights"):
                 if hasattr(sampler, name):
                     batch[name] = getattr(sampler, name)
-        device = self.device if to is None else ("cpu" if self.device is None else self.device)
-        if device is None or to == "numpy":
-            return batch
-        made: dict[str, Any] = to_tensors(batch, device, self.pin_memory)
-        return made
+        if to == "torch" or (to is None and self.device is not None):
+            batch = HandOut("torch", self.device, self.pin_memory).tensors(batch)
+        return self._nested(batch)
 
     def _draw(self, size: int, step: int) -> Array:
         """Return the positions of the next batch."""
@@ -452,7 +450,7 @@ class TransitionReplayBuffer:
                 return window.positions(numbers - window.base)
 
     def _read(self, positions: Array) -> dict[str, Any]:
-        """Return the transitions at these positions; one that is gone is drawn anew, and `positions` shows it."""
+        """Return the transitions at these positions, flat; one that is gone is drawn anew, and `positions` shows it."""
         source = self._ring._source
         unsure = np.arange(len(positions))
         batch: dict[str, Array] = {}
@@ -466,7 +464,7 @@ class TransitionReplayBuffer:
             tail = source.newest_tail()
             unsure = unsure[~good | (positions[unsure] < tail)]
             if not len(unsure):
-                return self._nested(batch)
+                return batch
             source.refresh()
             with source.memory:
                 window = self._window()
@@ -592,7 +590,7 @@ class TransitionReplayBuffer:
                     self._kept_nbytes -= _nbytes(self._kept.popitem(last=False)[1])
         return found
 
-    def _nested(self, batch: Mapping[str, Array]) -> dict[str, Any]:
+    def _nested(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         made = {_OBS: self._trees[0].nest(batch)}
         made |= {name: batch[name] for name in ("actions", "rewards")}
         made[f"next_{_OBS}"] = self._trees[0].nest(batch, f"next_{_OBS}")
@@ -600,8 +598,9 @@ class TransitionReplayBuffer:
         for tree in self._trees[1:]:
             made[_CRITIC] = tree.nest(batch)
             made[f"next_{_CRITIC}"] = tree.nest(batch, f"next_{_CRITIC}")
-        if "discounts" in batch:
-            made["discounts"] = batch["discounts"]
+        for name in ("discounts", "ids", "weights"):
+            if name in batch:
+                made[name] = batch[name]
         return made
 
     # -- the rest ----------------------------------------------------------------------------
