@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.rollout import RolloutBuffer
-    from ringmap.buffers.transitions import TransitionReplayBuffer
+    from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
     from ringmap.storage.repair import repair
@@ -42,7 +42,7 @@ _HOMES = {
     "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
     "RolloutBuffer": "ringmap.buffers.rollout",
-    "TransitionReplayBuffer": "ringmap.buffers.transitions",
+    "TransitionReplayBuffer": "ringmap.buffers.transitions.buffer",
     "World": "ringmap.world.world",
     "Zarr": "ringmap.storage.columns.backends",
     "check": "ringmap.storage.check",

@@ -263,7 +263,7 @@ def test_bad_steps_change_nothing(name):
     assert len(buf) == 1
     same(buf.sample(1), before)
     buf.add(**step)
-    assert buf._ring._source.live.num_steps == 2
+    assert buf._ring.buffer._source.live.num_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -380,13 +380,13 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
     buf, life, reference = make(path=tmp_path / "buf"), Life(4), Reference(50)
     for turn in range(12):
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
-            buf._pending_head, buf._pending = -1, None
+            buf._following.newest_head, buf._following.newest = -1, None
         add(buf, reference, life.step(2))
-        head = buf._ring._source.head
-        written = buf._successors._next
-        assert buf._successors.find(head) is not None
+        head = buf._ring.buffer._source.head
+        written = buf._following.files._next
+        assert buf._following.files.find(head) is not None
         assert (
-            buf._successors._next == written
+            buf._following.files._next == written
         )  # the one that is needed is not the next to be written
         compare(buf, reference)
     buf.close()
@@ -523,7 +523,7 @@ def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
             Buffer.disk.left = None
             compare(buf, reference)
             if reopen:
-                buf._ring._owned.abandon()
+                buf._ring.buffer._owned.abandon()
                 buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
                 compare(buf, reference)
             buf.add(*step[:5], truncated=step[5])

@@ -99,7 +99,7 @@ class DistillationBuffer:
         durability: str = "process",
         sync_every_s: float = 30.0,
     ) -> None:
-        self._options = {"durability": durability, "sync_every_s": sync_every_s}
+        self._options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         self._choose(retention, keep_rounds, obs_shape, beta, HandOut(to, device, bool(pin_memory)))
         positive(_WHERE, "capacity", capacity)
         rows = None if path is None else os.path.join(os.path.abspath(path), "rows")
@@ -167,7 +167,7 @@ class DistillationBuffer:
         buffer._choose(**asked, out=out)
         buffer._path = os.path.abspath(path)
         buffer._round = buffer._version = -1
-        buffer._ring, buffer._log = StepRing.open_reader(rows), None
+        buffer._ring, buffer._log = StepRing.open(rows), None
         return buffer
 
     # -- rounds ------------------------------------------------------------------------------
@@ -608,7 +608,7 @@ class DistillationBuffer:
                 LABELS_PER_ROW * self._ring.capacity,
                 path=self._log_path(),
                 schema=LabelLog.schema(specs),
-                **self._options,  # type: ignore[arg-type]
+                **self._options,
             )
             self._log = LabelLog(self._ring, log)
         return self._log

@@ -1,19 +1,19 @@
 """A step-wise ring: the newest `capacity` rows that were added, over a buffer of episodes.
 
-    ReplayBuffer, max_steps = capacity + group      [..|g7 g7|g8 g8 g8|g9]
-                                                          ^ window: the newest `capacity` rows
+    ReplayBuffer, max_steps = capacity + group, spare_rows = group      [..|g7 g7|g8 g8 g8|g9]
+                                                                             ^ window: the newest `capacity` rows
 
 Rows come in groups of at most `group`, each one commit (an "episode" to the buffer). The buffer evicts
 whole groups, and has room for one more than the window, so that what lies in the window is always there.
+The capacity is what the directory says: max_steps less the spare rows.
 
 Invariants: len == min(rows ever added, capacity), but for what damage took; a row keeps its id, its position
-on the ring, for life; no group is longer than the spare rows.
+on the ring, for life; what `add` commits at once is no longer than the spare rows.
 Not here: which rows are drawn, and what they mean.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
@@ -23,6 +23,7 @@ import numpy as np
 
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.clips.window import Window
 from ringmap.errors import ExistsError, InputError, LappedError
 from ringmap.storage.birth import examine, make_folder, read_manifest
 from ringmap.storage.files import Disk
@@ -40,7 +41,11 @@ class StepRing:
     Args:
         capacity: rows.
         path: directory; None for RAM. One that holds a ring already is opened.
-        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads.
+        group: rows of one commit, and how many more than `capacity` there is room for; None: a sixteenth, at least 1024, at
+            most `capacity`.
+        kind: the class of the buffer.
+        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads. With a schema the ring is
+            told from other buffers by its columns, else by its capacity, which is noted with the first rows.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is on disk.
@@ -63,30 +68,40 @@ class StepRing:
         capacity: int,
         *,
         path: str | os.PathLike[str] | None = None,
+        group: int | None = None,
+        kind: type[ReplayBuffer] = ReplayBuffer,
         where: str = "StepRing",
         **options: Any,
     ) -> None:
         positive(where, "capacity", capacity)
         self.capacity = int(capacity)
-        self.group = spare_rows(self.capacity)
-        if path is not None and examine(ReplayBuffer.disk, os.path.abspath(path)) == "buffer":
-            found = _capacity_of(read_manifest(ReplayBuffer.disk, os.path.abspath(path)).max_steps)
+        self.group = spare_rows(self.capacity) if group is None else group
+        self._noted = options.get("schema") is None
+        if path is not None and examine(kind.disk, os.path.abspath(path)) == "buffer":
+            found = self.capacity_at(path, where, kind.disk)
             if found != self.capacity:
                 raise InputError(
-                    f"{where}: capacity={capacity}, but the ring on disk has capacity={found}; there is no resize"
+                    f"{where}: capacity={capacity}, but the buffer on disk has capacity={found}; there is no resize: "
+                    f"open it with {where}.open, or make a new one"
                 )
-        self.buffer = ReplayBuffer(self.capacity + self.group, path=path, **options)
-        if self.buffer._source.head and "capacity" not in self.buffer.notes:
+        self.buffer = kind(self.capacity + self.group, path=path, spare_rows=self.group, **options)
+        if self._noted and self.buffer._source.head and "capacity" not in self.buffer.notes:
             self.buffer.close()
             raise _no_ring(where, path)
 
     @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StepRing:
-        """Return a live reader of the ring at a path; `refresh` shows it what came since."""
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        kind: type[ReplayBuffer] = ReplayBuffer,
+        **options: Any,
+    ) -> StepRing:
+        """Return the ring at a path, whatever its capacity: "r" for a live reader, "r+" for the writer."""
         ring = cls.__new__(cls)
-        ring.buffer = ReplayBuffer.open(path, **options)
-        ring.capacity = _capacity_of(ring.buffer.max_steps)
-        ring.group = spare_rows(ring.capacity)
+        ring.buffer = kind.open(path, mode, **options)
+        manifest = ring.buffer._owned.manifest
+        ring.capacity, ring.group = manifest.max_steps - manifest.spare, manifest.spare
         return ring
 
     @classmethod
@@ -107,8 +122,16 @@ class StepRing:
 
     # -- which rows --------------------------------------------------------------------------
 
+    def window(self) -> Window:
+        """Return the newest `capacity` rows as they are now, numbered from the oldest. O(1)."""
+        source = self.buffer._source
+        with source.memory:
+            index = self.buffer._clip_reader.index.of(1)
+            oldest = max(index.base, index.end - self.capacity)
+            return Window(source, index, oldest, index.end, has_episodes=False)
+
     def __len__(self) -> int:
-        return min(self.buffer.num_valid_ends(1), self.capacity)
+        return self.window().count
 
     @property
     def added(self) -> int:
@@ -118,23 +141,20 @@ class StepRing:
     @property
     def oldest(self) -> int:
         """The oldest id in the window. O(log groups)."""
-        return self.id_at(0) if len(self) else self.added
+        with self.buffer._source.memory:
+            return self.window().low
 
     def ids(self) -> Array:
         """Return the ids of all rows in the window, oldest first, int64. O(rows)."""
-        size = len(self)
-        return self._place(np.arange(size), size)
+        with self.buffer._source.memory:
+            window = self.window()
+            return window.positions(np.arange(window.count))
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups)."""
-        size = len(self)
-        return self._place(rng.integers(0, size, count), size)
-
-    def _place(self, ages: Array, size: int) -> Array:
-        """Return the positions of rows counted from the oldest of the newest `size`."""
-        buffer = self.buffer
-        pinned = buffer._pin(1)
-        return buffer._clip_reader.place(ages + (pinned.end - size), pinned, 1)
+        with self.buffer._source.memory:
+            window = self.window()
+            return window.positions(rng.integers(0, window.count, count))
 
     def holds(self, ids: Array) -> Array:
         """Tell of each id whether its row is in the window. O(ids log groups)."""
@@ -146,7 +166,8 @@ class StepRing:
 
     def id_at(self, age: int) -> int:
         """Return the id of the row that is `age` rows younger than the oldest in the window. O(log groups)."""
-        return int(self._place(np.array([age]), len(self))[0])
+        with self.buffer._source.memory:
+            return int(self.window().positions(np.array([age]))[0])
 
     def rows(self, ids: Array) -> dict[str, Array]:
         """Return rows by id, column -> `(n, ...)`, copies. The ids are in the window.
@@ -207,15 +228,16 @@ class StepRing:
         """
         buffer = self.buffer
         store = buffer._writer(where)
-        arrays = as_columns(numpy_rows(rows), where)
+        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows), where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
             raise InputError(
                 f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time"
             )
         store.settle()
-        schema = Schema.of(arrays) if store.schema is None else store.schema
-        arrays = schema.fit(arrays, buffer.options.casting, where)
+        if count > self.group:  # what does not fit is to be found ahead of the first commit
+            schema = Schema.of(arrays) if store.schema is None else store.schema
+            arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
         if not store.seq and self._noted:
             notes = {**(notes or {}), "capacity": self.capacity}
@@ -224,6 +246,22 @@ class StepRing:
             last = at + self.group >= count
             buffer.write_episode(part, notes=notes if last or not store.seq else None)
         return np.arange(first, first + count)
+
+    def commit(self, arrays: list[Array], data: bytes, where: str) -> None:
+        """Store rows of a ring whose columns are fixed in one commit, however many they are.
+
+        Args:
+            arrays: one per column, in the schema's order and dtypes, C-contiguous.
+            data: encoded episode data.
+            where: the method to name in an error.
+
+        Raises:
+            EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
+        """
+        store = self.buffer._writer(where)
+        assert store.schema is not None
+        with self.buffer._sampling() as small:
+            store.commit(store.schema, arrays, data, 0, where=where, small=small)
 
     # -- whole rings -------------------------------------------------------------------------
 
@@ -251,29 +289,20 @@ class StepRing:
             copy.close()
 
     @staticmethod
-    def capacity_at(path: str | os.PathLike[str], where: str) -> int:
+    def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None) -> int:
         """Return the capacity of the ring at a path.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: there is none.
         """
-        buffer = ReplayBuffer.open(path, mode="r+")
-        try:
-            noted = buffer.notes.get("capacity")
-        finally:
-            buffer.close()
-        if noted is None:
+        fixed = read_manifest(ReplayBuffer.disk if disk is None else disk, os.path.abspath(path))
+        if fixed.spare >= fixed.max_steps:
             raise _no_ring(where, path)
-        return int(noted)
+        return fixed.max_steps - fixed.spare
 
     def __repr__(self) -> str:
         place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
-
-
-def _capacity_of(max_steps: int) -> int:
-    """Return the capacity of the ring whose buffer has `max_steps`: no two have the same."""
-    return bisect.bisect_left(range(max_steps), max_steps, key=lambda n: n + spare_rows(n))
 
 
 def _no_ring(where: str, path: Any) -> InputError:
