@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ringmap.buffers.distillation import DistillationBuffer
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
-    from ringmap.buffers.rollout import RolloutBuffer
+    from ringmap.buffers.rollout.buffer import RolloutBuffer
     from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
@@ -41,7 +41,7 @@ _HOMES = {
     "DistillationBuffer": "ringmap.buffers.distillation",
     "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
-    "RolloutBuffer": "ringmap.buffers.rollout",
+    "RolloutBuffer": "ringmap.buffers.rollout.buffer",
     "TransitionReplayBuffer": "ringmap.buffers.transitions.buffer",
     "World": "ringmap.world.world",
     "Zarr": "ringmap.storage.columns.backends",
