@@ -8,7 +8,7 @@ from ringmap.faces import lazily
 
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, samplers, world
-    from ringmap.buffers.distillation import DistillationBuffer
+    from ringmap.buffers.distillation.buffer import DistillationBuffer
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.rollout.buffer import RolloutBuffer
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DistillationBuffer": "ringmap.buffers.distillation",
+    "DistillationBuffer": "ringmap.buffers.distillation.buffer",
     "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
     "RolloutBuffer": "ringmap.buffers.rollout.buffer",

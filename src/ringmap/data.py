@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ringmap.faces import lazily
 
 if TYPE_CHECKING:
-    from ringmap.buffers.beta import ExponentialBeta, LinearBeta
-    from ringmap.buffers.distillation import DistillationBuffer
+    from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
+    from ringmap.buffers.distillation.buffer import DistillationBuffer
     from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.torchrl_storage import torchrl_storage
@@ -65,9 +65,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DistillationBuffer": "ringmap.buffers.distillation",
-    "ExponentialBeta": "ringmap.buffers.beta",
-    "LinearBeta": "ringmap.buffers.beta",
+    "DistillationBuffer": "ringmap.buffers.distillation.buffer",
+    "ExponentialBeta": "ringmap.buffers.distillation.beta",
+    "LinearBeta": "ringmap.buffers.distillation.beta",
     "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
     "ReplayBuffer": "ringmap.buffers.replay",
     "ConcatDataset": "ringmap.datasets.joined",

@@ -150,11 +150,18 @@ class StepRing:
             window = self.window()
             return window.positions(np.arange(window.count))
 
-    def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups)."""
+    def draw(self, count: int, rng: np.random.Generator, since: int = 0) -> Array:
+        """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups).
+
+        Args:
+            count: of the rows.
+            rng: what draws.
+            since: the id of a row in the window; those before it are left out.
+        """
         with self.buffer._source.memory:
             window = self.window()
-            return window.positions(rng.integers(0, window.count, count))
+            least = int(window.ids(np.array([since]))[0]) if since > window.low else 0
+            return window.positions(rng.integers(least, window.count, count))
 
     def holds(self, ids: Array) -> Array:
         """Tell of each id whether its row is in the window. O(ids log groups)."""
@@ -185,6 +192,14 @@ class StepRing:
         found = buffer._read(positions, 1, 1)
         columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
         return columns, positions
+
+    def read(self, ids: Array) -> tuple[dict[str, Array], Array]:
+        """Return rows as `rows` does, and which of them are in the window still: the others mean nothing."""
+        source = self.buffer._source
+        stored = source.rows
+        assert stored is not None
+        columns = {n: c.take(ids % stored.ring.rows) for n, c in stored.by_name.items()}
+        return columns, self.holds(ids) & (ids >= source.newest_tail())
 
     def column(self, name: str, ids: Array) -> Array:
         """Return one column of rows by id.
