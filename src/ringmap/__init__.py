@@ -9,7 +9,7 @@ from ringmap.faces import lazily
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, samplers, world
     from ringmap.buffers.distillation.buffer import DistillationBuffer
-    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
+    from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.rollout.buffer import RolloutBuffer
     from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
@@ -39,7 +39,7 @@ __all__ = [
 
 _HOMES = {
     "DistillationBuffer": "ringmap.buffers.distillation.buffer",
-    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online.buffer",
     "ReplayBuffer": "ringmap.buffers.replay",
     "RolloutBuffer": "ringmap.buffers.rollout.buffer",
     "TransitionReplayBuffer": "ringmap.buffers.transitions.buffer",

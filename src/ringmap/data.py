@@ -9,7 +9,7 @@ from ringmap.faces import lazily
 if TYPE_CHECKING:
     from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
     from ringmap.buffers.distillation.buffer import DistillationBuffer
-    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
+    from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.torchrl_storage import torchrl_storage
     from ringmap.datasets.base import Dataset
@@ -68,7 +68,7 @@ _HOMES = {
     "DistillationBuffer": "ringmap.buffers.distillation.buffer",
     "ExponentialBeta": "ringmap.buffers.distillation.beta",
     "LinearBeta": "ringmap.buffers.distillation.beta",
-    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online.buffer",
     "ReplayBuffer": "ringmap.buffers.replay",
     "ConcatDataset": "ringmap.datasets.joined",
     "torchrl_storage": "ringmap.buffers.torchrl_storage",

@@ -290,18 +290,19 @@ class StepRing:
         self.buffer.close()
 
     def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
-        """Write a copy of what is stored to a new directory, with these notes as well.
+        """Write a copy of what is stored to a new directory, with these notes as well: whole, or not at all.
 
         Raises:
             ExistsError: something is there.
         """
-        self.buffer.snapshot(path)
-        copy = ReplayBuffer.open(path, mode="r+")
-        try:
-            noted = {"capacity": self.capacity} if self._noted else {}
-            copy.flush(notes={**noted, **notes})
-        finally:
-            copy.close()
+        noted = {"capacity": self.capacity} if self._noted else {}
+        with whole(ReplayBuffer.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
+            self.buffer.snapshot(folder)
+            copy = ReplayBuffer.open(folder, mode="r+")
+            try:
+                copy.flush(notes={**noted, **notes})
+            finally:
+                copy.close()
 
     @staticmethod
     def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None) -> int:

@@ -31,11 +31,11 @@ from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.following import Following, partings
+from ringmap.buffers.transitions.following import Following, announce_in, partings
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Window
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, LappedError
 from ringmap.storage.birth import read_manifest
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.files import Disk
@@ -391,12 +391,27 @@ class TransitionReplayBuffer:
 
         Raises:
             ExistsError: something is there.
-            EnvironmentFault: the disk has no room, or fails.
+            LappedError: the writer overtook this reader.
+            EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
         """
-        target = os.path.abspath(path)
+        where = f"{type(self).__name__}.save"
+        source, disk = self._ring.buffer._source, self.disk
+
+        def finish(folder: str) -> None:
+            copied = read_manifest(disk, folder)
+            head = int(copied.table["head"])
+            newest = self._following.of_newest(head)
+            if newest is None and source.refresh() | (source.head != head):
+                newest = self._reader.led_to(head)  # of a reader: the writer has gone on
+                if newest is None:
+                    raise LappedError(
+                        f"{where}: {source.folder}: the writer overtook this reader; raise capacity, or save in its process"
+                    )
+            if newest is not None:
+                announce_in(disk, folder, copied, head, newest)
+
         with self._following.lock:
-            self._ring.buffer.snapshot(target)
-            self._following.copy_to(self.disk, target, read_manifest(self.disk, target))
+            self._ring.buffer._snapshot(path, where, finish)
 
     def close(self) -> None:
         """Flush, and give files and lock back."""

@@ -24,7 +24,7 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.source import Source
 from ringmap.storage.successors import Successors
 
-__all__ = ["Following", "partings"]
+__all__ = ["Following", "announce_in", "partings"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
@@ -174,20 +174,20 @@ class Following:
                 self.files.sync()
                 self.files.turn()
 
-    def copy_to(self, disk: Disk, folder: str, copied: Manifest) -> None:
-        """Write, durably, what the newest rows of a copy in another folder lead to."""
-        head = int(copied.table["head"])
-        newest = self.newest if self.newest_head == head else self.files.find(head)
-        if newest is not None:
-            files = Successors(disk, Paths(folder).successors, copied.uuid)
-            files.write(head, newest)
-            files.sync()
-            files.close()
-            disk.sync_folder(folder)
-
     def close(self) -> None:
         """Give the files back."""
         self.files.close()
+
+
+def announce_in(disk: Disk, folder: str, copied: Manifest, head: int, newest: Observations) -> None:
+    """Write, durably, what the newest rows of a copy in another folder lead to."""
+    files = Successors(disk, Paths(folder).successors, copied.uuid)
+    try:
+        files.write(head, newest)
+        files.sync()
+    finally:
+        files.close()
+    disk.sync_folder(folder)
 
 
 def partings(rows: Observations, before: Observations | None) -> tuple[Array, dict[str, Array]]:

@@ -12,7 +12,7 @@ Not here: which transitions are drawn (buffer.py), next observations that are no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,22 @@ class TransitionReader:
             f"{source.folder}: a batch could not be read in {_TRIES} tries: its writer overtook this reader each time; "
             "raise capacity, or ask for smaller batches"
         )
+
+    def led_to(self, head: int) -> dict[str, Array] | None:
+        """Return what the call that ended at `head` led to, by leaf, from what was stored since; None if that is gone."""
+        source = self.ring.buffer._source
+        source.refresh()
+        rows = source.rows
+        assert rows is not None
+        last = np.array([head - 1])
+        count = abs(int(rows.by_name["lanes"].take(last % rows.ring.rows)[0]))
+        if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
+            return None
+        positions = np.arange(head - count, head)
+        batch, good = replace(self, n_step=1)._gather(source, positions)
+        if not good.all() or head - count < source.newest_tail():
+            return None
+        return {name: batch[f"next_{name}"] for name in self.columns.observed}
 
     def _gather(self, source: Source, positions: Array) -> tuple[dict[str, Array], Array]:
         """Return transitions flat by leaf, and which of them are whole."""
