@@ -808,3 +808,19 @@ def test_reopened_before_the_first_row(tmp_path):
     with DistillationBuffer.open(tmp_path / "buf") as buf:
         assert numbers(buf.rows([0, 1])).tolist() == [0, 1]
     buf.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("actor_id", np.array([2**64 - 1, 0], np.uint64), "actor_id"), ("dones", [np.nan, 0], "0 or 1"),
+        ("executed_actions", torch.zeros(2, dtype=torch.bfloat16), "can't be made an array"),
+    ],
+)  # fmt: skip
+def test_values_that_would_be_something_else(make, name, value, message):
+    buf = make()
+    with pytest.raises(InputError, match=message):
+        buf.add(*rows(0, 2), **{name: value})
+    assert len(buf) == 0
+    buf.close()
+    assert "closed" in repr(buf)

@@ -164,6 +164,8 @@ class Leaves:
         Raises:
             InputError: names are missing or too many.
         """
+        if not self.is_nested and not _has_keys(value):  # what `add` is given at each step
+            return {self.prefix: value}
         found, _ = flat({self.prefix: value}, where)
         if found.keys() != set(self.names):
             raise InputError(
@@ -181,7 +183,7 @@ class Leaves:
         for spec, (name, leaf) in zip(
             self.columns, self.flatten(value, where).items(), strict=True
         ):
-            array = as_array(leaf, f"{where}: {name}")
+            array = as_array(leaf, where, name)
             if array.shape == spec.shape:
                 array = array[None]
             if array.ndim != len(spec.shape) + 1 or array.shape[1:] != spec.shape:
@@ -191,7 +193,7 @@ class Leaves:
             if array.dtype != spec.dtype:
                 array = cast(array, spec.dtype, "safe", f"{where}: {name}")
             rows[name] = np.ascontiguousarray(array)
-        if len({len(values) for values in rows.values()}) > 1:
+        if len(rows) > 1 and len({len(values) for values in rows.values()}) > 1:
             sizes = {name: len(values) for name, values in rows.items()}
             raise InputError(
                 f"{where}: {self.prefix}: leaves differ in their number of rows: {sizes}"
@@ -218,16 +220,18 @@ def dtype_of(given: Any, where: str) -> np.dtype[Any]:
         raise InputError(f"{where}: {given!r} is no dtype of a column") from None
 
 
-def as_array(value: Any, where: str) -> Array:
+def as_array(value: Any, where: str, name: str) -> Array:
     """Return an array, or an array-like or tensor as one."""
+    if type(value) is np.ndarray and value.dtype.kind != "O":
+        return value
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where}: can't be made an array: {error}") from None
+        raise InputError(f"{where}: {name} can't be made an array: {error}") from None
     if array.dtype.kind == "O":
-        raise InputError(f"{where}: is ragged or holds objects; give an array")
+        raise InputError(f"{where}: {name} is ragged or holds objects; give an array")
     return array
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.window import Window
@@ -243,7 +244,7 @@ class StepRing:
         """
         buffer = self.buffer
         store = buffer._writer(where)
-        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows), where)
+        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
             raise InputError(
@@ -351,9 +352,13 @@ def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
         raise
 
 
-def numpy_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns with tensors of any device as arrays."""
+def numpy_rows(rows: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return columns with tensors of any device as arrays.
+
+    Raises:
+        InputError: a tensor of a dtype that NumPy does not have.
+    """
     return {
-        name: value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        name: as_array(value, where, name) if hasattr(value, "detach") else value
         for name, value in rows.items()
     }

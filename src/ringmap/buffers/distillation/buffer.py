@@ -555,6 +555,8 @@ class DistillationBuffer:
             self.flush()
 
     def __repr__(self) -> str:
+        if self._ring.closed:
+            return f"{_WHERE}(closed, path={self._rows.path!r})"
         place = "" if self._rows.path is None else f", path={self._rows.path!r}"
         return (
             f"{_WHERE}(rows={len(self)}/{self._ring.capacity}, round={self.round}, "

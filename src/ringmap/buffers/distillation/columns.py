@@ -18,6 +18,7 @@ import numpy as np
 from ringmap.buffers.nested import flat, is_tensordict, root
 from ringmap.buffers.steps import numpy_rows
 from ringmap.errors import InputError
+from ringmap.storage.casting import cast
 from ringmap.storage.schema import Schema, as_columns
 
 __all__ = ["fitted_labels", "row_columns"]
@@ -42,7 +43,7 @@ def row_columns(
         InputError: unequal lengths, or `actor_id` or `dones` that are not one number a row.
     """
     rows, _ = flat({name: value for name, value in given.items() if value is not None}, where)
-    columns: dict[str, Any] = numpy_rows(rows)
+    columns: dict[str, Any] = numpy_rows(rows, where)
     if _is_single(columns, schema, obs_shape, where):
         columns = {name: np.asarray(v)[None] for name, v in columns.items()}
     for name in ("actor_id", "dones"):
@@ -53,9 +54,12 @@ def row_columns(
     actors = arrays.setdefault("actor_id", np.arange(count))
     if actors.dtype.kind not in "iu":
         raise InputError(f"{where}: actor_id must be integers, got {actors.dtype}")
+    dones = arrays.get("dones", np.zeros(count))
+    if not np.isin(dones, (0, 1)).all():
+        raise InputError(f"{where}: dones must be 0 or 1, got {dones}")
     return arrays | {
-        "actor_id": actors.astype(np.int64),
-        "dones": arrays.get("dones", np.zeros(count)) != 0,
+        "actor_id": cast(actors, np.dtype(np.int64), "safe", f"{where}: actor_id"),
+        "dones": dones != 0,
         "round": np.full(count, round),
         "policy_version": np.full(count, version),
         "stamp": np.full(count, secrets.randbits(64), np.uint64),
@@ -77,7 +81,7 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
     if not isinstance(given, Mapping) and not is_tensordict(given):
         given = {"teacher_actions": given}
     labels, _ = flat(given, where)
-    arrays = as_columns(numpy_rows(labels), where)
+    arrays = as_columns(numpy_rows(labels, where), where)
     if arrays and len(next(iter(arrays.values()))) != count:
         raise InputError(
             f"{where}: {len(next(iter(arrays.values())))} labels for {count} rows; expected one for each"

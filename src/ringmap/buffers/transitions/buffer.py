@@ -345,7 +345,9 @@ class TransitionReplayBuffer:
             ids: `batch["ids"]`, an array or a tensor.
             values: their priorities.
         """
-        return self._ring.buffer.update_priorities(as_array(ids, "ids"), values)
+        return self._ring.buffer.update_priorities(
+            as_array(ids, f"{type(self).__name__}.update_priorities", "ids"), values
+        )
 
     @property
     def path(self) -> Path | None:

@@ -140,7 +140,7 @@ class TransitionColumns:
 
 def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
     """Return a value as `(count, *shape)` of the column's dtype; one step may come without the first axis."""
-    array = as_array(value, f"{where}: {spec.name}")
+    array = as_array(value, where, spec.name)
     if count == 1 and array.shape == spec.shape:
         array = array[None]
     if array.shape == (count, 1) and not spec.shape:
@@ -152,5 +152,4 @@ def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
         )
     if array.dtype != spec.dtype:
         array = cast(array, spec.dtype, "safe", f"{where}: {spec.name}")
-    made: Array = np.array(array, order="C", copy=None)
-    return made
+    return np.ascontiguousarray(array)

