@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from ringmap import TransitionReplayBuffer
 from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
 from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
 from ringmap.buffers.distillation.lanes import episodes_of, pieces_of
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.data import DistillationBuffer
-from ringmap.errors import ExistsError, InputError, LappedError, NoClipsError, ReadOnlyError
+from ringmap.errors import (
+    ExistsError,
+    InputError,
+    LappedError,
+    NoClipsError,
+    ReadOnlyError,
+    UnknownFormatError,
+)
 from ringmap.storage.files import Disk
 
 
@@ -824,3 +832,48 @@ def test_values_that_would_be_something_else(make, name, value, message):
     assert len(buf) == 0
     buf.close()
     assert "closed" in repr(buf)
+
+
+def test_which_rows_are_kept_is_remembered(tmp_path):
+    buf = DistillationBuffer(100, retention="last", keep_rounds=1, path=tmp_path / "buf")
+    for turn in range(3):
+        buf.start_round()
+        buf.add(*rows(4 * turn, 4))
+    with DistillationBuffer.open(tmp_path / "buf") as reader:
+        assert (reader.retention, reader.keep_rounds) == ("last", 1)
+        assert [numbers(b).tolist() for b in reader.epochs(4, shuffle=False)] == [[8, 9, 10, 11]]
+    reader.close()
+    with DistillationBuffer.open(tmp_path / "buf", retention="all") as reader:
+        assert len(reader) == 12
+    reader.close()
+    buf.close()
+    with DistillationBuffer.open(tmp_path / "buf", "r+") as buf:
+        assert len(buf) == 4
+    buf.close()
+
+
+def test_a_state_older_than_the_rows(make):
+    buf = make(retention="last", keep_rounds=1)
+    buf.start_round()
+    state = buf.state_dict()
+    buf.add(*rows(0, 4))
+    buf.start_round()
+    buf.add(*rows(4, 4))
+    buf.load_state_dict(state)
+    assert buf.round == 1
+    buf.add(*rows(8, 4))
+    assert {int(r) for r in buf.batch(100)["round"]} == {1}
+    assert len(buf) == 8
+
+
+def test_a_directory_of_something_else(tmp_path):
+    with TransitionReplayBuffer(10, (2,), path=tmp_path / "buf") as other:
+        other.add(np.zeros(2), 0, 0.0, np.zeros(2), False)
+    other.close()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for name in ("buf", "mine"):
+        before = sorted((tmp_path / name).iterdir())
+        with pytest.raises(UnknownFormatError, match="something else"):
+            DistillationBuffer(10, path=tmp_path / name)
+        assert sorted((tmp_path / name).iterdir()) == before

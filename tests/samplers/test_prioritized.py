@@ -549,36 +549,3 @@ def test_a_foreign_file_is_set_aside(tmp_path):
     assert "header 1 is damaged" in str(ringmap.check(tmp_path / "buf")[0])
     ringmap.repair(tmp_path / "buf", dry_run=False)
     assert (tmp_path / "buf/priorities.bin.aside").exists()
-
-
-def test_a_priority_that_alpha_makes_too_great_or_too_small():
-    for alpha, value in ((10, 3e38), (60, 0.0)):
-        sampler = PrioritizedSampler(alpha=alpha, rng=0)
-        buf = ReplayBuffer(max_steps=50, sampler=sampler)
-        buf.write_episode({"step": np.arange(20)})
-        buf.sample(4)
-        before = sampler.probabilities(np.arange(20))
-        with pytest.raises(InputError, match="to the power of alpha"):
-            sampler.update_priorities(sampler.ids, [value, 1, 1, 1])
-        np.testing.assert_array_equal(sampler.probabilities(np.arange(20)), before)
-
-
-def test_of_an_id_named_twice_the_last_value_counts_for_new_clips_too():
-    sampler = PrioritizedSampler(alpha=1, eps=1e-9, rng=0)
-    buf = ReplayBuffer(max_steps=50, sampler=sampler)
-    buf.write_episode({"step": np.arange(4)})
-    buf.sample(4)
-    assert sampler.update_priorities(np.array([1, 1, 0]), [99.0, 2.0, 1.0]) == 3
-    buf.write_episode({"step": np.arange(1)})
-    buf.sample(4)
-    np.testing.assert_allclose(sampler.probabilities(np.arange(5)) * 7, [1, 2, 1, 1, 2], rtol=1e-6)
-
-
-def test_priorities_of_half_precision():
-    import torch
-
-    sampler = PrioritizedSampler(rng=0)
-    buf = ReplayBuffer(max_steps=50, sampler=sampler)
-    buf.write_episode({"step": np.arange(20)})
-    buf.sample(4)
-    assert sampler.update_priorities(sampler.ids, torch.ones(4, dtype=torch.bfloat16)) == 4

@@ -15,6 +15,7 @@ Not here: which rows are drawn, and what they mean.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.window import Window
 from ringmap.errors import ExistsError, InputError, LappedError
 from ringmap.storage.birth import examine, make_folder, read_manifest
+from ringmap.storage.blobs import decode_blob
 from ringmap.storage.files import Disk
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
@@ -34,6 +36,9 @@ from ringmap.storage.schema import Schema, as_columns
 __all__ = ["StepRing", "numpy_rows", "whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+_TRIES = 10
 
 
 class StepRing:
@@ -278,6 +283,20 @@ class StepRing:
         assert store.schema is not None
         with self.buffer._sampling() as small:
             store.commit(store.schema, arrays, data, 0, where=where, small=small)
+
+    def notes(self) -> dict[str, Any]:
+        """Return what was noted with the newest rows; of a reader too, as of its last refresh."""
+        if self.buffer.mode == "r+":
+            return self.buffer.notes
+        source = self.buffer._source
+        for _ in range(_TRIES):
+            record = source.table.read(source.seq) if source.seq else None
+            blob = None if record is None else source.blob_of(record)
+            if blob is not None:
+                carried: dict[str, Any] = json.loads(decode_blob(blob)[1] or b"{}")
+                return dict(carried.get("notes", {}))
+            source.refresh()  # overwritten meanwhile, or nothing is stored
+        return {}
 
     # -- whole rings -------------------------------------------------------------------------
 

@@ -102,12 +102,12 @@ class DistillationBuffer:
         positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         folder = None if path is None else os.path.abspath(path)
-        rows = None if folder is None else rows_path(folder)
+        rows = None if folder is None else rows_path(folder, _WHERE)
         self._ring = StepRing(capacity, path=rows, where=_WHERE, **options)
         try:
             saved = self._ring.buffer.notes.get("distillation")
             if saved is not None:
-                self.load_state_dict(saved)
+                self._rounds.state = saved
             self._rows = LabelledRows(self._ring, folder, options)
         except BaseException:
             self._ring.close()
@@ -130,27 +130,42 @@ class DistillationBuffer:
         Args:
             path: its directory.
             mode: "r" for a live reader; "r+" for the writer.
-            options: as for the constructor, but for `capacity` and `path`. `seed` is that of a reader.
+            options: as for the constructor, but for `capacity` and `path`. `seed` is that of a reader. Without `retention`
+                and `keep_rounds` they are what they were when it was last written.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
-        rows = rows_path(path)
+        rows = rows_path(path, f"{_WHERE}.open")
         if mode == "r+":
-            return cls(StepRing.capacity_at(rows, f"{_WHERE}.open"), path=path, **options)
+            buffer = cls(StepRing.capacity_at(rows, f"{_WHERE}.open"), path=path, **options)
+            buffer._keep_as_noted(options)
+            return buffer
         if mode != "r":
             raise InputError(
                 f"{_WHERE}.open: mode must be 'r' (read) or 'r+' (write), got {mode!r}"
             )
         buffer = cls.__new__(cls)
         out = HandOut(*(options.pop(name, default) for name, default in _OUT))
+        named = dict(options)
         asked = {name: options.pop(name, default) for name, default in _HOW}
         if options:
             raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
         buffer._choose(**asked, out=out)
         buffer._ring = StepRing.open(rows)
         buffer._rows = LabelledRows(buffer._ring, os.path.abspath(path), {})
+        buffer._keep_as_noted(named)
         return buffer
+
+    def _keep_as_noted(self, named: Mapping[str, Any]) -> None:
+        """Keep the rows that were kept when the buffer was last written, unless this call says which."""
+        saved = self._ring.notes().get("distillation", {})
+        if "retention" in saved and not {"retention", "keep_rounds"} & set(named):
+            self._retention = Retention(saved["retention"], saved["keep_rounds"], _WHERE)
+
+    def _noted(self) -> dict[str, Any]:
+        kept = {"retention": self.retention, "keep_rounds": self.keep_rounds}
+        return {**self._rounds.state, **kept}
 
     @property
     def retention(self) -> str:
@@ -167,11 +182,12 @@ class DistillationBuffer:
     @property
     def round(self) -> int:
         """The current round; rounds count from 0. Of a reader: that of the newest row."""
-        if self._writes:
-            return max(0, self._rounds.number)
-        added = self._ring.added
-        newest = np.array([added - 1])
-        return int(self._ring.column("round", newest)[0]) if len(self._ring) else 0
+        return max(0, self._rounds.number if self._writes else self._round_of_newest())
+
+    def _round_of_newest(self) -> int:
+        """Return the round of the newest row, -1 if there is none."""
+        newest = np.array([self._ring.added - 1])
+        return int(self._ring.column("round", newest)[0]) if len(self._ring) else -1
 
     @property
     def policy_version(self) -> int:
@@ -198,7 +214,7 @@ class DistillationBuffer:
         rounds.number += 1
         rounds.version = rounds.number if asked is None else asked
         try:
-            ring.buffer.flush(notes={"distillation": rounds.state})
+            ring.buffer.flush(notes={"distillation": self._noted()})
         except BaseException:
             rounds.number, rounds.version = before
             raise
@@ -266,7 +282,7 @@ class DistillationBuffer:
         )
         arrays = row_columns(given, ring.schema, self._obs_shape, self.round, version, where)
         self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
-        state = {**self._rounds.state, "round": self.round}
+        state = {**self._noted(), "round": self.round}
         ids = ring.add(arrays, {"distillation": state}, where)
         self._rounds.number = self.round  # rows without a start_round() before them are of round 0
         return ids
@@ -518,13 +534,15 @@ class DistillationBuffer:
         return self._rounds.state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, over the same rows."""
+        """Go on where `state_dict` was taken, over the same rows; where those are of later rounds already, in the newest."""
+        newest = self._round_of_newest()
         self._rounds.state = dict(state)
+        self._rounds.number = max(self._rounds.number, newest)
 
     def flush(self) -> None:
         """Force rows, labels and state to the disk itself. A reader: nothing."""
         if self._writes:
-            self._rows.flush({"distillation": self._rounds.state})
+            self._rows.flush({"distillation": self._noted()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy to a new directory, which `open` opens: whole, or not at all.
@@ -533,7 +551,7 @@ class DistillationBuffer:
             ExistsError: something is there.
         """
         self._writer("save")
-        self._rows.copy_to(path, {"distillation": self._rounds.state}, f"{_WHERE}.save")
+        self._rows.copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
         """Flush, and give files and locks back. Closing twice is fine."""

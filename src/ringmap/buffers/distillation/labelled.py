@@ -19,6 +19,7 @@ from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
 from ringmap.buffers.nested import root
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
+from ringmap.errors import UnknownFormatError
 from ringmap.storage.birth import examine
 from ringmap.storage.schema import ColumnSpec, Schema
 
@@ -126,7 +127,7 @@ class LabelledRows:
             ExistsError: something is there.
         """
         with whole(ReplayBuffer.disk, os.path.abspath(path), where) as folder:
-            self.ring.copy_to(rows_path(folder), notes)
+            self.ring.copy_to(rows_path(folder, where), notes)
             if self.log is not None:
                 self.log.log.snapshot(os.path.join(folder, "labels"))
 
@@ -142,6 +143,17 @@ class LabelledRows:
         self.ring.close()
 
 
-def rows_path(path: str | os.PathLike[str]) -> str:
-    """Return where the rows of a directory are."""
-    return os.path.join(os.path.abspath(path), "rows")
+def rows_path(path: str | os.PathLike[str], where: str) -> str:
+    """Return where the rows of a directory are, or will be.
+
+    Raises:
+        UnknownFormatError: it holds something else.
+    """
+    folder, disk = os.path.abspath(path), ReplayBuffer.disk
+    if disk.exists(folder) and disk.is_folder(folder):
+        names = {name for name in disk.names(folder) if not name.startswith(".")}
+        if names and "rows" not in names:
+            raise UnknownFormatError(
+                f"{where}: {folder} holds something else, such as {min(names)!r}; choose another path"
+            )
+    return os.path.join(folder, "rows")

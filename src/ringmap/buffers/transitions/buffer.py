@@ -389,8 +389,6 @@ class TransitionReplayBuffer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Make a copy of the buffer in a directory that is new or empty; `open` opens it.
 
-        Priorities are not in it: `state_dict()` has them.
-
         Raises:
             ExistsError: something is there.
             LappedError: the writer overtook this reader.
