@@ -411,6 +411,8 @@ class DistillationBuffer:
     ) -> Iterator[Batch]:
         """Yield every row that there is when its epoch begins exactly once, in batches as of `batch`.
 
+        Rows that are evicted before their turn are left out.
+
         Args:
             batch_size: rows in a batch; the last one of an epoch may be smaller.
             num_epochs: how often.
@@ -444,7 +446,7 @@ class DistillationBuffer:
 
         Besides the columns of `batch`: `mask` `(length, B)`, False where a piece is shorter and rows are zeros;
         `is_first` `(length, B)`, True at the first row that is stored of an episode. `hidden` is `(B, ...)`: the state with which each
-        piece begins.
+        piece begins. A piece of which a row was evicted before its turn is left out.
 
         Args:
             length: T, rows of a piece.
