@@ -8,11 +8,11 @@ from ringmap.faces import lazily
 
 if TYPE_CHECKING:
     from ringmap import data, errors, policy, samplers, world
-    from ringmap.buffers.distillation import DistillationBuffer
-    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
+    from ringmap.buffers.distillation.buffer import DistillationBuffer
+    from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
-    from ringmap.buffers.rollout import RolloutBuffer
-    from ringmap.buffers.transitions import TransitionReplayBuffer
+    from ringmap.buffers.rollout.buffer import RolloutBuffer
+    from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
     from ringmap.storage.check import check
     from ringmap.storage.columns.backends import Zarr
     from ringmap.storage.repair import repair
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DistillationBuffer": "ringmap.buffers.distillation",
-    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
+    "DistillationBuffer": "ringmap.buffers.distillation.buffer",
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online.buffer",
     "ReplayBuffer": "ringmap.buffers.replay",
-    "RolloutBuffer": "ringmap.buffers.rollout",
-    "TransitionReplayBuffer": "ringmap.buffers.transitions",
+    "RolloutBuffer": "ringmap.buffers.rollout.buffer",
+    "TransitionReplayBuffer": "ringmap.buffers.transitions.buffer",
     "World": "ringmap.world.world",
     "Zarr": "ringmap.storage.columns.backends",
     "check": "ringmap.storage.check",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ringmap.faces import lazily
 
 if TYPE_CHECKING:
-    from ringmap.buffers.beta import ExponentialBeta, LinearBeta
-    from ringmap.buffers.distillation import DistillationBuffer
-    from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
+    from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
+    from ringmap.buffers.distillation.buffer import DistillationBuffer
+    from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.buffers.torchrl_storage import torchrl_storage
     from ringmap.datasets.base import Dataset
@@ -65,10 +65,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DistillationBuffer": "ringmap.buffers.distillation",
-    "ExponentialBeta": "ringmap.buffers.beta",
-    "LinearBeta": "ringmap.buffers.beta",
-    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online",
+    "DistillationBuffer": "ringmap.buffers.distillation.buffer",
+    "ExponentialBeta": "ringmap.buffers.distillation.beta",
+    "LinearBeta": "ringmap.buffers.distillation.beta",
+    "OfflineToOnlineReplayBuffer": "ringmap.buffers.offline_to_online.buffer",
     "ReplayBuffer": "ringmap.buffers.replay",
     "ConcatDataset": "ringmap.datasets.joined",
     "torchrl_storage": "ringmap.buffers.torchrl_storage",

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from ringmap.buffers.beta import ExponentialBeta, LinearBeta
-from ringmap.buffers.labels import LABELS_PER_ROW, LabelLog
-from ringmap.buffers.lanes import episodes_of, pieces_of
+from ringmap import TransitionReplayBuffer
+from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
+from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
+from ringmap.buffers.distillation.lanes import episodes_of, pieces_of
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.data import DistillationBuffer
-from ringmap.errors import ExistsError, InputError, LappedError, NoClipsError, ReadOnlyError
+from ringmap.errors import (
+    ExistsError,
+    InputError,
+    LappedError,
+    NoClipsError,
+    ReadOnlyError,
+    UnknownFormatError,
+)
 from ringmap.storage.files import Disk
 
 
@@ -38,7 +46,7 @@ def make(buffer):
 
 def die(buf):
     """Let go of the files as a kill does: no flush, no close."""
-    for part in (buf._ring.buffer, *([buf._log.log] if buf._log else [])):
+    for part in (buf._ring.buffer, *([buf._rows.log.log] if buf._rows.log else [])):
         part._owned.abandon()
         part._closed = True
 
@@ -168,6 +176,7 @@ def test_a_bad_add_changes_nothing(changed, message, make):
         ({"beta": 1.5}, "beta must be between"),
         ({"to": "tensordict"}, "to must be one of"),
         ({"to": "numpy", "device": "cpu"}, "are for tensors"),
+        ({"device": "nowhere"}, "can.t be used here"),
     ],
 )
 def test_wrong_arguments(options, message, tmp_path):
@@ -450,15 +459,17 @@ def test_labels_are_those_of_a_dict(make):
         assert stored(buf) == model
         if make.on_disk and turn % 25 == 10:
             die(buf)
-            buf = make(capacity, path=buf._path, **options)
+            buf = make(capacity, path=buf._rows.path, **options)
             assert stored(buf) == model
-    assert buf._log.log._source.head > 4 * LABELS_PER_ROW * capacity > commits / 4
+    assert buf._rows.log.log._source.head > 4 * LABELS_PER_ROW * capacity > commits / 4
     assert buf.check() == []
 
 
 def test_without_carrying_forward_labels_are_lost(make, monkeypatch):
     """A control: the log must have been gone through in the test above."""
-    monkeypatch.setattr("ringmap.buffers.labels.LabelLog._make_room", lambda self, count: None)
+    monkeypatch.setattr(
+        "ringmap.buffers.distillation.labels.LabelLog._make_room", lambda self, count: None
+    )
     buf = make(10)
     buf.add(*rows(0, 10), actor_id=[0] * 10, dones=[1] * 10)
     buf.relabel([0], better(1))
@@ -616,7 +627,7 @@ def test_state(make):
     buf.flush()
     if make.on_disk:
         die(buf)
-        buf = make(path=buf._path, beta=0.5)
+        buf = make(path=buf._rows.path, beta=0.5)
         assert buf.round == 1
         assert play() == expected
 
@@ -645,7 +656,7 @@ def test_an_error_while_saving_leaves_nothing(tmp_path, monkeypatch):
     buf = DistillationBuffer(50)
     fill(buf, 6)
     buf.relabel([2, 3], better(5))
-    monkeypatch.setattr(buf._log.log, "snapshot", lambda path: 1 / 0)
+    monkeypatch.setattr(buf._rows.log.log, "snapshot", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         buf.save(tmp_path / "kept")
     assert list(tmp_path.iterdir()) == []
@@ -712,3 +723,157 @@ def test_a_ram_buffer_pickles_its_rows():
     copy.add(*rows(50, 1), hidden={"h": np.zeros((1, 1), "f4")})
     copy.relabel([2], better(6))
     assert (stored(copy)[2], stored(buf)[2]) == (26, 25)
+
+
+# -- rows that go while they are gone over -------------------------------------------------------
+
+
+def test_what_is_evicted_before_its_turn_is_left_out(make):
+    def add(episodes, first):
+        for e in range(first, first + episodes):
+            for t in range(4):
+                buf.add(*rows(4 * e + t, 1), dones=[t == 3])
+
+    buf = make(16, retention="fifo")
+    add(4, 0)
+    pieces = buf.sequences(4, batch_size=2, shuffle=False)
+    assert numbers(next(pieces)).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    add(3, 4)
+    rest = list(pieces)  # episodes 2 and 3: one of them is gone
+    assert [numbers(b).tolist() for b in rest] == [[[12], [13], [14], [15]]]
+    assert rest[0]["mask"].all()
+    assert rest[0]["is_first"].sum() == 1
+    epoch = buf.epochs(5, shuffle=False)
+    assert numbers(next(epoch)).tolist() == [12, 13, 14, 15, 16]
+    add(2, 7)  # up to 19 are gone
+    assert [numbers(b).tolist() for b in epoch] == [[20, 21], [22, 23, 24, 25, 26], [27]]
+
+
+def test_a_teacher_that_takes_its_time_labels_what_is_left(make):
+    buf = make(8, retention="fifo")
+    buf.add(*rows(0, 8), actor_id=[0] * 8)
+
+    def slow(batch):
+        if len(numbers(batch)) == 8:
+            buf.add(*rows(8, 5), actor_id=[0] * 5)
+        return numbers(batch) * 100
+
+    assert buf.relabel(None, slow) == 3
+    assert stored(buf) == {n: n * 100 if n < 8 else n * 10 for n in range(5, 13)}
+
+
+def test_flags_with_an_axis_too_many(make):
+    buf = make()
+    for t in range(4):
+        buf.add(*rows(2 * t, 2), dones=np.array([[t == 1], [False]]), actor_id=np.array([[0], [1]]))
+    assert [part.tolist() for part in buf.episodes()] == [[0, 2], [1, 3, 5, 7], [4, 6]]
+    for name in ("dones", "actor_id"):
+        with pytest.raises(InputError, match=f"{name} has shape"):
+            buf.add(*rows(8, 2), **{name: np.zeros((2, 2), np.int64)})
+    assert len(buf) == 8
+
+
+def test_mixing_takes_like_with_like(make):
+    buf = make(beta=0.5)
+    for teacher, student in (
+        (np.zeros(4), np.ones((4, 1))), (np.zeros((1, 2)), np.ones((4, 2))), (torch.zeros(3), torch.zeros(4)),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="expected the same"):
+            buf.mix(teacher, student)
+    with pytest.raises(InputError, match="does not fit"):
+        buf.mix([0.5] * 4, np.ones(4, int))
+    assert {int(buf.mix(0, 1)) for _ in range(30)} == {0, 1}
+    made = buf.mix(np.zeros((50, 2)), torch.ones(50, 2))
+    assert made.dtype == torch.float32
+    assert {tuple(row) for row in made.tolist()} == {(0.0, 0.0), (1.0, 1.0)}
+
+
+class Draw(torch.utils.data.IterableDataset):
+    def __init__(self, buf):
+        self.buf = buf
+
+    def __iter__(self):
+        yield self.buf.batch(20)["ids"].tolist()
+
+
+def test_workers_draw_apart(make):
+    buf = make()
+    fill(buf, 40)
+    loader = torch.utils.data.DataLoader(Draw(buf), batch_size=None, num_workers=2)
+    first, second = loader
+    assert first != second
+
+
+def test_reopened_before_the_first_row(tmp_path):
+    for turn in range(2):
+        with DistillationBuffer(100, path=tmp_path / "buf") as buf:
+            assert buf.start_round() == turn
+        buf.close()
+    with DistillationBuffer.open(tmp_path / "buf", "r+") as buf:
+        assert (buf.round, len(buf)) == (1, 0)
+        buf.add(*rows(0, 2))
+    buf.close()
+    with DistillationBuffer.open(tmp_path / "buf") as buf:
+        assert numbers(buf.rows([0, 1])).tolist() == [0, 1]
+    buf.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("actor_id", np.array([2**64 - 1, 0], np.uint64), "actor_id"), ("dones", [np.nan, 0], "0 or 1"),
+        ("executed_actions", torch.zeros(2, dtype=torch.bfloat16), "can't be made an array"),
+    ],
+)  # fmt: skip
+def test_values_that_would_be_something_else(make, name, value, message):
+    buf = make()
+    with pytest.raises(InputError, match=message):
+        buf.add(*rows(0, 2), **{name: value})
+    assert len(buf) == 0
+    buf.close()
+    assert "closed" in repr(buf)
+
+
+def test_which_rows_are_kept_is_remembered(tmp_path):
+    buf = DistillationBuffer(100, retention="last", keep_rounds=1, path=tmp_path / "buf")
+    for turn in range(3):
+        buf.start_round()
+        buf.add(*rows(4 * turn, 4))
+    with DistillationBuffer.open(tmp_path / "buf") as reader:
+        assert (reader.retention, reader.keep_rounds) == ("last", 1)
+        assert [numbers(b).tolist() for b in reader.epochs(4, shuffle=False)] == [[8, 9, 10, 11]]
+    reader.close()
+    with DistillationBuffer.open(tmp_path / "buf", retention="all") as reader:
+        assert len(reader) == 12
+    reader.close()
+    buf.close()
+    with DistillationBuffer.open(tmp_path / "buf", "r+") as buf:
+        assert len(buf) == 4
+    buf.close()
+
+
+def test_a_state_older_than_the_rows(make):
+    buf = make(retention="last", keep_rounds=1)
+    buf.start_round()
+    state = buf.state_dict()
+    buf.add(*rows(0, 4))
+    buf.start_round()
+    buf.add(*rows(4, 4))
+    buf.load_state_dict(state)
+    assert buf.round == 1
+    buf.add(*rows(8, 4))
+    assert {int(r) for r in buf.batch(100)["round"]} == {1}
+    assert len(buf) == 8
+
+
+def test_a_directory_of_something_else(tmp_path):
+    with TransitionReplayBuffer(10, (2,), path=tmp_path / "buf") as other:
+        other.add(np.zeros(2), 0, 0.0, np.zeros(2), False)
+    other.close()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for name in ("buf", "mine"):
+        before = sorted((tmp_path / name).iterdir())
+        with pytest.raises(UnknownFormatError, match="something else"):
+            DistillationBuffer(10, path=tmp_path / name)
+        assert sorted((tmp_path / name).iterdir()) == before

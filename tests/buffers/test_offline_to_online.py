@@ -1,6 +1,7 @@
 """Batches of offline and online rows: how many of each, from what, and what happens when it is wrong."""
 
 import math
+import pickle
 import sys
 from fractions import Fraction
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from ringmap import TransitionReplayBuffer
 from ringmap.buffers import torchrl_storage as storage_module
 from ringmap.buffers.steps import StepRing
 from ringmap.data import (
+    DistillationBuffer,
     OfflineToOnlineReplayBuffer,
     ReplayBuffer,
     get_format,
@@ -29,6 +32,7 @@ from ringmap.errors import (
     NotFoundError,
     ReadOnlyError,
 )
+from ringmap.samplers import PrioritizedSampler
 
 FRACTIONS = (0.5, 0.25, 0.1, 1 / 3, 0.85)
 
@@ -302,13 +306,13 @@ def test_to_torch_provenance_and_transform(made):
 
 def test_nested_rows(made):
     offline = ReplayBuffer(max_steps=10)
-    offline.write_episode({"obs.eye": np.zeros((4, 2)), "reward": np.zeros(4)})
+    offline.write_episode({"obs/eye": np.zeros((4, 2)), "reward": np.zeros(4)})
     rb = made(offline)
     rb.extend({"obs": {"eye": np.ones((3, 2))}, "reward": torch.ones(3)})
     batch = rb.sample(4)
     assert batch["obs"]["eye"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    with pytest.raises(ValueError, match="holds a dot"):
-        rb.extend({"obs": {"eye": np.ones((3, 2))}, "a.b": np.ones(3)})
+    with pytest.raises(ValueError, match="holds a slash"):
+        rb.extend({"obs": {"eye": np.ones((3, 2))}, "a/b": np.ones(3)})
 
 
 def test_different_dtypes_take_the_one_that_holds_both(made):
@@ -755,3 +759,100 @@ def test_a_missing_extra_is_named(monkeypatch):
         storage_module.torchrl_storage(offline_buffer())
     with pytest.raises(InputError, match="expected a ReplayBuffer"):
         storage_module.torchrl_storage([])
+
+
+# -- beside what comes by default ---------------------------------------------------------------
+
+
+def test_a_mix_is_opened_as_it_was_left(tmp_path):
+    offline = offline_buffer()
+    rb = OfflineToOnlineReplayBuffer(
+        offline, online_capacity=50, path=tmp_path / "ring", offline_fraction=0.25
+    )
+    rb.anneal(1, 2)
+    rb.close()
+    for options, expected, base in (({}, 0.125, 0.25), ({"offline_fraction": 0.4}, 0.4, 0.4)):
+        with OfflineToOnlineReplayBuffer.open(tmp_path / "ring", offline, **options) as again:
+            assert again.offline_fraction == expected
+            assert len(again.online_buffer) == 0
+            again.anneal(0, 1)
+            assert again.offline_fraction == base
+            again.anneal(1, 2)
+        again.close()
+
+
+def test_ids_and_weights_are_in_every_batch():
+    offline = offline_buffer()
+    online = ReplayBuffer(max_steps=100, sampler=PrioritizedSampler(rng=0))
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, offline_fraction=0.5, seed=0)
+    batch = rb.sample(4)
+    assert batch["ids"].tolist() == [-1] * 4
+    assert batch["weights"].tolist() == [1] * 4
+    rb.extend(episode(12, 1))
+    for size in (1, 4):
+        batch = rb.sample(size)
+        assert (batch["ids"] >= 0).sum() == rb.split(size)[1]
+        assert batch["weights"].shape == (size,)
+
+
+def test_a_pickled_ring_follows_its_writer(tmp_path):
+    rb = OfflineToOnlineReplayBuffer(
+        offline_buffer(), online_capacity=50, path=tmp_path / "ring", seed=0
+    )
+    rb.extend(episode(10, 1))
+    copy = pickle.loads(pickle.dumps(rb))
+    rb.extend(episode(30, 1))
+    assert len(copy.online_buffer) == 10
+    assert len(copy) == len(rb)
+    assert len(copy.online_buffer) == 40
+    with copy:
+        copy.sample(4)
+    copy.close()
+    rb.close()
+
+
+def test_buffers_of_ours_on_both_sides():
+    def row(n):
+        obs = np.zeros((n, 2))
+        return {
+            "observations": obs, "actions": np.zeros(n, int), "rewards": np.zeros(n), "next_observations": obs + 1,
+            "dones": np.zeros(n),
+        }  # fmt: skip
+
+    offline, online = (TransitionReplayBuffer(100, (2,), device=None) for _ in range(2))
+    offline.add(**row(20))
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
+    assert rb.extend(row(3)).tolist() == [0, 1, 2]
+    assert rb.extend(row(2)).tolist() == [3, 4]
+    student = DistillationBuffer(50, seed=0)
+    student.add(np.zeros((30, 2)), np.zeros(30, int))
+    rb = OfflineToOnlineReplayBuffer(student, online_capacity=50)
+    assert rb.sample(4)["teacher_actions"].shape == (4,)
+
+
+class Draw(torch.utils.data.IterableDataset):
+    def __init__(self, rb):
+        self.rb = rb
+
+    def __iter__(self):
+        yield self.rb.sample(40)["number"].tolist()
+
+
+def test_workers_draw_apart(tmp_path):
+    offline = ReplayBuffer(max_steps=100)
+    offline.write_episode({"number": np.arange(50)})
+    rb = OfflineToOnlineReplayBuffer(offline, online_capacity=100, seed=0)
+    rb.extend({"number": np.arange(100, 180)})
+    loader = torch.utils.data.DataLoader(Draw(rb), batch_size=None, num_workers=2)
+    first, second = ([n for n in batch if n >= 100] for batch in loader)
+    assert len(first) == 20
+    assert first != second
+
+
+@pytest.mark.parametrize("ask", [("a", 3), (1, "b"), (float("nan"), 10), (1, float("nan"))])
+def test_annealing_by_what_is_no_number(ask, made):
+    rb = made()
+    before = rb.offline_fraction
+    with pytest.raises(ValueError, match="step must be a number"):
+        rb.anneal(*ask)
+    assert rb.offline_fraction == before

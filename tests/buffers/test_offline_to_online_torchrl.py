@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,3 +154,12 @@ def test_a_ring_is_an_offline_half_too():
     rb = OfflineToOnlineReplayBuffer(ring, online_capacity=20)
     rb.extend(TensorDict({"observation": torch.ones(5, 4)}, [5]))
     assert rb.sample(4)["observation"][:, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_tensordict_is_an_episode_to_a_replay_buffer():
+    offline, online = Episodes(max_steps=50), Episodes(max_steps=50)
+    offline.write_episode({"obs": np.zeros((20, 3), np.float32)})
+    rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
+    assert rb.extend(TensorDict({"obs": torch.ones(10, 3)}, [10])).tolist() == list(range(10))
+    assert rb.sample(8)["obs"].shape == (8, 3)
+    assert online.lengths.tolist() == [10]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringmap import RolloutBuffer
-from ringmap.buffers.gae import generalized_advantages
+from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.errors import CorruptError, InputError, NoClipsError
 
 
@@ -280,12 +280,12 @@ def test_bad_steps_change_nothing(name):
         "privileged_observations": torch.zeros(4, 2),
     }
     buf.add(**step)
-    before = {key: value.clone() for key, value in buf._store.items()}
+    before = {key: value.clone() for key, value in buf._tensors.by_name.items()}
     changed, message = BAD[name]
     with pytest.raises(InputError, match=message):
         buf.add(**{**step, **changed})
     assert len(buf) == 1
-    assert all(torch.equal(value, before[key]) for key, value in buf._store.items())
+    assert all(torch.equal(value, before[key]) for key, value in buf._tensors.by_name.items())
 
 
 @pytest.mark.parametrize(
@@ -355,3 +355,45 @@ def test_repr():
         repr(filled())
         == "RolloutBuffer(6/6 steps of 4, {'observations': (3,), 'actions': (2,)}, cpu)"
     )
+
+
+def test_a_value_that_a_dtype_can_not_hold_is_refused():
+    buf = RolloutBuffer(2, 2, (1,), (), action_dtype=np.int64, obs_dtype=np.uint8)
+    zeros = torch.zeros(2)
+    good = {
+        "observations": torch.zeros(2, 1), "privileged_observations": None, "actions": zeros, "rewards": zeros,
+        "dones": zeros, "values": zeros, "log_probs": zeros,
+    }  # fmt: skip
+    for name, bad in (
+        ("actions", torch.tensor([1.7, 2.0])), ("observations", torch.tensor([[300.0], [0.0]])),
+        ("observations", torch.tensor([[-1], [0]])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name} .* can't hold"):
+            buf.add(**{**good, name: bad})
+    assert len(buf) == 0
+    buf.add(**{**good, "actions": torch.tensor([1.0, 2.0], dtype=torch.float64)})
+    assert buf.actions[0].tolist() == [1, 2]
+    other = RolloutBuffer(2, 2, (1,), (), action_dtype=np.float32, obs_dtype=np.uint8)
+    with pytest.raises(ValueError, match="expected columns"):
+        other.load_state_dict(buf.state_dict())
+    assert len(other) == 0
+
+
+def test_a_timeout_ends_an_episode_though_it_is_not_called_done():
+    def advantages(dones):
+        buf = RolloutBuffer(1, 3, (1,), ())
+        for t in range(3):
+            late = t == 1
+            buf.add(torch.zeros(1, 1), None, torch.zeros(1), torch.ones(1), torch.tensor([dones * late]),
+                    torch.full((1,), 5.0), torch.zeros(1), timeouts=torch.tensor([late]),
+                    final_values=torch.full((1,), 7.0))  # fmt: skip
+        buf.compute_returns_and_advantages(torch.full((1,), 5.0))
+        return buf.advantages.tolist(), buf.dones.tolist()
+
+    assert advantages(0.0) == advantages(1.0)
+
+
+def test_privileged_observations_that_are_not_declared():
+    buf = RolloutBuffer(1, 3, (1,), ())
+    with pytest.raises(ValueError, match="privileged_obs_shape was not declared"):
+        buf.add(torch.zeros(1, 1), torch.zeros(1, 1), *[torch.zeros(1)] * 5)

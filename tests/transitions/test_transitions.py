@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -263,14 +264,14 @@ def test_bad_steps_change_nothing(name):
     assert len(buf) == 1
     same(buf.sample(1), before)
     buf.add(**step)
-    assert buf._ring._source.live.num_steps == 2
+    assert buf._ring.buffer._source.live.num_steps == 2
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"capacity": 0}, "capacity must be positive"), ({"shape": -1}, "expected a shape"),
-        ({"shape": {"a/b": (1,)}}, "without '/'"), ({"shape": {}}, "no leaves"), ({"n_step": 0}, "n_step"),
+        ({"shape": {"a/b": (1,)}}, "holds a slash"), ({"shape": {}}, "no leaves"), ({"n_step": 0}, "n_step"),
         ({"gamma": 1.5}, "gamma"), ({"obs_dtype": "nonsense"}, "no dtype"), ({"device": "nowhere"}, "device"),
         ({"action_shape": {"a": (1,)}}, "action_shape"),
     ],
@@ -380,13 +381,13 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
     buf, life, reference = make(path=tmp_path / "buf"), Life(4), Reference(50)
     for turn in range(12):
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
-            buf._pending_head, buf._pending = -1, None
+            buf._following.newest_head, buf._following.newest = -1, None
         add(buf, reference, life.step(2))
-        head = buf._ring._source.head
-        written = buf._successors._next
-        assert buf._successors.find(head) is not None
+        head = buf._ring.buffer._source.head
+        written = buf._following.files._next
+        assert buf._following.files.find(head) is not None
         assert (
-            buf._successors._next == written
+            buf._following.files._next == written
         )  # the one that is needed is not the next to be written
         compare(buf, reference)
     buf.close()
@@ -523,7 +524,7 @@ def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
             Buffer.disk.left = None
             compare(buf, reference)
             if reopen:
-                buf._ring._owned.abandon()
+                buf._ring.buffer._owned.abandon()
                 buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
                 compare(buf, reference)
             buf.add(*step[:5], truncated=step[5])
@@ -651,3 +652,120 @@ def test_repr(tmp_path):
     )
     buf.close()
     assert "closed" in repr(buf)
+
+
+def test_keys_of_nested_observations_that_no_column_could_tell_apart():
+    buf = TransitionReplayBuffer(10, {"eye": {"left": (2,)}}, device=None)
+    step = {"eye": {"left": np.zeros(2)}}
+    buf.add(step, 0, 0.0, step, False)
+    assert buf.sample(1)["observations"]["eye"]["left"].shape == (1, 2)
+    with pytest.raises(InputError, match="holds a slash"):
+        buf.add({"eye/left": np.zeros(2)}, 0, 0.0, step, False)
+    with pytest.raises(InputError, match="expected leaves"):
+        buf.add({"eye": {"right": np.zeros(2)}}, 0, 0.0, step, False)
+
+
+def fill(buf, calls, lanes=2):
+    for t in range(calls):
+        obs = np.full((lanes, 3), t, np.float32)
+        buf.add(obs, np.zeros(lanes, int), np.full(lanes, t), obs + 1, np.zeros(lanes))
+
+
+@pytest.mark.parametrize("share", [1e-9, 1.0])
+def test_a_mixture_hands_out_ids_and_takes_priorities(share):
+    mixed = MixtureSampler([(PrioritizedSampler(rng=0), share), (UniformSampler(0), 1)], rng=0)
+    buf = make(sampler=mixed)
+    fill(buf, 10)
+    batch = buf.sample(8)
+    assert batch["weights"].shape == (8,)  # not the shares of the samplers
+    assert buf.update_priorities(batch["ids"], np.ones(8)) == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_reads_though_a_thread_of_the_parents_was_storing(tmp_path):
+    buf = make(path=tmp_path / "buf", sampler=None)
+    fill(buf, 10)
+    with buf._following.lock:  # as `add` holds it
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            try:  # a thread: of the one that forked the lock would be
+                thread = threading.Thread(target=lambda: os._exit(len(buf.sample(20)["rewards"])))
+                thread.start()
+                thread.join()
+            finally:
+                os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 20
+    buf.close()
+
+
+def test_what_is_kept_in_memory_is_counted_once():
+    buf = make()
+    for t in range(20):  # no observation is what the last step led to
+        buf.add(np.full(3, t), 0, 0.0, np.full(3, t + 100), False)
+    following, source = buf._following, buf._ring.buffer._source
+    read = source.read_data
+
+    def twice(ordinal):
+        source.read_data = read
+        following._apart(source, ordinal, starts[ordinal])  # another thread was as fast
+        return read(ordinal)
+
+    starts = {source.live.first + i: int(s) for i, s in enumerate(source.live.starts)}
+    for ordinal in list(starts)[1:]:
+        source.read_data = twice
+        following._apart(source, ordinal, starts[ordinal])
+    kept = sum(sum(v.nbytes for v in one.values()) for one in following._kept.values())
+    assert following._kept_nbytes == kept > 0
+
+
+def test_a_copy_that_fails_at_its_end_is_not_there(tmp_path, monkeypatch):
+    class Full(Disk):
+        def create(self, path, *args, **options):
+            if "successors" in path:
+                raise OSError(28, "No space left on device", path)
+            return super().create(path, *args, **options)
+
+    class Copied(TransitionReplayBuffer):
+        disk = Disk()
+
+    buf = Copied(50, (3,), device=None)
+    fill(buf, 10)
+    monkeypatch.setattr(Copied, "disk", Full())
+    with pytest.raises(EnvironmentFault):
+        buf.save(tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    buf.save(tmp_path / "copy")
+    with TransitionReplayBuffer.open(tmp_path / "copy", device=None) as copy:
+        batch = copy.sample(20)
+        assert (batch["next_observations"] == batch["observations"] + 1).all()
+        assert copy.num_redraws == 0
+
+
+def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(
+    tmp_path, monkeypatch
+):
+    buf = make(path=tmp_path / "buf")
+    fill(buf, 5)
+    reader = TransitionReplayBuffer.open(tmp_path / "buf", device=None, sampler=in_order)
+    find = type(buf._following.files).find
+
+    def late(self, head):
+        if self is reader._following.files and buf._ring.added == 10:
+            for t in range(5, 9):
+                step = np.full((2, 3), t, np.float32)
+                step[1] += 0.5 * (t == 5)  # lane 1 begins anew
+                buf.add(step, np.zeros(2, int), np.full(2, t), step + 1, np.zeros(2))
+        return find(self, head)
+
+    monkeypatch.setattr(type(buf._following.files), "find", late)
+    reader.save(tmp_path / "copy")
+    with TransitionReplayBuffer.open(tmp_path / "copy", device=None, sampler=in_order) as copy:
+        batch = copy.sample(10)
+        assert batch["rewards"].tolist() == np.arange(5).repeat(2).tolist()
+        assert copy.num_redraws == 0
+    assert (batch["next_observations"] == batch["observations"] + 1).all()
+    assert copy.check() == []
+    for one in (copy, reader, buf):
+        one.close()

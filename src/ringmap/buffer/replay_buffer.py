@@ -1,5 +1,5 @@
 """`ReplayBuffer` as ApexRL means it: transitions, for DQN and SAC."""
 
-from ringmap.buffers.transitions import TransitionReplayBuffer as ReplayBuffer
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer as ReplayBuffer
 
 __all__ = ["ReplayBuffer"]

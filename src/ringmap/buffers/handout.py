@@ -1,6 +1,7 @@
-"""How columns are handed out: as NumPy arrays, as tensors, where those go.
+"""How columns are handed out: as NumPy arrays, tensors or a TensorDict, and where tensors go.
 
-Not here: what the columns hold.
+Invariants: tensors that stay on the CPU share the memory of the arrays; text, which no tensor holds, becomes lists.
+Not here: what the columns hold, how flat ones become nested (nested.py), PyTorch's loader (datasets/loader.py).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.nested import tensordict_class
-from ringmap.errors import InputError
+from ringmap.buffers.nested import nested
+from ringmap.errors import InputError, MissingExtraError
 
-__all__ = ["HandOut"]
+__all__ = ["HandOut", "as_tensordict", "check_device"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class HandOut:
     """What a caller asked for.
 
     `to`: "numpy", "torch", "tensordict" or None, for what fits; `device`: where tensors go; `pin_memory`: whether
-    through page-locked memory.
+    through page-locked memory, without waiting for the copy.
     """
 
     to: str | None = None
@@ -36,7 +37,8 @@ class HandOut:
         if self.to == "numpy" and self.wants_tensors:
             raise InputError(f"{where}: device and pin_memory are for tensors, but to='numpy'")
         if self.to == "tensordict":
-            tensordict_class(where)
+            _tensordict_class(where)
+        check_device(self.device, where)
 
     @property
     def wants_tensors(self) -> bool:
@@ -53,7 +55,7 @@ class HandOut:
         return {n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in columns.items()}
 
     def tensors(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return columns as tensors on the device; text stays as it is."""
+        """Return columns as tensors on the device."""
         return {name: self._tensor(values) for name, values in columns.items()}
 
     def _tensor(self, values: Any) -> Any:
@@ -67,3 +69,43 @@ class HandOut:
         if self.device is None:
             return made
         return made.to(self.device, non_blocking=self.pin_memory)
+
+
+def check_device(device: Any, where: str) -> Any:
+    """Return the torch device, or None if none is asked for.
+
+    Raises:
+        InputError: there is no such device here.
+    """
+    if device is None:
+        return None
+    import torch
+
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"{where}: device {device!r} can't be used here ({str(error).splitlines()[0]}); choose 'cpu', or None"
+        ) from None
+    return found
+
+
+def as_tensordict(columns: Mapping[str, Any], size: int, deep: bool, where: str) -> Any:
+    """Return flat columns of tensors as a TensorDict of batch size `[size]`, nested if `deep`.
+
+    Raises:
+        MissingExtraError: tensordict is not installed.
+    """
+    made = nested(columns) if deep else dict(columns)
+    return _tensordict_class(where)(made, batch_size=[size])
+
+
+def _tensordict_class(where: str) -> Any:
+    try:
+        from tensordict import TensorDict
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{where}: a TensorDict needs tensordict; pip install "ringmap[torchrl]"'
+        ) from error
+    return TensorDict

@@ -1,19 +1,39 @@
-"""Nested batches and flat ones: `{"next": {"reward": r}}` and `{"next.reward": r}`.
+"""Nested values as flat columns: `{"obs": {"camera": x}}` and `{"obs/camera": x}`.
 
-A ring has flat columns. A dot joins the names on the way in, and parts them on the way out; that a batch was
-nested is remembered beside the rows, since a flat name may hold a dot of its own.
-Not here: what the columns hold.
+    {"camera": {"left": frames}, "state": x}  <->  obs/camera/left, obs/state
+    x                                         <->  obs
+
+A ring has flat columns. A slash joins the keys on the way in, and parts them on the way out. Where the shapes are declared,
+`Leaves` knows them; where a batch comes as it comes, that it was nested is remembered beside the rows, since the name of
+a flat column may hold a slash of its own.
+
+Invariants: no key of a nested value holds a slash; leaves keep the order in which they were declared, and leave with
+the declared dtype, or an error names the leaf.
+Not here: where columns are stored, as what they are handed out (handout.py).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from ringmap.errors import InputError, MissingExtraError
+import numpy as np
 
-__all__ = ["as_tensordict", "flat", "is_tensordict", "nested", "tensordict_class"]
+from ringmap.errors import InputError
+from ringmap.storage.casting import cast
+from ringmap.storage.schema import ColumnSpec, portable
+
+__all__ = ["Leaves", "as_array", "dtype_of", "flat", "is_tensordict", "nested", "root"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_JOINT = "/"
+
+
+# -- batches as they come ------------------------------------------------------------------------
 
 
 def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
@@ -24,64 +44,44 @@ def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
         where: what to call it in an error.
 
     Raises:
-        InputError: it is no mapping, a key is no string, or a nested batch has a dot in a key.
+        InputError: it is no mapping, a key is no string, or a nested batch has a slash in a key.
 
     Example:
         >>> flat({"obs": 1, "next": {"obs": 2}}, "here")
-        ({'obs': 1, 'next.obs': 2}, True)
+        ({'obs': 1, 'next/obs': 2}, True)
     """
-    if not isinstance(batch, Mapping) and not is_tensordict(batch):
+    if not _has_keys(batch):
         raise InputError(
             f"{where}: expected a mapping of columns or a TensorDict, got {type(batch).__name__}"
         )
     found: dict[str, Any] = {}
     deep = _into(found, batch, "", where)
     if deep:
-        for name in _keys(batch):
-            if "." in name:
-                raise InputError(
-                    f"{where}: key {name!r} holds a dot, which joins the keys of a nested batch; rename it"
-                )
+        for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+            _check_key(name, "", where)
     return found, deep
-
-
-def _keys(batch: Any) -> list[str]:
-    names = []
-    for name, value in batch.items():
-        names.append(name)
-        if isinstance(value, Mapping) or is_tensordict(value):
-            names += _keys(value)
-    return names
-
-
-def _into(found: dict[str, Any], batch: Any, prefix: str, where: str) -> bool:
-    deep = False
-    for name, value in batch.items():
-        if not isinstance(name, str):
-            raise InputError(f"{where}: keys are strings, got {name!r}")
-        if isinstance(value, Mapping) or is_tensordict(value):
-            _into(found, value, f"{prefix}{name}.", where)
-            deep = True
-        else:
-            found[prefix + name] = value
-    return deep
 
 
 def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return flat columns as the nested batch that they came from.
 
     Example:
-        >>> nested({"obs": 1, "next.obs": 2})
+        >>> nested({"obs": 1, "next/obs": 2})
         {'obs': 1, 'next': {'obs': 2}}
     """
     batch: dict[str, Any] = {}
     for name, value in columns.items():
-        *parents, last = name.split(".")
+        *parents, last = name.split(_JOINT)
         inside = batch
         for parent in parents:
             inside = inside.setdefault(parent, {})
         inside[last] = value
     return batch
+
+
+def root(name: str) -> str:
+    """Return the outermost key that a flat name begins with."""
+    return name.partition(_JOINT)[0]
 
 
 def is_tensordict(value: Any) -> bool:
@@ -92,21 +92,162 @@ def is_tensordict(value: Any) -> bool:
     )
 
 
-def tensordict_class(where: str) -> Any:
-    """Return `tensordict.TensorDict`.
+def _has_keys(value: Any) -> bool:
+    return isinstance(value, Mapping) or is_tensordict(value)
 
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+
+def _into(found: dict[str, Any], batch: Any, prefix: str, where: str) -> bool:
+    deep = False
+    for name, value in batch.items():
+        if prefix or not isinstance(name, str):
+            _check_key(name, prefix, where)
+        if _has_keys(value):
+            _into(found, value, f"{prefix}{name}{_JOINT}", where)
+            deep = True
+        else:
+            found[prefix + name] = value
+    return deep
+
+
+def _check_key(name: Any, prefix: str, where: str) -> None:
+    inside = f"{prefix[:-1]}: " if prefix else ""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{where}: {inside}keys are strings, and not empty, got {name!r}")
+    if _JOINT in name:
+        raise InputError(
+            f"{where}: {inside}key {name!r} holds a slash, which joins the keys of nested values; rename it"
+        )
+
+
+# -- values whose leaves are declared ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The leaves of one nested value: `columns` by full name, and the `prefix` of them all."""
+
+    prefix: str
+    columns: tuple[ColumnSpec, ...]
+
+    @classmethod
+    def parse(cls, prefix: str, given: Any, dtype: Any, where: str) -> Leaves:
+        """Read a spec as a user gives it.
+
+        Args:
+            prefix: the name of the whole.
+            given: a shape; a nested mapping name -> shape or (shape, dtype); or a Gymnasium space.
+            dtype: of a leaf that names none.
+            where: the method to name in an error.
+
+        Raises:
+            InputError: it is none of these.
+        """
+        default = dtype_of(dtype, where)
+        found, _ = flat({prefix: given}, where)
+        if not found:
+            raise InputError(f"{where}: {prefix} has no leaves")
+        return cls(prefix, tuple(_spec(name, leaf, default, where) for name, leaf in found.items()))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Full names of the leaves."""
+        return [spec.name for spec in self.columns]
+
+    @cached_property
+    def is_nested(self) -> bool:
+        """Whether the value is a mapping."""
+        return self.names != [self.prefix]
+
+    def flatten(self, value: Any, where: str) -> dict[str, Any]:
+        """Return the leaves of a nested value by full name, as they are.
+
+        Raises:
+            InputError: names are missing or too many.
+        """
+        if not self.is_nested and not _has_keys(value):  # what `add` is given at each step
+            return {self.prefix: value}
+        found, _ = flat({self.prefix: value}, where)
+        if found.keys() != set(self.names):
+            raise InputError(
+                f"{where}: {self.prefix}: expected leaves {self.names}, got {list(found)}"
+            )
+        return {name: found[name] for name in self.names}
+
+    def rows(self, value: Any, where: str) -> dict[str, Array]:
+        """Return a nested value as arrays `(N, *shape)` of the spec's dtypes; one step is N = 1.
+
+        Raises:
+            InputError: a shape that does not fit, leaves that differ in N, or a value that the dtype can't hold.
+        """
+        rows: dict[str, Array] = {}
+        for spec, (name, leaf) in zip(
+            self.columns, self.flatten(value, where).items(), strict=True
+        ):
+            array = as_array(leaf, where, name)
+            if array.shape == spec.shape:
+                array = array[None]
+            if array.ndim != len(spec.shape) + 1 or array.shape[1:] != spec.shape:
+                raise InputError(
+                    f"{where}: {name} has shape {array.shape}, expected {spec.shape} or (N, {str(spec.shape)[1:]}"
+                )
+            if array.dtype != spec.dtype:
+                array = cast(array, spec.dtype, "safe", f"{where}: {name}")
+            rows[name] = np.ascontiguousarray(array)
+        if len(rows) > 1 and len({len(values) for values in rows.values()}) > 1:
+            sizes = {name: len(values) for name, values in rows.items()}
+            raise InputError(
+                f"{where}: {self.prefix}: leaves differ in their number of rows: {sizes}"
+            )
+        return rows
+
+    def nest(self, rows: Mapping[str, Any], prefix: str | None = None) -> Any:
+        """Return the nested value that these leaves make up; `prefix` is what their names begin with there."""
+        prefix = self.prefix if prefix is None else prefix
+        cut = len(self.prefix)
+        return nested({self.prefix + n[cut:]: rows[prefix + n[cut:]] for n in self.names})[
+            self.prefix
+        ]
+
+
+def dtype_of(given: Any, where: str) -> np.dtype[Any]:
+    """Return a NumPy dtype for one of NumPy's, Python's or torch's."""
+    name = (
+        str(given).removeprefix("torch.") if type(given).__module__.startswith("torch") else given
+    )
     try:
-        from tensordict import TensorDict
-    except ImportError as error:
-        raise MissingExtraError(
-            f'{where}: a TensorDict needs tensordict; pip install "ringmap[torchrl]"'
-        ) from error
-    return TensorDict
+        return portable(np.dtype(name))
+    except TypeError:
+        raise InputError(f"{where}: {given!r} is no dtype of a column") from None
 
 
-def as_tensordict(columns: Mapping[str, Any], size: int, deep: bool, where: str) -> Any:
-    """Return flat columns of tensors as a TensorDict of batch size `[size]`."""
-    return tensordict_class(where)(nested(columns) if deep else dict(columns), batch_size=[size])
+def as_array(value: Any, where: str, name: str) -> Array:
+    """Return an array, or an array-like or tensor as one."""
+    if type(value) is np.ndarray and value.dtype.kind != "O":
+        return value
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{where}: {name} can't be made an array: {error}") from None
+    if array.dtype.kind == "O":
+        raise InputError(f"{where}: {name} is ragged or holds objects; give an array")
+    return array
+
+
+def _spec(name: str, given: Any, dtype: np.dtype[Any], where: str) -> ColumnSpec:
+    """Return the column that a leaf of a spec asks for."""
+    if getattr(given, "shape", None) is not None and getattr(given, "dtype", None) is not None:
+        given, dtype = tuple(given.shape), dtype_of(given.dtype, where)
+    elif isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
+        given, dtype = given[0], dtype_of(given[1], where)
+    try:
+        sizes = (given,) if isinstance(given, int | np.integer) else given
+        shape = tuple(int(size) for size in sizes)
+        if any(size < 0 for size in shape):
+            raise ValueError(shape)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{where}: {name}: expected a shape, a nested mapping of shapes, or a Gymnasium space, got {given!r}"
+        ) from None
+    return ColumnSpec(name, shape, dtype)

@@ -697,10 +697,16 @@ class ReplayBuffer(Sampled):
             >>> ReplayBuffer.open("kept").lengths.tolist()
             [30]
         """
+        self._snapshot(path, "ReplayBuffer.snapshot")
+
+    def _snapshot(
+        self, path: str | os.PathLike[str], where: str, finish: Callable[[str], None] = lambda _: None
+    ) -> None:  # fmt: skip
+        """Make a copy, and let `finish` add to it before it has its name."""
         from ringmap.storage.snapshot import snapshot
 
         kept = getattr(self._sampler, "kept_priorities", lambda: None)
-        snapshot(self._source, self.disk, os.path.abspath(path), "ReplayBuffer.snapshot", kept)
+        snapshot(self._source, self.disk, os.path.abspath(path), where, kept, finish)
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""

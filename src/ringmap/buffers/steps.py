@@ -1,30 +1,34 @@
 """A step-wise ring: the newest `capacity` rows that were added, over a buffer of episodes.
 
-    ReplayBuffer, max_steps = capacity + group      [..|g7 g7|g8 g8 g8|g9]
-                                                          ^ window: the newest `capacity` rows
+    ReplayBuffer, max_steps = capacity + group, spare_rows = group      [..|g7 g7|g8 g8 g8|g9]
+                                                                             ^ window: the newest `capacity` rows
 
 Rows come in groups of at most `group`, each one commit (an "episode" to the buffer). The buffer evicts
 whole groups, and has room for one more than the window, so that what lies in the window is always there.
+The capacity is what the directory says: max_steps less the spare rows.
 
 Invariants: len == min(rows ever added, capacity), but for what damage took; a row keeps its id, its position
-on the ring, for life; no group is longer than the spare rows.
+on the ring, for life; what `add` commits at once is no longer than the spare rows.
 Not here: which rows are drawn, and what they mean.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.clips.window import Window
 from ringmap.errors import ExistsError, InputError, LappedError
 from ringmap.storage.birth import examine, make_folder, read_manifest
+from ringmap.storage.blobs import decode_blob
 from ringmap.storage.files import Disk
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
@@ -34,13 +38,20 @@ __all__ = ["StepRing", "numpy_rows", "whole"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_TRIES = 10
+
+
 class StepRing:
     """Rows of any columns, each kept until `capacity` newer ones came.
 
     Args:
         capacity: rows.
         path: directory; None for RAM. One that holds a ring already is opened.
-        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads.
+        group: rows of one commit, and how many more than `capacity` there is room for; None: a sixteenth, at least 1024, at
+            most `capacity`.
+        kind: the class of the buffer.
+        options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads. With a schema the ring is
+            told from other buffers by its columns, else by its capacity, which is noted with the first rows.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is on disk.
@@ -63,30 +74,40 @@ class StepRing:
         capacity: int,
         *,
         path: str | os.PathLike[str] | None = None,
+        group: int | None = None,
+        kind: type[ReplayBuffer] = ReplayBuffer,
         where: str = "StepRing",
         **options: Any,
     ) -> None:
         positive(where, "capacity", capacity)
         self.capacity = int(capacity)
-        self.group = spare_rows(self.capacity)
-        if path is not None and examine(ReplayBuffer.disk, os.path.abspath(path)) == "buffer":
-            found = _capacity_of(read_manifest(ReplayBuffer.disk, os.path.abspath(path)).max_steps)
+        self.group = spare_rows(self.capacity) if group is None else group
+        self._noted = options.get("schema") is None
+        if path is not None and examine(kind.disk, os.path.abspath(path)) == "buffer":
+            found = self.capacity_at(path, where, kind.disk)
             if found != self.capacity:
                 raise InputError(
-                    f"{where}: capacity={capacity}, but the ring on disk has capacity={found}; there is no resize"
+                    f"{where}: capacity={capacity}, but the buffer on disk has capacity={found}; there is no resize: "
+                    f"open it with {where}.open, or make a new one"
                 )
-        self.buffer = ReplayBuffer(self.capacity + self.group, path=path, **options)
-        if self.buffer._source.head and "capacity" not in self.buffer.notes:
+        self.buffer = kind(self.capacity + self.group, path=path, spare_rows=self.group, **options)
+        if self._noted and self.buffer._source.head and "capacity" not in self.buffer.notes:
             self.buffer.close()
             raise _no_ring(where, path)
 
     @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StepRing:
-        """Return a live reader of the ring at a path; `refresh` shows it what came since."""
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        kind: type[ReplayBuffer] = ReplayBuffer,
+        **options: Any,
+    ) -> StepRing:
+        """Return the ring at a path, whatever its capacity: "r" for a live reader, "r+" for the writer."""
         ring = cls.__new__(cls)
-        ring.buffer = ReplayBuffer.open(path, **options)
-        ring.capacity = _capacity_of(ring.buffer.max_steps)
-        ring.group = spare_rows(ring.capacity)
+        ring.buffer = kind.open(path, mode, **options)
+        manifest = ring.buffer._owned.manifest
+        ring.capacity, ring.group = manifest.max_steps - manifest.spare, manifest.spare
         return ring
 
     @classmethod
@@ -107,8 +128,16 @@ class StepRing:
 
     # -- which rows --------------------------------------------------------------------------
 
+    def window(self) -> Window:
+        """Return the newest `capacity` rows as they are now, numbered from the oldest. O(1)."""
+        source = self.buffer._source
+        with source.memory:
+            index = self.buffer._clip_reader.index.of(1)
+            oldest = max(index.base, index.end - self.capacity)
+            return Window(source, index, oldest, index.end, has_episodes=False)
+
     def __len__(self) -> int:
-        return min(self.buffer.num_valid_ends(1), self.capacity)
+        return self.window().count
 
     @property
     def added(self) -> int:
@@ -118,23 +147,27 @@ class StepRing:
     @property
     def oldest(self) -> int:
         """The oldest id in the window. O(log groups)."""
-        return self.id_at(0) if len(self) else self.added
+        with self.buffer._source.memory:
+            return self.window().low
 
     def ids(self) -> Array:
         """Return the ids of all rows in the window, oldest first, int64. O(rows)."""
-        size = len(self)
-        return self._place(np.arange(size), size)
+        with self.buffer._source.memory:
+            window = self.window()
+            return window.positions(np.arange(window.count))
 
-    def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups)."""
-        size = len(self)
-        return self._place(rng.integers(0, size, count), size)
+    def draw(self, count: int, rng: np.random.Generator, since: int = 0) -> Array:
+        """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups).
 
-    def _place(self, ages: Array, size: int) -> Array:
-        """Return the positions of rows counted from the oldest of the newest `size`."""
-        buffer = self.buffer
-        pinned = buffer._pin(1)
-        return buffer._clip_reader.place(ages + (pinned.end - size), pinned, 1)
+        Args:
+            count: of the rows.
+            rng: what draws.
+            since: the id of a row in the window; those before it are left out.
+        """
+        with self.buffer._source.memory:
+            window = self.window()
+            least = int(window.ids(np.array([since]))[0]) if since > window.low else 0
+            return window.positions(rng.integers(least, window.count, count))
 
     def holds(self, ids: Array) -> Array:
         """Tell of each id whether its row is in the window. O(ids log groups)."""
@@ -146,7 +179,8 @@ class StepRing:
 
     def id_at(self, age: int) -> int:
         """Return the id of the row that is `age` rows younger than the oldest in the window. O(log groups)."""
-        return int(self._place(np.array([age]), len(self))[0])
+        with self.buffer._source.memory:
+            return int(self.window().positions(np.array([age]))[0])
 
     def rows(self, ids: Array) -> dict[str, Array]:
         """Return rows by id, column -> `(n, ...)`, copies. The ids are in the window.
@@ -164,6 +198,14 @@ class StepRing:
         found = buffer._read(positions, 1, 1)
         columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
         return columns, positions
+
+    def read(self, ids: Array) -> tuple[dict[str, Array], Array]:
+        """Return rows as `rows` does, and which of them are in the window still: the others mean nothing."""
+        source = self.buffer._source
+        stored = source.rows
+        assert stored is not None
+        columns = {n: c.take(ids % stored.ring.rows) for n, c in stored.by_name.items()}
+        return columns, self.holds(ids) & (ids >= source.newest_tail())
 
     def column(self, name: str, ids: Array) -> Array:
         """Return one column of rows by id.
@@ -207,15 +249,16 @@ class StepRing:
         """
         buffer = self.buffer
         store = buffer._writer(where)
-        arrays = as_columns(numpy_rows(rows), where)
+        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
             raise InputError(
                 f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time"
             )
         store.settle()
-        schema = Schema.of(arrays) if store.schema is None else store.schema
-        arrays = schema.fit(arrays, buffer.options.casting, where)
+        if count > self.group:  # what does not fit is to be found ahead of the first commit
+            schema = Schema.of(arrays) if store.schema is None else store.schema
+            arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
         if not store.seq and self._noted:
             notes = {**(notes or {}), "capacity": self.capacity}
@@ -224,6 +267,36 @@ class StepRing:
             last = at + self.group >= count
             buffer.write_episode(part, notes=notes if last or not store.seq else None)
         return np.arange(first, first + count)
+
+    def commit(self, arrays: list[Array], data: bytes, where: str) -> None:
+        """Store rows of a ring whose columns are fixed in one commit, however many they are.
+
+        Args:
+            arrays: one per column, in the schema's order and dtypes, C-contiguous.
+            data: encoded episode data.
+            where: the method to name in an error.
+
+        Raises:
+            EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
+        """
+        store = self.buffer._writer(where)
+        assert store.schema is not None
+        with self.buffer._sampling() as small:
+            store.commit(store.schema, arrays, data, 0, where=where, small=small)
+
+    def notes(self) -> dict[str, Any]:
+        """Return what was noted with the newest rows; of a reader too, as of its last refresh."""
+        if self.buffer.mode == "r+":
+            return self.buffer.notes
+        source = self.buffer._source
+        for _ in range(_TRIES):
+            record = source.table.read(source.seq) if source.seq else None
+            blob = None if record is None else source.blob_of(record)
+            if blob is not None:
+                carried: dict[str, Any] = json.loads(decode_blob(blob)[1] or b"{}")
+                return dict(carried.get("notes", {}))
+            source.refresh()  # overwritten meanwhile, or nothing is stored
+        return {}
 
     # -- whole rings -------------------------------------------------------------------------
 
@@ -237,43 +310,35 @@ class StepRing:
         self.buffer.close()
 
     def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
-        """Write a copy of what is stored to a new directory, with these notes as well.
+        """Write a copy of what is stored to a new directory, with these notes as well: whole, or not at all.
 
         Raises:
             ExistsError: something is there.
         """
-        self.buffer.snapshot(path)
-        copy = ReplayBuffer.open(path, mode="r+")
-        try:
-            noted = {"capacity": self.capacity} if self._noted else {}
-            copy.flush(notes={**noted, **notes})
-        finally:
-            copy.close()
+        noted = {"capacity": self.capacity} if self._noted else {}
+        with whole(ReplayBuffer.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
+            self.buffer.snapshot(folder)
+            copy = ReplayBuffer.open(folder, mode="r+")
+            try:
+                copy.flush(notes={**noted, **notes})
+            finally:
+                copy.close()
 
     @staticmethod
-    def capacity_at(path: str | os.PathLike[str], where: str) -> int:
+    def capacity_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None) -> int:
         """Return the capacity of the ring at a path.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: there is none.
         """
-        buffer = ReplayBuffer.open(path, mode="r+")
-        try:
-            noted = buffer.notes.get("capacity")
-        finally:
-            buffer.close()
-        if noted is None:
+        fixed = read_manifest(ReplayBuffer.disk if disk is None else disk, os.path.abspath(path))
+        if fixed.spare >= fixed.max_steps:
             raise _no_ring(where, path)
-        return int(noted)
+        return fixed.max_steps - fixed.spare
 
     def __repr__(self) -> str:
         place = "" if self.buffer.path is None else f", path={str(self.buffer.path)!r}"
         return f"StepRing({len(self)}/{self.capacity} rows{place})"
-
-
-def _capacity_of(max_steps: int) -> int:
-    """Return the capacity of the ring whose buffer has `max_steps`: no two have the same."""
-    return bisect.bisect_left(range(max_steps), max_steps, key=lambda n: n + spare_rows(n))
 
 
 def _no_ring(where: str, path: Any) -> InputError:
@@ -306,9 +371,13 @@ def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
         raise
 
 
-def numpy_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns with tensors of any device as arrays."""
+def numpy_rows(rows: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return columns with tensors of any device as arrays.
+
+    Raises:
+        InputError: a tensor of a dtype that NumPy does not have.
+    """
     return {
-        name: value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        name: as_array(value, where, name) if hasattr(value, "detach") else value
         for name, value in rows.items()
     }

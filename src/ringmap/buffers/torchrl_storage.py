@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.nested import as_tensordict, flat, is_tensordict
+from ringmap.buffers.handout import as_tensordict
+from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import ClipIndexError, InputError, MissingExtraError, RoleError
@@ -33,7 +34,7 @@ def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
     """Return a TorchRL `Storage` whose rows are those of a buffer of ours.
 
     Rows that were in the buffer are in the storage, and what TorchRL writes is in the buffer: `path=`, live readers and
-    both durability levels included. Columns of nested TensorDicts have their keys joined by dots.
+    both durability levels included. Columns of nested TensorDicts have their keys joined by slashes.
 
     Args:
         buf: a `ReplayBuffer`, whose steps are the rows, or a `StepRing`. Of a ReplayBuffer the newest 15/16 of `max_steps` rows

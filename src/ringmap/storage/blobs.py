@@ -15,6 +15,7 @@ Not here: when a segment may go (store.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -69,15 +70,18 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
     """
     if not values:
         return b""
-    heads: list[list[Any]] = []
+    heads: list[tuple[Any, ...]] = []
     parts: list[bytes] = []
     for name, value in values.items():
         if not isinstance(name, str):
             raise InputError(f"{where}: episode data names are strings, got {name!r}")
         kind, head, payload = _encode_value(name, value, where)
-        heads.append([name, kind, head, len(payload)])
+        heads.append((name, kind, head, len(payload)))
         parts.append(payload)
-    text = json.dumps(heads, ensure_ascii=True).encode()
+    plain = all(
+        head[1] == "array" for head in heads
+    )  # the same, call for call, where lanes are stored
+    text = _array_heads(tuple(heads)) if plain else _json(heads)
     return len(text).to_bytes(4, "little") + text + b"".join(parts)
 
 
@@ -123,7 +127,14 @@ def _encode_value(name: str, value: Any, where: str) -> tuple[str, Any, bytes]:
     dtype = portable(array.dtype)
     kind = "scalar" if isinstance(value, np.generic) else "array"
     contiguous = np.ascontiguousarray(array, dtype)
-    return kind, [dtype.str, list(array.shape)], contiguous.tobytes()
+    return kind, (dtype.str, array.shape), contiguous.tobytes()
+
+
+def _json(heads: Any) -> bytes:
+    return json.dumps(heads, ensure_ascii=True).encode()
+
+
+_array_heads = functools.lru_cache(64)(_json)
 
 
 def _decode_value(kind: str, head: Any, payload: bytes) -> Any:

@@ -220,13 +220,10 @@ class Journal:
             self._encoded = json.dumps(self.carried, separators=(",", ":")).encode()
         blob = encode_blob(sums, self._encoded, data)
         segment, offset = self.segments.append(blob, record.seq)
-        return replace(
-            record,
-            blob_segment=segment,
-            blob_offset=offset,
-            blob_size=len(blob),
-            blob_sum=xxhash.xxh3_64_intdigest(blob),
-        )
+        return Record(  # plainly: dataclasses.replace takes 3 us of each commit's 60
+            record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
+            segment, offset, len(blob), xxhash.xxh3_64_intdigest(blob), record.kind, record.flags,
+        )  # fmt: skip
 
     def blob_of(self, record: Record) -> bytes | None:
         """Return the blob of a record, or None when it is gone."""

@@ -66,6 +66,7 @@ def snapshot(
     folder: str,
     where: str,
     priorities: Callable[[], Leaves | None] = lambda: None,
+    finish: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Make a copy of a buffer at `folder`; see `ReplayBuffer.snapshot`.
 
@@ -75,6 +76,7 @@ def snapshot(
         folder: its directory, absolute.
         where: the method to name in an error.
         priorities: gives those of a buffer in RAM; one with a directory has them in a file.
+        finish: adds to the copy, durably, under the name that it has until it is whole.
     """
     folder = os.path.realpath(folder)
     _refuse(source, disk, folder, where)
@@ -86,6 +88,7 @@ def snapshot(
         with _workplace(disk, beside, folder, where), _followed(source) as followed:
             _refuse(source, disk, folder, where)  # another one may have come first
             _make(followed, disk, beside, where, priorities)
+            finish(beside)
             disk.rename(beside, folder)
             try:
                 disk.sync_folder(os.path.dirname(folder))

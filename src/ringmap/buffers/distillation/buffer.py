@@ -1,35 +1,34 @@
 """A buffer for learning from a teacher: what the student saw, and what the teacher would have done.
 
-    DIR/rows     [ round 0 | round 1 | round 2 ]      a ring of rows, one commit per add
-    DIR/labels   [ ep 3 | ep 5 ]                      later labels of some, one commit per episode
-                        |
-    epochs, sequences, batch, sample   <- rows of the window, each with its newest label
+    add, in rounds  ->  rows with their newest labels  ->  batch, sample, epochs, sequences
+                                   ^
+                                relabel
 
 Invariants: a row knows its round, its policy version and its actor for life; what is drawn lies in the window
 that `retention` leaves; an episode has the labels of one relabelling or of none.
-Not here: the ring (steps.py), the log of labels (labels.py), which rows are an episode (lanes.py), beta (beta.py).
+Not here: rows and labels on disk (labelled.py), what `add` takes (columns.py), rounds.py, retention.py, passes.py.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.distillation.columns import fitted_labels, row_columns
+from ringmap.buffers.distillation.labelled import LabelledRows, rows_path
+from ringmap.buffers.distillation.lanes import episodes_of
+from ringmap.buffers.distillation.passes import epoch, sequences
+from ringmap.buffers.distillation.retention import Retention
+from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
 from ringmap.buffers.handout import HandOut
-from ringmap.buffers.labels import LABELS_PER_ROW, LabelLog
-from ringmap.buffers.lanes import episodes_of, pieces_of
-from ringmap.buffers.nested import flat, is_tensordict, nested
+from ringmap.buffers.nested import nested
 from ringmap.buffers.options import positive
-from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.steps import StepRing, numpy_rows, whole
+from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, LappedError, NoClipsError, ReadOnlyError
-from ringmap.storage.birth import examine
-from ringmap.storage.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["DistillationBuffer"]
 
@@ -39,7 +38,6 @@ TeacherFn = Callable[[Batch], Any]
 
 _WHERE = "DistillationBuffer"
 _TRIES = 10
-LABELS = ("teacher_actions", "teacher_log_std", "teacher_logits")
 
 
 class DistillationBuffer:
@@ -99,43 +97,29 @@ class DistillationBuffer:
         durability: str = "process",
         sync_every_s: float = 30.0,
     ) -> None:
-        self._options = {"durability": durability, "sync_every_s": sync_every_s}
-        self._choose(retention, keep_rounds, obs_shape, beta, HandOut(to, device, bool(pin_memory)))
+        out = HandOut(to, device, bool(pin_memory))
+        self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
         positive(_WHERE, "capacity", capacity)
-        rows = None if path is None else os.path.join(os.path.abspath(path), "rows")
-        self._path = None if path is None else os.path.abspath(path)
-        self._rng = np.random.default_rng(seed)
-        self._round, self._version = -1, 0
-        self._ring = StepRing(capacity, path=rows, where=_WHERE, **self._options)
+        options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
+        folder = None if path is None else os.path.abspath(path)
+        rows = None if folder is None else rows_path(folder, _WHERE)
+        self._ring = StepRing(capacity, path=rows, where=_WHERE, **options)
         try:
             saved = self._ring.buffer.notes.get("distillation")
             if saved is not None:
-                self._round, self._version = int(saved["round"]), int(saved["version"])
-                self._rng.bit_generator.state = saved["rng"]
-            self._log = self._found_log("r+")
+                self._rounds.state = saved
+            self._rows = LabelledRows(self._ring, folder, options)
         except BaseException:
             self._ring.close()
             raise
 
     def _choose(
-        self, retention: str, keep_rounds: int | None, obs_shape: Any, beta: Any, out: HandOut
-    ) -> None:
-        if retention not in ("all", "last", "fifo"):
-            raise InputError(
-                f"{_WHERE}: retention must be 'all', 'last' or 'fifo', got {retention!r}"
-            )
-        if (retention == "last") != (keep_rounds is not None):
-            raise InputError(f"{_WHERE}: keep_rounds goes with retention='last', and only with it")
-        if keep_rounds is not None:
-            positive(_WHERE, "keep_rounds", keep_rounds)
+        self, retention: str, keep_rounds: int | None, obs_shape: Any, beta: Any, seed: int | None, out: HandOut
+    ) -> None:  # fmt: skip
+        self._retention = Retention(retention, keep_rounds, _WHERE)
         out.check(_WHERE, ("numpy", "torch"))
-        if beta is not None and not callable(beta) and not 0 <= beta <= 1:
-            raise InputError(
-                f"{_WHERE}: beta must be between 0 and 1 or a function of the round, got {beta!r}"
-            )
-        self.retention, self.keep_rounds = retention, keep_rounds
-        self._kept: tuple[int | None, int] = None, 0
-        self._obs_shape, self._beta, self._out = obs_shape, beta, out
+        self._rounds = Rounds(beta, seed, _WHERE)
+        self._obs_shape, self._out = obs_shape, out
 
     @classmethod
     def open(
@@ -146,52 +130,74 @@ class DistillationBuffer:
         Args:
             path: its directory.
             mode: "r" for a live reader; "r+" for the writer.
-            options: as for the constructor, but for `capacity` and `path`. `seed` is that of a reader.
+            options: as for the constructor, but for `capacity` and `path`. `seed` is that of a reader. Without `retention`
+                and `keep_rounds` they are what they were when it was last written.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
-        rows = os.path.join(os.path.abspath(path), "rows")
+        rows = rows_path(path, f"{_WHERE}.open")
         if mode == "r+":
-            return cls(StepRing.capacity_at(rows, f"{_WHERE}.open"), path=path, **options)
+            buffer = cls(StepRing.capacity_at(rows, f"{_WHERE}.open"), path=path, **options)
+            buffer._keep_as_noted(options)
+            return buffer
         if mode != "r":
             raise InputError(
                 f"{_WHERE}.open: mode must be 'r' (read) or 'r+' (write), got {mode!r}"
             )
         buffer = cls.__new__(cls)
         out = HandOut(*(options.pop(name, default) for name, default in _OUT))
+        named = dict(options)
         asked = {name: options.pop(name, default) for name, default in _HOW}
-        buffer._rng = np.random.default_rng(options.pop("seed", None))
         if options:
             raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
         buffer._choose(**asked, out=out)
-        buffer._path = os.path.abspath(path)
-        buffer._round = buffer._version = -1
-        buffer._ring, buffer._log = StepRing.open_reader(rows), None
+        buffer._ring = StepRing.open(rows)
+        buffer._rows = LabelledRows(buffer._ring, os.path.abspath(path), {})
+        buffer._keep_as_noted(named)
         return buffer
+
+    def _keep_as_noted(self, named: Mapping[str, Any]) -> None:
+        """Keep the rows that were kept when the buffer was last written, unless this call says which."""
+        saved = self._ring.notes().get("distillation", {})
+        if "retention" in saved and not {"retention", "keep_rounds"} & set(named):
+            self._retention = Retention(saved["retention"], saved["keep_rounds"], _WHERE)
+
+    def _noted(self) -> dict[str, Any]:
+        kept = {"retention": self.retention, "keep_rounds": self.keep_rounds}
+        return {**self._rounds.state, **kept}
+
+    @property
+    def retention(self) -> str:
+        """Which rows are drawn."""
+        return self._retention.kind
+
+    @property
+    def keep_rounds(self) -> int | None:
+        """How many rounds are, with retention="last"."""
+        return self._retention.keep_rounds
 
     # -- rounds ------------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
         """The current round; rounds count from 0. Of a reader: that of the newest row."""
-        if self._writes:
-            return max(0, self._round)
-        added = self._ring.added
-        newest = np.array([added - 1])
-        return int(self._ring.column("round", newest)[0]) if len(self._ring) else 0
+        return max(0, self._rounds.number if self._writes else self._round_of_newest())
+
+    def _round_of_newest(self) -> int:
+        """Return the round of the newest row, -1 if there is none."""
+        newest = np.array([self._ring.added - 1])
+        return int(self._ring.column("round", newest)[0]) if len(self._ring) else -1
 
     @property
     def policy_version(self) -> int:
         """The version that rows get that are added without one."""
-        return self._version
+        return self._rounds.version
 
     @property
     def beta(self) -> float:
         """How often the teacher acts in this round; 0 without a schedule."""
-        if self._beta is None:
-            return 0.0
-        return float(self._beta(self.round) if callable(self._beta) else self._beta)
+        return self._rounds.beta(self.round)
 
     def start_round(self, policy_version: int | None = None) -> int:
         """Begin the next round, the first time round 0, and return its number. It is on the disk itself then.
@@ -200,35 +206,33 @@ class DistillationBuffer:
             policy_version: of the student that plays now; None: the number of the round.
         """
         ring = self._writer("start_round")
+        rounds = self._rounds
         asked = (
-            None if policy_version is None else _integer(f"{_WHERE}.start_round", policy_version)
+            None if policy_version is None else version_of(policy_version, f"{_WHERE}.start_round")
         )
-        before = self._round, self._version
-        self._round += 1
-        self._version = self._round if asked is None else asked
+        before = rounds.number, rounds.version
+        rounds.number += 1
+        rounds.version = rounds.number if asked is None else asked
         try:
-            ring.buffer.flush(notes={"distillation": self._state()})
+            ring.buffer.flush(notes={"distillation": self._noted()})
         except BaseException:
-            self._round, self._version = before
+            rounds.number, rounds.version = before
             raise
-        return self._round
+        return rounds.number
 
     def mix(self, teacher_actions: Any, student_actions: Any) -> Any:
         """Return what is to be executed: each row the teacher's action with probability `beta`, else the student's.
 
         Args:
-            teacher_actions: `(N, ...)`, array or tensor.
-            student_actions: likewise; the result is of its kind.
-        """
-        teacher = self._rng.random(len(student_actions)) < self.beta
-        shape = (-1, *[1] * (np.ndim(student_actions) - 1))
-        if hasattr(student_actions, "detach"):
-            import torch
+            teacher_actions: `(N, ...)`, array or tensor; of a single actor one number will do.
+            student_actions: of the same shape; the result is of their kind and dtype.
 
-            chosen = torch.from_numpy(teacher).to(student_actions.device).reshape(shape)
-            theirs = torch.as_tensor(teacher_actions, device=student_actions.device)
-            return torch.where(chosen, theirs, student_actions)
-        return np.where(teacher.reshape(shape), np.asarray(teacher_actions), student_actions)
+        Raises:
+            InputError: shapes that differ, or an action of the teacher's that the student's dtype can't hold.
+        """
+        return mixed(
+            teacher_actions, student_actions, self.beta, self._rounds.draws.rng, f"{_WHERE}.mix"
+        )
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -273,52 +277,15 @@ class DistillationBuffer:
             "teacher_observations": teacher_observations, "executed_actions": executed_actions, "hidden": hidden,
             "actor_id": actor_id, "dones": dones,
         }  # fmt: skip
-        asked = {name: v for name, v in given.items() if v is not None}
-        rows, _ = flat(asked, where)
-        columns: dict[str, Any] = numpy_rows(rows)
-        if self._is_single(columns):
-            columns = {name: np.asarray(v)[None] for name, v in columns.items()}
-        arrays = as_columns(columns, where)
-        count = len(next(iter(arrays.values())))
-        actors = arrays.setdefault("actor_id", np.arange(count))
-        if actors.dtype.kind not in "iu":
-            raise InputError(f"{where}: actor_id must be integers, got {actors.dtype}")
-        version = self._version if policy_version is None else _integer(where, policy_version)
-        arrays |= {
-            "actor_id": actors.astype(np.int64),
-            "dones": arrays.get("dones", np.zeros(count)) != 0,
-            "round": np.full(count, self.round),
-            "policy_version": np.full(count, version),
-            "stamp": np.full(count, secrets.randbits(64), np.uint64),
-        }
-        if self.retention != "fifo":
-            kept = self._ring.added - self._first()
-            if kept + count > self._ring.capacity:
-                what = (
-                    "of all rounds" if self.retention == "all" else f"of {self.keep_rounds} rounds"
-                )
-                raise InputError(
-                    f"{where}: {kept} rows {what} and {count} more exceed capacity={self._ring.capacity}; raise it, "
-                    "keep fewer rounds, or let the oldest rows go with retention='fifo'"
-                )
-        state = {**self._state(), "round": self.round}
+        version = (
+            self._rounds.version if policy_version is None else version_of(policy_version, where)
+        )
+        arrays = row_columns(given, ring.schema, self._obs_shape, self.round, version, where)
+        self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
+        state = {**self._noted(), "round": self.round}
         ids = ring.add(arrays, {"distillation": state}, where)
-        self._round = self.round  # rows without a start_round() before them are of round 0
+        self._rounds.number = self.round  # rows without a start_round() before them are of round 0
         return ids
-
-    def _is_single(self, columns: Mapping[str, Any]) -> bool:
-        """Tell whether these are the values of one step: known by the shape of an observation."""
-        name = next(n for n in columns if n.split(".")[0] == "student_observations")
-        schema, shape = self._ring.schema, None
-        if schema is not None:
-            shape = next((spec.shape for spec in schema.columns if spec.name == name), None)
-        elif self._obs_shape is not None:
-            shapes, _ = flat({"student_observations": self._obs_shape}, _WHERE)
-            found = shapes.get(name)
-            shape = None if found is None else tuple(np.atleast_1d(found).tolist())
-        if shape is not None:
-            return np.ndim(columns[name]) == len(shape)
-        return np.ndim(columns["teacher_actions"]) == 0 if "teacher_actions" in columns else False
 
     def relabel(self, which: Any, teacher_fn: TeacherFn) -> int:
         """Let a teacher label stored rows again, and return how many were.
@@ -340,26 +307,21 @@ class DistillationBuffer:
         where = f"{_WHERE}.relabel"
         self._writer("relabel")
         groups = self._grouped(which, where)
-        schema = self._ring.schema
+        schema = self._rows.labels()
         if schema is None:
             return 0
-        specs = [s for s in schema.columns if s.name.split(".")[0] in LABELS]
         done = 0
         for ids in groups:
+            columns, held = self._rows.read(ids)
+            if not held.all():
+                ids, columns = ids[held], {n: v[held] for n, v in columns.items()}
             if not len(ids):
                 continue
-            given = teacher_fn(self._handed(ids))
-            if not isinstance(given, Mapping) and not is_tensordict(given):
-                given = {"teacher_actions": given}
-            labels, _ = flat(given, where)
-            arrays = as_columns(numpy_rows(labels), where)
-            if arrays and len(next(iter(arrays.values()))) != len(ids):
-                raise InputError(
-                    f"{where}: {len(next(iter(arrays.values())))} labels for {len(ids)} rows; expected one for each"
-                )
-            fitted = Schema(tuple(specs)).fit(arrays, "safe", where)
-            self._labels(specs).write(ids, self.round, fitted)
-            done += len(ids)
+            labels = fitted_labels(teacher_fn(self._as_asked(columns)), schema, len(ids), where)
+            held = self._ring.holds(ids)  # the teacher may have taken its time
+            if held.any():
+                self._rows.relabel(ids[held], self.round, {n: v[held] for n, v in labels.items()})
+            done += int(held.sum())
         return done
 
     def _grouped(self, which: Any, where: str) -> list[Array]:
@@ -408,8 +370,18 @@ class DistillationBuffer:
             NoClipsError: nothing is stored.
         """
         positive(f"{_WHERE}.batch", "batch_size", batch_size)
-        ids = self._look()
-        return self._handed(ids[self._rng.integers(0, len(ids), operator.index(batch_size))])
+        self._look()
+        count = operator.index(batch_size)
+        for _ in range(_TRIES):
+            columns, held = self._rows.read(
+                self._ring.draw(count, self._rounds.draws.rng, since=self._first())
+            )
+            if held.all():
+                return self._as_asked(columns)
+            self.refresh()  # evicted meanwhile, by the writer of this reader, or another thread
+        raise LappedError(
+            f"{_WHERE}.batch: rows were evicted {_TRIES} times in a row before they could be read; raise the capacity"
+        )
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """Draw rows as `batch` does, and return `(student observations, teacher actions)` alone."""
@@ -424,10 +396,11 @@ class DistillationBuffer:
         """
         self.refresh()
         asked = np.asarray(ids, np.int64).reshape(-1)
-        gone = asked[(asked < self._first()) | ~self._ring.holds(asked)]
-        if len(gone):
-            raise InputError(f"{_WHERE}.rows: row {gone[0]} is not stored, or not any more")
-        return self._handed(asked)
+        known = (asked >= self._first()) & self._ring.holds(asked)
+        columns, held = self._rows.read(asked) if known.all() else ({}, known)
+        if not held.all():
+            raise InputError(f"{_WHERE}.rows: row {asked[~held][0]} is not stored, or not any more")
+        return self._as_asked(columns)
 
     def epochs(
         self,
@@ -437,6 +410,8 @@ class DistillationBuffer:
         drop_last: bool = False,
     ) -> Iterator[Batch]:
         """Yield every row that there is when its epoch begins exactly once, in batches as of `batch`.
+
+        Rows that are evicted before their turn are left out.
 
         Args:
             batch_size: rows in a batch; the last one of an epoch may be smaller.
@@ -454,10 +429,10 @@ class DistillationBuffer:
 
     def _epochs(self, size: int, epochs: int, shuffle: bool, drop: bool) -> Iterator[Batch]:
         for _ in range(epochs):
-            ids = self._look()
-            order = self._rng.permutation(ids) if shuffle else ids
-            for at in range(0, len(order) - (size - 1 if drop else 0), size):
-                yield self._handed(order[at : at + size])
+            self._look()
+            ids = self._ids()
+            order = self._rounds.draws.rng.permutation(ids) if shuffle else ids
+            yield from map(self._as_asked, epoch(self._rows.read, order, size, drop))
 
     def sequences(
         self,
@@ -471,7 +446,7 @@ class DistillationBuffer:
 
         Besides the columns of `batch`: `mask` `(length, B)`, False where a piece is shorter and rows are zeros;
         `is_first` `(length, B)`, True at the first row that is stored of an episode. `hidden` is `(B, ...)`: the state with which each
-        piece begins.
+        piece begins. A piece of which a row was evicted before its turn is left out.
 
         Args:
             length: T, rows of a piece.
@@ -499,60 +474,25 @@ class DistillationBuffer:
         for _ in range(epochs):
             self._look()
             ids, bounds = self._episodes()
-            starts, sizes = pieces_of(bounds, length)
-            pieces = self._rng.permutation(len(starts)) if shuffle else np.arange(len(starts))
-            size = len(pieces) if batch_size is None else batch_size
-            first = np.isin(starts, bounds)
-            for at in range(0, len(pieces) - (size - 1 if drop else 0), size):
-                chosen = pieces[at : at + size]
-                yield self._piece(ids, starts[chosen], sizes[chosen], first[chosen], length)
-
-    def _piece(self, ids: Array, starts: Array, sizes: Array, first: Array, length: int) -> Batch:
-        steps = np.arange(length)[:, None]
-        mask = steps < sizes
-        taken = ids[np.where(mask, starts + steps, starts)]
-        columns = self._columns(taken.reshape(-1))
-        blocks = {n: v.reshape(*taken.shape, *v.shape[1:]) for n, v in columns.items()}
-        made: dict[str, Any] = {}
-        for name, values in blocks.items():
-            if name.split(".")[0] == "hidden":
-                made[name] = values[0]
-            else:
-                values[~mask] = np.zeros((), values.dtype)
-                made[name] = values
-        made["mask"], made["is_first"] = mask, first & (steps == 0)
-        return self._as_asked(made)
+            rng = self._rounds.draws.rng if shuffle else None
+            batches = sequences(self._rows.read, ids, bounds, length, batch_size, drop, rng)
+            yield from map(self._as_asked, batches)
 
     # -- rows --------------------------------------------------------------------------------
 
     def _first(self) -> int:
         """Return the oldest id that retention leaves, one past the newest if there is none."""
-        ring = self._ring
-        if self.retention != "last":
-            return ring.oldest
-        assert self.keep_rounds is not None
-        oldest = self.round - self.keep_rounds + 1
-        if self._kept[0] != oldest or not self._writes:
-            low, high = 0, len(ring)
-            while low < high:  # rounds never decrease
-                middle = (low + high) // 2
-                at = np.array([ring.id_at(middle)])
-                early = int(ring.column("round", at)[0]) < oldest
-                low, high = (middle + 1, high) if early else (low, middle)
-            self._kept = oldest, ring.id_at(low) if low < len(ring) else ring.added
-        return self._kept[1]
+        return self._retention.first(self._ring, self.round, self._writes)
 
     def _ids(self) -> Array:
         ids = self._ring.ids()
         return ids if self.retention != "last" else ids[ids >= self._first()]
 
-    def _look(self) -> Array:
-        """Return the ids to draw from, of what is newest."""
+    def _look(self) -> None:
+        """Turn to what is newest; raise NoClipsError if there is nothing to draw."""
         self.refresh()
-        ids = self._ids()
-        if not len(ids):
+        if not len(self):
             raise NoClipsError(f"{_WHERE}: nothing is stored to draw from; add rows first")
-        return ids
 
     def _episodes(self) -> tuple[Array, Array]:
         """Return the ids of all rows in the order of their episodes, and where each begins in it."""
@@ -568,98 +508,43 @@ class DistillationBuffer:
                     raise
         raise AssertionError
 
-    def _columns(self, ids: Array) -> dict[str, Array]:
-        """Return rows with their newest labels, flat."""
-        columns, ids = self._ring.rows_at(ids)
-        columns["label_round"] = columns["round"].copy()
-        del columns["stamp"]
-        columns["ids"] = ids
-        if self._log is not None:
-            self._log.overlay(ids, columns)
-        return columns
-
-    def _handed(self, ids: Array) -> Batch:
-        return self._as_asked(self._columns(ids))
-
     def _as_asked(self, columns: dict[str, Any]) -> Batch:
         out = self._out
         made = out.arrays(columns) if out.plain == "numpy" else out.tensors(columns)
         return nested(made)
 
-    # -- the log of labels -------------------------------------------------------------------
-
-    def _log_path(self) -> str | None:
-        return None if self._path is None else os.path.join(self._path, "labels")
-
-    def _found_log(self, mode: str) -> LabelLog | None:
-        """Return the log of labels if there is one on disk."""
-        path = self._log_path()
-        disk = ReplayBuffer.disk
-        if path is None or not disk.exists(path) or examine(disk, path) != "buffer":
-            return None
-        if mode == "r":
-            return LabelLog(self._ring, ReplayBuffer.open(path))
-        log = ReplayBuffer.open(path, mode="r+", **self._options)
-        return LabelLog(self._ring, log)
-
-    def _labels(self, specs: list[ColumnSpec]) -> LabelLog:
-        if self._log is None:
-            log = ReplayBuffer(
-                LABELS_PER_ROW * self._ring.capacity,
-                path=self._log_path(),
-                schema=LabelLog.schema(specs),
-                **self._options,  # type: ignore[arg-type]
-            )
-            self._log = LabelLog(self._ring, log)
-        return self._log
-
     # -- roles, state ------------------------------------------------------------------------
 
     @property
     def _writes(self) -> bool:
-        return self._ring.buffer.mode == "r+"
+        return self._rows.writes
 
     def _writer(self, method: str) -> StepRing:
         if not self._writes:
             raise ReadOnlyError(
-                f"{_WHERE}.{method}: this handle of {self._path} only reads; write in the process that opened it with "
+                f"{_WHERE}.{method}: this handle of {self._rows.path} only reads; write in the process that opened it with "
                 "mode='r+'"
             )
         return self._ring
 
     def refresh(self) -> None:
         """Show a reader what came since. Whatever draws does it by itself; a writer is always up to date."""
-        if self._writes:
-            return
-        if self._log is None:
-            self._log = self._found_log("r")
-        if self._log is not None:
-            self._log.refresh()
-        else:
-            self._ring.buffer.refresh()
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "round": self._round,
-            "version": self._version,
-            "rng": self._rng.bit_generator.state,
-        }
+        self._rows.refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the round, the policy version and the generator, to go beside a checkpoint."""
-        return self._state()
+        return self._rounds.state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, over the same rows."""
-        self._round, self._version = int(state["round"]), int(state["version"])
-        self._rng.bit_generator.state = state["rng"]
+        """Go on where `state_dict` was taken, over the same rows; where those are of later rounds already, in the newest."""
+        newest = self._round_of_newest()
+        self._rounds.state = dict(state)
+        self._rounds.number = max(self._rounds.number, newest)
 
     def flush(self) -> None:
         """Force rows, labels and state to the disk itself. A reader: nothing."""
         if self._writes:
-            self._ring.buffer.flush(notes={"distillation": self._state()})
-            if self._log is not None:
-                self._log.log.flush()
+            self._rows.flush({"distillation": self._noted()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a copy to a new directory, which `open` opens: whole, or not at all.
@@ -668,25 +553,18 @@ class DistillationBuffer:
             ExistsError: something is there.
         """
         self._writer("save")
-        made = os.path.abspath(path)
-        with whole(ReplayBuffer.disk, made, f"{_WHERE}.save") as folder:
-            self._ring.copy_to(os.path.join(folder, "rows"), {"distillation": self._state()})
-            if self._log is not None:
-                self._log.log.snapshot(os.path.join(folder, "labels"))
+        self._rows.copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
         """Flush, and give files and locks back. Closing twice is fine."""
         if self._ring.closed:
             return
         self.flush()
-        if self._log is not None:
-            self._log.log.close()
-        self._ring.close()
+        self._rows.close()
 
     def check(self) -> list[Any]:
         """Return what is wrong with rows and labels, each finding naming its file; empty when sound."""
-        log = [] if self._log is None else self._log.log.check()
-        return [*self._ring.buffer.check(), *log]
+        return self._rows.check()
 
     def __enter__(self) -> DistillationBuffer:
         return self
@@ -697,20 +575,16 @@ class DistillationBuffer:
             self.flush()
 
     def __repr__(self) -> str:
-        place = "" if self._path is None else f", path={self._path!r}"
-        kept = "" if self.keep_rounds is None else f" {self.keep_rounds}"
+        if self._ring.closed:
+            return f"{_WHERE}(closed, path={self._rows.path!r})"
+        place = "" if self._rows.path is None else f", path={self._rows.path!r}"
         return (
             f"{_WHERE}(rows={len(self)}/{self._ring.capacity}, round={self.round}, "
-            f"retention={self.retention!r}{kept}{place})"
+            f"retention={self._retention!r}{place})"
         )
 
 
-def _integer(where: str, version: Any) -> int:
-    try:
-        return operator.index(version)
-    except TypeError:
-        raise InputError(f"{where}: policy_version must be an integer, got {version!r}") from None
-
-
 _OUT = (("to", None), ("device", None), ("pin_memory", False))
-_HOW = (("retention", "all"), ("keep_rounds", None), ("obs_shape", None), ("beta", None))
+_HOW = (
+    ("retention", "all"), ("keep_rounds", None), ("obs_shape", None), ("beta", None), ("seed", None),
+)  # fmt: skip

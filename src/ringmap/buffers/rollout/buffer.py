@@ -5,7 +5,7 @@
 
 Invariants: nothing is allocated by `add`; what is handed out for training covers the steps that were filled,
 each once per epoch; advantages are those of what is stored, or asking for them is an error.
-Not here: a ring, a directory: this is gone with the process but for `save`. The recursion (gae.py).
+Not here: a ring, a directory: this is gone with the process but for `save`. The tensors (tensors.py), the recursion (gae.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.buffers.gae import generalized_advantages
-from ringmap.buffers.leaves import Leaves
+from ringmap.buffers.handout import check_device
+from ringmap.buffers.nested import Leaves
 from ringmap.buffers.options import positive
-from ringmap.buffers.tensors import check_device
+from ringmap.buffers.rollout.gae import generalized_advantages
+from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.errors import CorruptError, InputError, NoClipsError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _SCALARS = (
     "timeouts",
     "final_values",
 )
+_SHAPES = {"hidden": "hidden_shape", "privileged_observations": "privileged_obs_shape"}
 _VERSION = 1
 
 
@@ -97,23 +99,16 @@ class RolloutBuffer:
             )
         if privileged_obs_shape is None and num_privileged_obs:
             privileged_obs_shape = (int(num_privileged_obs),)
-        self._trees: dict[str, Leaves] = {
+        trees = {
             "observations": Leaves.parse("observations", obs_shape, obs_dtype, where),
             "actions": Leaves.parse("actions", action_shape, action_dtype, where),
         }
         if privileged_obs_shape is not None:
             name = "privileged_observations"
-            self._trees[name] = Leaves.parse(name, privileged_obs_shape, obs_dtype, where)
+            trees[name] = Leaves.parse(name, privileged_obs_shape, obs_dtype, where)
         if hidden_shape is not None:
-            self._trees["hidden"] = Leaves.parse("hidden", hidden_shape, np.float32, where)
-        self._store: dict[str, Tensor] = {}
-        for tree in self._trees.values():
-            for spec in tree.columns:
-                kind = torch.from_numpy(np.empty(0, spec.dtype)).dtype
-                shape = (self.num_steps, self.num_envs, *spec.shape)
-                self._store[spec.name] = torch.zeros(shape, dtype=kind, device=self.device)
-        for name in _SCALARS:
-            self._store[name] = torch.zeros(self.num_steps, self.num_envs, device=self.device)
+            trees["hidden"] = Leaves.parse("hidden", hidden_shape, np.float32, where)
+        self._tensors = StepTensors(self.num_steps, self.num_envs, trees, _SCALARS, self.device)
         self._generator = torch.Generator()
         if seed is None:
             self._generator.seed()
@@ -124,11 +119,11 @@ class RolloutBuffer:
 
     def __getattr__(self, name: str) -> Any:
         """Return the stored tensors by name, nested as they were declared."""
-        trees, store = self.__dict__.get("_trees", {}), self.__dict__.get("_store", {})
-        if name in trees:
-            return trees[name].nest(store)
-        if name in store:
-            return store[name]
+        tensors = self.__dict__.get("_tensors")
+        if tensors is not None and name in tensors.trees:
+            return tensors.nested(name)
+        if tensors is not None and name in tensors.by_name:
+            return tensors.by_name[name]
         if name == "privileged_observations":
             return None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -165,48 +160,32 @@ class RolloutBuffer:
             "observations": observations, "privileged_observations": privileged_observations,
             "actions": actions, "hidden": hidden,
         }  # fmt: skip
-        rows: dict[str, Tensor] = {}
+        tensors, rows = self._tensors, dict[str, Any]()
         for name, value in given.items():
-            tree = self._trees.get(name)
-            if tree is None:
-                if value is not None and name == "hidden":
+            if name not in tensors.trees:
+                if value is not None:
                     raise InputError(
-                        f"{where}: hidden was given, but hidden_shape was not declared"
+                        f"{where}: {name} was given, but {_SHAPES[name]} was not declared"
                     )
-                continue
-            if value is None:
+            elif value is None:
                 raise InputError(f"{where}: {name} were declared, but are missing")
-            for leaf, part in tree.flatten(value, where).items():
-                rows[leaf] = self._row(leaf, part, where)
+            else:
+                rows |= tensors.leaves(name, value, where)
         if (timeouts is None) != (final_values is None):
             raise InputError(f"{where}: timeouts and final_values go together")
         scalars = {"rewards": rewards, "dones": dones, "values": values, "log_probs": log_probs}
         if timeouts is not None:
             scalars |= {"timeouts": timeouts, "final_values": final_values}
         for name, value in scalars.items():
-            rows[name] = self._row(name, value, where)
-        for name, row in rows.items():
-            self._store[name][self._step].copy_(row)
+            rows[name] = tensors.row(name, value, where)
+        tensors.write(self._step, rows)
         if timeouts is None:
-            self._store["timeouts"][self._step].zero_()
+            tensors.by_name["timeouts"][self._step].zero_()
+        else:  # an episode that timed out has ended, whether or not its caller calls that done
+            dones = tensors.by_name["dones"][self._step]
+            dones.copy_(dones.maximum(tensors.by_name["timeouts"][self._step]))
         self._step += 1
         self._computed = False
-
-    def _row(self, name: str, value: Any, where: str) -> Tensor:
-        import torch
-
-        expected = self._store[name].shape[1:]
-        try:
-            row = torch.as_tensor(value).detach()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"{where}: {name} can't be made a tensor: {error}") from None
-        if row.shape != expected and row.shape == (*expected, 1):
-            row = row.squeeze(-1)
-        if row.shape != expected:
-            raise InputError(
-                f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}"
-            )
-        return row
 
     def __len__(self) -> int:
         """Return the steps filled."""
@@ -242,8 +221,11 @@ class RolloutBuffer:
         where = f"{type(self).__name__}.compute_returns_and_advantages"
         if not self._step:
             raise InputError(f"{where}: no step is stored")
-        last = self._row("values", last_values, where).to(self.device, self._store["values"].dtype)
-        filled = {name: self._store[name][: self._step] for name in _SCALARS}
+        stored = self._tensors.by_name
+        last = self._tensors.row("values", last_values, where).to(
+            self.device, stored["values"].dtype
+        )
+        filled = {name: stored[name][: self._step] for name in _SCALARS}
         beyond = gamma * filled["final_values"] * filled["timeouts"]
         rewards = filled["rewards"] + beyond.where(filled["timeouts"] > 0, beyond.new_zeros(()))
         advantages = generalized_advantages(
@@ -270,27 +252,24 @@ class RolloutBuffer:
     def _batch(self, index: Tensor | None, normalize: bool = False) -> dict[str, Any]:
         """Return the rows of a flat index, None for all."""
         self._check_ready()
+        rows = self._tensors.flat(self._step)
+        return self._named(rows, slice(None) if index is None else index, normalize)
 
-        def pick(name: str) -> Tensor:
-            tensor = self._store[name][: self._step]
-            flat = tensor.reshape(-1, *tensor.shape[2:])
-            return flat if index is None else flat[index]
+    def _named(self, rows: Mapping[str, Tensor], at: Any, normalize: bool) -> dict[str, Any]:
+        """Return what is trained on, under the names that users see; `at` picks from each tensor."""
 
-        return self._named(pick, normalize)
+        def picked(name: str) -> Any:
+            tree = self._tensors.trees.get(name)
+            return None if tree is None else tree.nest({n: rows[n][at] for n in tree.names})
 
-    def _named(self, pick: Any, normalize: bool) -> dict[str, Any]:
-        nested = {
-            name: tree.nest({leaf: pick(leaf) for leaf in tree.names})
-            for name, tree in self._trees.items()
-        }
         batch = {
-            "observations": nested["observations"],
-            "privileged_observations": nested.get("privileged_observations"),
-            "actions": nested["actions"],
-            "old_log_probs": pick("log_probs"),
-            "advantages": pick("advantages"),
-            "returns": pick("returns"),
-            "values": pick("values"),
+            "observations": picked("observations"),
+            "privileged_observations": picked("privileged_observations"),
+            "actions": picked("actions"),
+            "old_log_probs": rows["log_probs"][at],
+            "advantages": rows["advantages"][at],
+            "returns": rows["returns"][at],
+            "values": rows["values"][at],
         }
         if normalize:
             mean, deviation = self._moments
@@ -300,7 +279,7 @@ class RolloutBuffer:
     @property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation of all advantages."""
-        advantages = self._store["advantages"][: self._step]
+        advantages = self._tensors.by_name["advantages"][: self._step]
         return advantages.mean(), advantages.std(correction=0)
 
     def _check_ready(self) -> None:
@@ -397,22 +376,14 @@ class RolloutBuffer:
     def _sequences(
         self, length: int, num: int, epochs: int, shuffle: bool, normalize: bool, count: int
     ) -> Iterator[dict[str, Any]]:
-        def cut(name: str) -> Tensor:
-            """Return `(sequences of all environments, length, ...)` as a view with time first."""
-            tensor = self._store[name][: self._step]
-            parts = tensor.reshape(-1, length, self.num_envs, *tensor.shape[2:])
-            return parts.transpose(0, 1).reshape(length, count, *tensor.shape[2:])
-
         for _ in range(epochs):
-            whole = {name: cut(name) for name in self._store}
+            whole = self._tensors.cut(self._step, length)
             for index in self._order(count, shuffle).tensor_split(num):
-                batch = self._named(lambda name, at=index, of=whole: of[name][:, at], normalize)
+                batch = self._named(whole, (slice(None), index), normalize)
                 batch["dones"] = whole["dones"][:, index]
-                if "hidden" in self._trees:
-                    tree = self._trees["hidden"]
-                    batch["hidden"] = tree.nest(
-                        {leaf: whole[leaf][0, index] for leaf in tree.names}
-                    )
+                hidden = self._tensors.trees.get("hidden")
+                if hidden is not None:
+                    batch["hidden"] = hidden.nest({n: whole[n][0, index] for n in hidden.names})
                 yield batch
 
     # -- the rest ----------------------------------------------------------------------------
@@ -422,7 +393,7 @@ class RolloutBuffer:
         return {
             "version": _VERSION, "num_envs": self.num_envs, "num_steps": self.num_steps, "step": self._step,
             "computed": self._computed, "rng": self._generator.get_state(),
-            "tensors": {name: tensor[: self._step].clone() for name, tensor in self._store.items()},
+            "tensors": {name: tensor[: self._step].clone() for name, tensor in self._tensors.by_name.items()},
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -433,15 +404,11 @@ class RolloutBuffer:
         """
         where = f"{type(self).__name__}.load_state_dict"
         tensors, step = state["tensors"], int(state["step"])
-        ours = {name: (step, *tensor.shape[1:]) for name, tensor in self._store.items()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if ours != theirs or state["num_steps"] != self.num_steps:
+        if state["num_steps"] != self.num_steps:
             raise InputError(
-                f"{where}: expected num_steps={self.num_steps} and columns {ours}, got num_steps={state['num_steps']} "
-                f"and {theirs}"
+                f"{where}: expected num_steps={self.num_steps}, got num_steps={state['num_steps']}"
             )
-        for name, tensor in tensors.items():
-            self._store[name][:step].copy_(tensor)
+        self._tensors.take_over(tensors, step, where)
         self._step, self._computed = step, bool(state["computed"])
         self._generator.set_state(state["rng"].cpu())
 
@@ -486,5 +453,7 @@ class RolloutBuffer:
         self._generator.set_state(rng)
 
     def __repr__(self) -> str:
-        shapes = {spec.name: spec.shape for tree in self._trees.values() for spec in tree.columns}
+        shapes = {
+            spec.name: spec.shape for tree in self._tensors.trees.values() for spec in tree.columns
+        }
         return f"{type(self).__name__}({self._step}/{self.num_steps} steps of {self.num_envs}, {shapes}, {self.device})"

@@ -10,7 +10,7 @@ Before a commit pushes out a label that is still the newest of its row, that lab
 
 Invariants: a row's label is that of the last commit that names it with the row's own stamp; a label that is
 the newest of a row in the window is never evicted.
-Not here: what the labels mean, which rows there are (distillation.py).
+Not here: what the labels mean, where the log is (labelled.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A draw gives flat columns, `(n, ...)`. A dataset of one-step clips is drawn as rows: no axis of time,
 actions in their stored shape.
-Not here: how many rows each half gives, how they are joined (offline_to_online.py).
+Not here: how many rows each half gives (share.py), how they are joined (joining.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.steps import StepRing
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.view import BufferView
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError
@@ -47,6 +49,11 @@ class Half(Protocol):
 
     drawn: tuple[Array, Array] | None
     """Ids and importance weights of what was drawn last, of a sampler that has them."""
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether it draws by priority."""
+        ...
 
     def __len__(self) -> int:
         """Return how many rows, or clips, there are to draw from."""
@@ -78,6 +85,12 @@ class _Base:
     clip: tuple[int, int] | None = None
     drawn: tuple[Array, Array] | None = None
     buffer: Any = None
+
+    @property
+    def has_priorities(self) -> bool:
+        sampler = getattr(self.buffer, "sampler", None)
+        known = hasattr(sampler, "update_priorities") and hasattr(sampler, "weights")
+        return known or self.drawn is not None
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         raise InputError(
@@ -144,7 +157,10 @@ class ReplayHalf(_Base):
         return batch if self.clip != (1, 1) else _flat_rows(self.buffer, batch, count)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
-        buffer, episodes = self.buffer, [data] if isinstance(data, Mapping) else data
+        buffer = self.buffer
+        if is_tensordict(data):
+            data, _ = flat(data, where)
+        episodes = [data] if isinstance(data, Mapping) else data
         if isinstance(episodes, str) or not isinstance(episodes, Iterable):
             raise InputError(
                 f"{where}: the online half is a ReplayBuffer: expected an episode (column -> one value per step) "
@@ -175,10 +191,12 @@ class StepsHalf(_Base):
         self.tensordict = bool(ring.buffer.notes.get("tensordict"))
 
     def __len__(self) -> int:
+        self.ring.buffer.refresh()
         return len(self.ring)
 
     def draw(self, count: int, rng: np.random.Generator) -> Columns:
         """Return rows of the window."""
+        self.ring.buffer.refresh()
         return self.ring.rows(self.ring.draw(count, rng))
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
@@ -207,7 +225,7 @@ class SampledHalf(_Base):
     def draw(self, count: int, rng: np.random.Generator) -> Columns:
         parts, left = [], count
         while left:  # some refuse to give more than they hold
-            batch = self.buffer.sample(min(left, len(self.buffer)))
+            batch = self._sample(min(left, len(self.buffer)))
             columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
             self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
             parts.append(columns)
@@ -222,9 +240,18 @@ class SampledHalf(_Base):
         self.tensordict = self.tensordict or is_tensordict(data)
         if hasattr(self.buffer, "extend"):
             return self.buffer.extend(data)
-        if hasattr(self.buffer, "add"):
+        if not hasattr(self.buffer, "add"):
+            return super().extend(data, notes, where)
+        if not isinstance(self.buffer, TransitionReplayBuffer):
             return self.buffer.add(**dict(data))
-        return super().extend(data, notes, where)
+        first = self.buffer._ring.added
+        self.buffer.add(**dict(data))
+        return np.arange(first, self.buffer._ring.added)
+
+    def _sample(self, count: int) -> Any:
+        if isinstance(self.buffer, DistillationBuffer):  # whose `sample` has two columns only
+            return self.buffer.batch(count)
+        return self.buffer.sample(count)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.buffer.state_dict()) if hasattr(self.buffer, "state_dict") else {}

@@ -8,12 +8,11 @@
 
 Invariants: the offline data is never changed; a batch has offline rows first, and exactly as many as
 `split` says; both halves have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (halves.py, steps.py), ids of datasets (datasets/prefixes.py).
+Not here: how rows are drawn and stored (halves.py, steps.py), how many (share.py), ids of datasets (datasets/prefixes.py).
 """
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -22,12 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.halves import Half, StepsHalf, half_of
-from ringmap.buffers.handout import HandOut
-from ringmap.buffers.nested import as_tensordict, nested
+from ringmap.buffers.draws import Draws
+from ringmap.buffers.handout import HandOut, as_tensordict
+from ringmap.buffers.nested import nested
+from ringmap.buffers.offline_to_online.halves import Half, StepsHalf, half_of
+from ringmap.buffers.offline_to_online.joining import joined
+from ringmap.buffers.offline_to_online.share import Share
 from ringmap.buffers.options import positive
 from ringmap.buffers.steps import StepRing
-from ringmap.errors import InputError, NoClipsError, UnknownColumnError
+from ringmap.errors import InputError, NoClipsError
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
 
@@ -107,10 +109,7 @@ class OfflineToOnlineReplayBuffer:
                 f"{_WHERE}: give either online_storage or online_capacity, got "
                 f"{'neither' if online_storage is None else 'both'}"
             )
-        if not _inside(offline_fraction):
-            raise InputError(
-                f"{_WHERE}: offline_fraction must lie between 0 and 1, both excluded, got {offline_fraction!r}"
-            )
+        self._share = Share(offline_fraction, rounding, _WHERE)
         if batch_size is not None:
             positive(_WHERE, "batch_size", batch_size)
         if online_capacity is not None:
@@ -118,10 +117,6 @@ class OfflineToOnlineReplayBuffer:
         elif path is not None:
             raise InputError(
                 f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home"
-            )
-        if rounding not in ("round", "carry"):
-            raise InputError(
-                f"{_WHERE}: rounding must be one of ('round', 'carry'), got {rounding!r}"
             )
         self._out = HandOut(to, device, bool(pin_memory))
         self._out.check(_WHERE)
@@ -148,11 +143,8 @@ class OfflineToOnlineReplayBuffer:
         self._given = offline
         self.batch_size = batch_size
         self.transform = transform
-        self.rounding = rounding
         self.provenance = provenance
-        self._base = self._fraction = float(offline_fraction)
-        self._carry = 0.0
-        self._rng = np.random.default_rng(seed)
+        self._draws = Draws(seed)
         if self._ring is not None:
             saved = self._ring.buffer.notes.get("mix")
             if saved is not None:
@@ -194,7 +186,12 @@ class OfflineToOnlineReplayBuffer:
     @property
     def offline_fraction(self) -> float:
         """The share of offline rows, after annealing."""
-        return self._fraction
+        return self._share.fraction
+
+    @property
+    def rounding(self) -> str:
+        """How a share that does not divide the batch is rounded."""
+        return self._share.rounding
 
     def __len__(self) -> int:
         """Return how many rows, or clips, there are in both halves."""
@@ -204,22 +201,13 @@ class OfflineToOnlineReplayBuffer:
         """Set the share of offline rows to `base * max(0, 1 - step / total_steps)`, `base` at most.
 
         Raises:
-            InputError: `total_steps` is not positive.
+            InputError: `total_steps` is not positive, or one of them is no number.
         """
-        if not total_steps > 0:
-            raise InputError(f"{_WHERE}.anneal: total_steps must be positive, got {total_steps!r}")
-        share = self._base * max(0.0, 1 - step / total_steps)
-        self._fraction = min(self._base, share)
+        self._share.anneal(step, total_steps, f"{_WHERE}.anneal")
 
     def split(self, batch_size: int) -> tuple[int, int]:
         """Return how many offline and online rows the next batch of this size has."""
-        if not len(self._online):
-            return batch_size, 0
-        exact = self._fraction * batch_size
-        if self.rounding == "carry" and self._fraction:
-            exact += self._carry
-        offline = min(batch_size, max(0, round(exact)))
-        return offline, batch_size - offline
+        return self._share.split(batch_size) if len(self._online) else (batch_size, 0)
 
     def sample(self, batch_size: int | None = None) -> Any:
         """Draw a batch, offline rows first.
@@ -255,16 +243,16 @@ class OfflineToOnlineReplayBuffer:
                     f"{where}: {count} rows of {size} are to come from the offline data, which is empty"
                 )
             if count:
-                parts.append(half.draw(count, self._rng))
-        batch = parts[0] if len(parts) == 1 else _joined(parts[0], parts[1], where)
-        if self.rounding == "carry" and mixed and self._fraction:
-            self._carry += self._fraction * size - offline
+                parts.append(half.draw(count, self._draws.rng))
+        batch = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], where)
+        if mixed:
+            self._share.drew(offline, size)
         notes: dict[str, Any] = {}
         if self.provenance is not None:
             notes[self.provenance] = np.arange(size) < offline
-        if online and self._online.drawn is not None:
-            ids, weights = self._online.drawn
-            notes["ids"] = np.concatenate([np.full(offline, -1), ids])
+        if self._online.has_priorities:
+            ids, weights = (self._online.drawn if online else None) or ((), ())
+            notes["ids"] = np.concatenate([np.full(offline, -1), np.asarray(ids, np.int64)])
             notes["weights"] = np.concatenate([np.ones(offline, np.float32), weights])
         for name in notes:
             if name in batch:
@@ -299,7 +287,7 @@ class OfflineToOnlineReplayBuffer:
         Raises:
             InputError: what the online half refuses. Nothing was changed.
         """
-        return self._online.extend(data, {"mix": self._state()}, f"{_WHERE}.extend")
+        return self._online.extend(data, {"mix": self._mix()}, f"{_WHERE}.extend")
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Give rows of the online half their priorities, if it draws by priority; return for how many.
@@ -323,39 +311,32 @@ class OfflineToOnlineReplayBuffer:
 
     # -- state -------------------------------------------------------------------------------
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "base": self._base,
-            "fraction": self._fraction,
-            "carry": self._carry,
-            "rng": self._rng.bit_generator.state,
-        }
+    def _mix(self) -> dict[str, Any]:
+        return {**self._share.state, "rng": self._draws.state}
 
-    def _resume(self, state: Mapping[str, Any]) -> None:
-        if state["base"] == self._base:  # else this call asks for another mix
-            self._fraction = float(state["fraction"])
-        self._carry = float(state["carry"])
-        self._rng.bit_generator.state = state["rng"]
+    def _resume(self, state: Mapping[str, Any], whatever_base: bool = False) -> None:
+        self._share.resume(state, whatever_base)
+        self._draws.state = state["rng"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of mixing and sampling, to go beside a checkpoint."""
         return {
-            **self._state(),
+            **self._mix(),
             "offline": self._offline.state_dict(),
             "online": self._online.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on mixing where `state_dict` was taken, over the same data."""
-        self._base = float(state["base"])
-        self._resume(state)
+        self._resume(state, whatever_base=True)
         self._offline.load_state_dict(state["offline"])
         self._online.load_state_dict(state["online"])
 
     def flush(self) -> None:
         """Force the online rows, and the mixing state, to the disk itself, if they are ours."""
         if self._ring is not None:
-            self._ring.buffer.flush(notes={"mix": self._state()})
+            if self._ring.buffer.mode == "r+":  # a copy that was pickled or forked reads
+                self._ring.buffer.flush(notes={"mix": self._mix()})
         elif hasattr(self.online_buffer, "flush"):
             self.online_buffer.flush()
 
@@ -371,7 +352,7 @@ class OfflineToOnlineReplayBuffer:
                 f"{_WHERE}.save: the online half is a {type(self.online_buffer).__name__} of yours; save it by its "
                 "own means, and state_dict() beside it"
             )
-        self._ring.copy_to(path, {"mix": self._state()})
+        self._ring.copy_to(path, {"mix": self._mix()})
 
     @classmethod
     def open(
@@ -382,13 +363,18 @@ class OfflineToOnlineReplayBuffer:
         Args:
             path: the directory.
             offline_dataset: as for the constructor.
-            options: as for the constructor, but for `online_capacity`.
+            options: as for the constructor, but for `online_capacity`. Without `offline_fraction` it is what it was.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
         capacity = StepRing.capacity_at(path, f"{_WHERE}.open")
-        return cls(offline_dataset, online_capacity=capacity, path=path, **options)
+        made = cls(offline_dataset, online_capacity=capacity, path=path, **options)
+        assert made._ring is not None
+        saved = made._ring.buffer.notes.get("mix")
+        if saved is not None and "offline_fraction" not in options:
+            made._resume(saved, whatever_base=True)
+        return made
 
     def close(self) -> None:
         """Flush and close a ring that was made here; the offline data and an `online_storage` stay open."""
@@ -407,37 +393,5 @@ class OfflineToOnlineReplayBuffer:
     def __repr__(self) -> str:
         return (
             f"{_WHERE}(offline={len(self._offline)}, online={len(self._online)}, "
-            f"offline_fraction={self._fraction:g}, rounding={self.rounding!r}, batch_size={self.batch_size})"
+            f"offline_fraction={self.offline_fraction:g}, rounding={self.rounding!r}, batch_size={self.batch_size})"
         )
-
-
-def _inside(fraction: Any) -> bool:
-    try:
-        return math.isfinite(fraction) and 0 < fraction < 1
-    except TypeError:
-        return False
-
-
-def _joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return two batches as one, in the order of the first's columns."""
-    if offline.keys() != online.keys():
-        raise UnknownColumnError(
-            f"{where}: the halves have different columns: only offline {sorted(offline.keys() - online.keys())}, "
-            f"only online {sorted(online.keys() - offline.keys())}; store the same ones"
-        )
-    batch: dict[str, Any] = {}
-    for name, first in offline.items():
-        second = online[name]
-        if tuple(first.shape[1:]) != tuple(second.shape[1:]):
-            raise InputError(
-                f"{where}: column {name!r} has shape {tuple(first.shape[1:])} offline and "
-                f"{tuple(second.shape[1:])} online; store it alike (for images: load with layout='HWC')"
-            )
-        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-            batch[name] = np.concatenate([first, second])
-        else:
-            import torch
-
-            both = [torch.as_tensor(part) for part in (first, second)]
-            batch[name] = torch.cat([part.to(both[0].device) for part in both])
-    return batch

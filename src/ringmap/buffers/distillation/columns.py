@@ -1,0 +1,114 @@
+"""The columns of a student's rows: what `add` is given, one step or many, as columns of one length.
+
+    student_observations[/leaf]...  teacher_actions  [teacher_log_std  teacher_logits  executed_actions  ...]
+    actor_id  dones  round  policy_version  stamp        of every row
+
+Invariants: `actor_id` and `dones` are one number a row, whatever axes they came with.
+Not here: where rows are stored (labelled.py), nested names (nested.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.nested import flat, is_tensordict, root
+from ringmap.buffers.steps import numpy_rows
+from ringmap.errors import InputError
+from ringmap.storage.casting import cast
+from ringmap.storage.schema import Schema, as_columns
+
+__all__ = ["fitted_labels", "row_columns"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def row_columns(
+    given: Mapping[str, Any], schema: Schema | None, obs_shape: Any, round: int, version: int, where: str
+) -> dict[str, Array]:  # fmt: skip
+    """Return what `add` was given as columns.
+
+    Args:
+        given: by the names of `add`'s arguments, None for what is not there.
+        schema: of the rows that are stored, None before the first.
+        obs_shape: of one student observation, or name -> shape; None if nobody said.
+        round: of the rows.
+        version: of the policy.
+        where: the method to name in an error.
+
+    Raises:
+        InputError: unequal lengths, or `actor_id` or `dones` that are not one number a row.
+    """
+    rows, _ = flat({name: value for name, value in given.items() if value is not None}, where)
+    columns: dict[str, Any] = numpy_rows(rows, where)
+    if _is_single(columns, schema, obs_shape, where):
+        columns = {name: np.asarray(v)[None] for name, v in columns.items()}
+    for name in ("actor_id", "dones"):
+        if name in columns:
+            columns[name] = _one_a_row(name, columns[name], where)
+    arrays = as_columns(columns, where)
+    count = len(next(iter(arrays.values())))
+    actors = arrays.setdefault("actor_id", np.arange(count))
+    if actors.dtype.kind not in "iu":
+        raise InputError(f"{where}: actor_id must be integers, got {actors.dtype}")
+    dones = arrays.get("dones", np.zeros(count))
+    if not np.isin(dones, (0, 1)).all():
+        raise InputError(f"{where}: dones must be 0 or 1, got {dones}")
+    return arrays | {
+        "actor_id": cast(actors, np.dtype(np.int64), "safe", f"{where}: actor_id"),
+        "dones": dones != 0,
+        "round": np.full(count, round),
+        "policy_version": np.full(count, version),
+        "stamp": np.full(count, secrets.randbits(64), np.uint64),
+    }
+
+
+def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[str, Array]:
+    """Return what a teacher said of `count` rows as columns of labels.
+
+    Args:
+        given: their `teacher_actions`, or a mapping of all labels.
+        schema: the labels that rows have.
+        count: of the rows.
+        where: the method to name in an error.
+
+    Raises:
+        InputError: labels of the wrong columns, number, shape or dtype.
+    """
+    if not isinstance(given, Mapping) and not is_tensordict(given):
+        given = {"teacher_actions": given}
+    labels, _ = flat(given, where)
+    arrays = as_columns(numpy_rows(labels, where), where)
+    if arrays and len(next(iter(arrays.values()))) != count:
+        raise InputError(
+            f"{where}: {len(next(iter(arrays.values())))} labels for {count} rows; expected one for each"
+        )
+    return schema.fit(arrays, "safe", where)
+
+
+def _is_single(
+    columns: Mapping[str, Any], schema: Schema | None, obs_shape: Any, where: str
+) -> bool:
+    """Tell whether these are the values of one step: known by the shape of an observation."""
+    name = next(n for n in columns if root(n) == "student_observations")
+    shape = None
+    if schema is not None:
+        shape = next((spec.shape for spec in schema.columns if spec.name == name), None)
+    elif obs_shape is not None:
+        found = flat({"student_observations": obs_shape}, where)[0].get(name)
+        shape = None if found is None else tuple(np.atleast_1d(found).tolist())
+    if shape is not None:
+        return np.ndim(columns[name]) == len(shape)
+    return np.ndim(columns["teacher_actions"]) == 0 if "teacher_actions" in columns else False
+
+
+def _one_a_row(name: str, values: Any, where: str) -> Array:
+    array = np.asarray(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise InputError(f"{where}: {name} has shape {array.shape}, expected (N,)")
+    return array

@@ -1,0 +1,159 @@
+"""Rows with their newest labels: a ring, and a log of labels that is begun when the first are written.
+
+    DIR/rows     [ round 0 | round 1 | round 2 ]      a ring of rows, one commit per add
+    DIR/labels   [ ep 3 | ep 5 ]                      later labels of some, one commit per episode
+
+Invariants: a label is there only if its row is; a copy of both is there whole, or not at all.
+Not here: the ring (steps.py), the log (labels.py), which rows are drawn (buffer.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
+from ringmap.buffers.nested import root
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.steps import StepRing, whole
+from ringmap.errors import UnknownFormatError
+from ringmap.storage.birth import examine
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["LABELS", "LabelledRows", "rows_path"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LABELS = ("teacher_actions", "teacher_log_std", "teacher_logits")
+
+
+class LabelledRows:
+    """A ring of rows that have a column `stamp`, and their labels.
+
+    Args:
+        ring: the rows.
+        path: the directory of both; None for RAM.
+        options: of the log, once it is made: durability, sync_every_s.
+    """
+
+    def __init__(self, ring: StepRing, path: str | None, options: Mapping[str, Any]) -> None:
+        self.ring = ring
+        self.path = path
+        self._options = options
+        self.log: LabelLog | None = None
+        if self.writes:
+            self._find_log()
+
+    @property
+    def writes(self) -> bool:
+        """Whether this handle is the writer."""
+        return self.ring.buffer.mode == "r+"
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Show a reader what came since."""
+        if self.writes:
+            return
+        if self.log is None:
+            self._find_log()
+        if self.log is not None:
+            self.log.refresh()
+        else:
+            self.ring.buffer.refresh()
+
+    def read(self, ids: Array) -> tuple[dict[str, Array], Array]:
+        """Return rows by id with their newest labels, flat; and which of them are stored still: the others mean nothing.
+
+        Beside what was added: `ids`, and `label_round`, when the label was given.
+        """
+        columns, held = self.ring.read(ids)
+        columns["label_round"] = columns["round"].copy()
+        del columns["stamp"]
+        columns["ids"] = ids
+        if self.log is not None:
+            self.log.overlay(ids, columns)
+        return columns, held
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def labels(self) -> Schema | None:
+        """Return the columns that are labels; None before the first row."""
+        schema = self.ring.schema
+        if schema is None:
+            return None
+        return Schema(tuple(spec for spec in schema.columns if root(spec.name) in LABELS))
+
+    def relabel(self, ids: Array, round: int, labels: Mapping[str, Array]) -> None:
+        """Give rows of the window new labels, in one commit."""
+        if self.log is None:
+            specs = self.labels()
+            assert specs is not None
+            self.log = self._made_log(list(specs.columns))
+        self.log.write(ids, round, labels)
+
+    def _made_log(self, specs: list[ColumnSpec]) -> LabelLog:
+        size, schema = LABELS_PER_ROW * self.ring.capacity, LabelLog.schema(specs)
+        log = ReplayBuffer(size, path=self._log_path, schema=schema, **self._options)
+        return LabelLog(self.ring, log)
+
+    @property
+    def _log_path(self) -> str | None:
+        return None if self.path is None else os.path.join(self.path, "labels")
+
+    def _find_log(self) -> None:
+        """Open the log of labels if there is one on disk."""
+        path, disk = self._log_path, ReplayBuffer.disk
+        if path is None or not disk.exists(path) or examine(disk, path) != "buffer":
+            return
+        how: Mapping[str, Any] = {"mode": "r+", **self._options} if self.writes else {}
+        self.log = LabelLog(self.ring, ReplayBuffer.open(path, **how))
+
+    # -- both together -----------------------------------------------------------------------
+
+    def flush(self, notes: Mapping[str, Any]) -> None:
+        """Force both to the disk itself, and notes with them."""
+        self.ring.buffer.flush(notes=notes)
+        if self.log is not None:
+            self.log.log.flush()
+
+    def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any], where: str) -> None:
+        """Write a copy of both to a new directory, with these notes.
+
+        Raises:
+            ExistsError: something is there.
+        """
+        with whole(ReplayBuffer.disk, os.path.abspath(path), where) as folder:
+            self.ring.copy_to(rows_path(folder, where), notes)
+            if self.log is not None:
+                self.log.log.snapshot(os.path.join(folder, "labels"))
+
+    def check(self) -> list[Any]:
+        """Return what is wrong with both, each finding naming its file."""
+        log = [] if self.log is None else self.log.log.check()
+        return [*self.ring.buffer.check(), *log]
+
+    def close(self) -> None:
+        """Give files and locks back."""
+        if self.log is not None:
+            self.log.log.close()
+        self.ring.close()
+
+
+def rows_path(path: str | os.PathLike[str], where: str) -> str:
+    """Return where the rows of a directory are, or will be.
+
+    Raises:
+        UnknownFormatError: it holds something else.
+    """
+    folder, disk = os.path.abspath(path), ReplayBuffer.disk
+    if disk.exists(folder) and disk.is_folder(folder):
+        names = {name for name in disk.names(folder) if not name.startswith(".")}
+        if names and "rows" not in names:
+            raise UnknownFormatError(
+                f"{where}: {folder} holds something else, such as {min(names)!r}; choose another path"
+            )
+    return os.path.join(folder, "rows")

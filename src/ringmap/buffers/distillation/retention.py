@@ -1,0 +1,77 @@
+"""Retention: which of the rows of a ring are drawn.
+
+    all    every round; a full ring refuses more       [ r0 r0 r1 r1 r2 r2 ]
+    last   those of the last `keep_rounds` rounds              [ r1 r2 r2 ]
+    fifo   the newest `capacity`, whatever their round
+
+Invariants: what is kept is the newest rows, from an id on; the rounds of rows never decrease.
+Not here: the ring (steps.py), what a round is (buffer.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.options import positive
+from ringmap.buffers.steps import StepRing
+from ringmap.errors import InputError
+
+__all__ = ["Retention"]
+
+
+class Retention:
+    """A rule: `kind` is "all", "last" or "fifo"; `keep_rounds` is for "last".
+
+    Raises:
+        InputError: there is no such rule.
+    """
+
+    def __init__(self, kind: str, keep_rounds: int | None, where: str) -> None:
+        if kind not in ("all", "last", "fifo"):
+            raise InputError(f"{where}: retention must be 'all', 'last' or 'fifo', got {kind!r}")
+        if (kind == "last") != (keep_rounds is not None):
+            raise InputError(f"{where}: keep_rounds goes with retention='last', and only with it")
+        if keep_rounds is not None:
+            positive(where, "keep_rounds", keep_rounds)
+        self.kind, self.keep_rounds = kind, keep_rounds
+        self._known: tuple[int | None, int] = None, 0
+
+    def first(self, ring: StepRing, round: int, writes: bool) -> int:
+        """Return the oldest id that is kept in this round, one past the newest if there is none.
+
+        Args:
+            ring: the rows, with a column `round`.
+            round: the current one.
+            writes: whether rows are added through this handle alone, so that what was found stays right for the round.
+
+        Cost: O(log rows) once a round; of a reader each time.
+        """
+        if self.keep_rounds is None:
+            return ring.oldest
+        oldest = round - self.keep_rounds + 1
+        if self._known[0] != oldest or not writes:
+            low, high = 0, len(ring)
+            while low < high:
+                middle = (low + high) // 2
+                at = np.array([ring.id_at(middle)])
+                early = int(ring.column("round", at)[0]) < oldest
+                low, high = (middle + 1, high) if early else (low, middle)
+            self._known = oldest, ring.id_at(low) if low < len(ring) else ring.added
+        return self._known[1]
+
+    def check_room(self, ring: StepRing, first: int, count: int, where: str) -> None:
+        """Raise InputError if `count` more rows would push out some that are to be kept, `first` the oldest of them."""
+        kept = ring.added - first
+        if self.kind == "fifo" or kept + count <= ring.capacity:
+            return
+        what = "of all rounds" if self.keep_rounds is None else f"of {self.keep_rounds} rounds"
+        raise InputError(
+            f"{where}: {kept} rows {what} and {count} more exceed capacity={ring.capacity}; raise it, "
+            "keep fewer rounds, or let the oldest rows go with retention='fifo'"
+        )
+
+    def __repr__(self) -> str:
+        kept: Any = "" if self.keep_rounds is None else f" {self.keep_rounds}"
+        return f"{self.kind!r}{kept}"

@@ -1,0 +1,112 @@
+"""Rounds of DAgger: which one it is, whose policy plays, how often the teacher acts.
+
+    round 0: the teacher   round 1: beta(1) teacher, the rest student   ...   round n: the student
+
+Invariants: what is mixed has the shape, the kind and the dtype of the student's actions.
+Not here: schedules of beta (beta.py), the rows of a round (buffer.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.draws import Draws
+from ringmap.errors import InputError
+from ringmap.storage.casting import cast
+
+__all__ = ["Rounds", "mixed", "version_of"]
+
+
+class Rounds:
+    """The round and the policy version of a writer, and what it draws with.
+
+    Args:
+        beta: how often the teacher acts: a number, or a function of the round; None: never.
+        seed: of the generator.
+        where: the class to name in an error.
+
+    Raises:
+        InputError: `beta` is neither.
+    """
+
+    def __init__(
+        self, beta: float | Callable[[int], float] | None, seed: int | None, where: str
+    ) -> None:
+        if beta is not None and not callable(beta) and not 0 <= beta <= 1:
+            raise InputError(
+                f"{where}: beta must be between 0 and 1 or a function of the round, got {beta!r}"
+            )
+        self._beta = beta
+        self.draws = Draws(seed)
+        self.number = -1
+        """-1 before the first row or `start_round`."""
+        self.version = 0
+
+    def beta(self, round: int) -> float:
+        """Return how often the teacher acts in a round; 0 without a schedule."""
+        if self._beta is None:
+            return 0.0
+        return float(self._beta(round) if callable(self._beta) else self._beta)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON values; may be assigned."""
+        return {"round": self.number, "version": self.version, "rng": self.draws.state}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self.number, self.version = int(state["round"]), int(state["version"])
+        self.draws.state = state["rng"]
+
+
+def version_of(given: Any, where: str) -> int:
+    """Return a policy version; raise InputError for what is no integer."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise InputError(f"{where}: policy_version must be an integer, got {given!r}") from None
+
+
+def mixed(teacher: Any, student: Any, beta: float, rng: np.random.Generator, where: str) -> Any:
+    """Return each row of the teacher's actions with probability `beta`, else of the student's.
+
+    Args:
+        teacher: `(N, ...)`, or one number.
+        student: likewise, array or tensor; the result is of its kind and dtype.
+        beta: a probability.
+        rng: what draws, once a row.
+        where: the method to name in an error.
+
+    Raises:
+        InputError: shapes that differ, or an action of the teacher's that the student's dtype can't hold.
+    """
+    shape = tuple(np.shape(student))
+    if tuple(np.shape(teacher)) != shape:
+        raise InputError(
+            f"{where}: teacher_actions have shape {tuple(np.shape(teacher))}, student_actions {shape}; expected the same"
+        )
+    count = shape[0] if shape else 1
+    acts = (rng.random(count) < beta).reshape(shape[:1] + (1,) * (len(shape) - 1))
+    if hasattr(teacher, "detach"):
+        teacher = teacher.detach().cpu().numpy()
+    theirs = np.asarray(teacher)
+    kind = _dtype_of(student)
+    if theirs.dtype != kind:
+        theirs = cast(np.atleast_1d(theirs), kind, "safe", where).reshape(shape)
+    if not hasattr(student, "detach"):
+        return np.where(acts, theirs, np.asarray(student))
+    import torch
+
+    return torch.where(
+        torch.from_numpy(acts).to(student.device), torch.as_tensor(theirs, device=student.device), student
+    )  # fmt: skip
+
+
+def _dtype_of(student: Any) -> np.dtype[Any]:
+    if hasattr(student, "detach"):
+        return student.detach().new_empty(0).cpu().numpy().dtype  # type: ignore[no-any-return]
+    return np.asarray(student).dtype

@@ -1,0 +1,1 @@
+"""An offline dataset and what comes in, sampled together."""

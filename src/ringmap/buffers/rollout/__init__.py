@@ -1,0 +1,1 @@
+"""On-policy steps, for PPO and its kin."""

@@ -1,0 +1,139 @@
+"""Steps of many environments as tensors: one for each leaf, `(steps, environments, ...)`.
+
+    name      [t0: e0 e1 .. | t1: e0 e1 .. | ... ]      allocated once
+    flat      all steps of all environments in one row, time first
+    cut       the same in sequences of `length` steps, time first
+
+Invariants: nothing is allocated by a write; a value that its tensor can't hold is refused; what is handed out is a view.
+Not here: what the names mean, which rows are picked (buffer.py), nested names (nested.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmap.buffers.nested import Leaves
+from ringmap.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["StepTensors"]
+
+
+class StepTensors:
+    """The tensors of one buffer.
+
+    Args:
+        num_steps: T.
+        num_envs: N.
+        trees: nested values by name.
+        scalars: names of float32 tensors `(T, N)`.
+        device: where they are.
+    """
+
+    def __init__(
+        self, num_steps: int, num_envs: int, trees: Mapping[str, Leaves], scalars: tuple[str, ...], device: Any
+    ) -> None:  # fmt: skip
+        import torch
+
+        self.trees = dict(trees)
+        self.num_envs = num_envs
+        self.by_name: dict[str, Tensor] = {}
+        for spec in (spec for tree in trees.values() for spec in tree.columns):
+            try:
+                kind = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+            except TypeError:
+                raise InputError(f"{spec.name}: no tensor holds {spec.dtype}") from None
+            shape = (num_steps, num_envs, *spec.shape)
+            self.by_name[spec.name] = torch.zeros(shape, dtype=kind, device=device)
+        for name in scalars:
+            self.by_name[name] = torch.zeros(num_steps, num_envs, device=device)
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def row(self, name: str, value: Any, where: str) -> Tensor:
+        """Return a value as one step of a tensor, `(N, ...)`; `(N, 1)` will do for `(N,)`.
+
+        Raises:
+            InputError: it is no tensor, its shape does not fit, or the tensor's dtype can't hold it.
+        """
+        import torch
+
+        target = self.by_name[name]
+        expected = target.shape[1:]
+        try:
+            row = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{where}: {name} can't be made a tensor: {error}") from None
+        if row.shape != expected and row.shape == (*expected, 1):
+            row = row.squeeze(-1)
+        if row.shape != expected:
+            raise InputError(
+                f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}"
+            )
+        if not _always_fits(row, target) and not torch.equal(
+            row.to(target.dtype).to(row.dtype), row
+        ):
+            raise InputError(
+                f"{where}: {name} of {row.dtype} has values that {target.dtype} can't hold; convert them, or declare "
+                "another dtype"
+            )
+        return row
+
+    def leaves(self, name: str, value: Any, where: str) -> dict[str, Tensor]:
+        """Return a nested value as one step of each of its leaves.
+
+        Raises:
+            InputError: as `row`; leaves are missing or too many.
+        """
+        parts = self.trees[name].flatten(value, where).items()
+        return {leaf: self.row(leaf, part, where) for leaf, part in parts}
+
+    def write(self, step: int, rows: Mapping[str, Tensor]) -> None:
+        """Store rows that `row` returned as one step."""
+        for name, row in rows.items():
+            self.by_name[name][step].copy_(row)
+
+    def take_over(self, tensors: Mapping[str, Tensor], steps: int, where: str) -> None:
+        """Store the first steps of all tensors.
+
+        Raises:
+            InputError: they are not of the same names, shapes and dtypes. Nothing was changed.
+        """
+        ours = {n: ((steps, *t.shape[1:]), t.dtype) for n, t in self.by_name.items()}
+        theirs = {n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}
+        if ours != theirs:
+            raise InputError(f"{where}: expected columns {ours}, got {theirs}")
+        for name, tensor in tensors.items():
+            self.by_name[name][:steps].copy_(tensor)
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def nested(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> Any:
+        """Return the tensors of a nested value, nested; or of others with its leaves' names."""
+        return self.trees[name].nest(self.by_name if tensors is None else tensors)
+
+    def flat(self, steps: int) -> dict[str, Tensor]:
+        """Return the first steps of everything, `(steps * N, ...)`."""
+        return {n: t[:steps].reshape(-1, *t.shape[2:]) for n, t in self.by_name.items()}
+
+    def cut(self, steps: int, length: int) -> dict[str, Tensor]:
+        """Return the first steps of everything in sequences, `(length, steps / length * N, ...)`, those of the first steps first."""
+        found = {}
+        for name, tensor in self.by_name.items():
+            parts = tensor[:steps].reshape(-1, length, self.num_envs, *tensor.shape[2:])
+            found[name] = parts.transpose(0, 1).reshape(length, -1, *tensor.shape[2:])
+        return found
+
+
+def _always_fits(row: Tensor, target: Tensor) -> bool:
+    """Tell whether a cast loses no more than the precision of floats: looking at values would wait for the device."""
+    import torch
+
+    if row.dtype == target.dtype or row.dtype == torch.bool:
+        return True
+    return row.dtype.is_floating_point and target.dtype.is_floating_point

@@ -1,0 +1,468 @@
+"""Transitions of many lanes, each observation stored once.
+
+    add:    lane 0 1 2 | 0 1 2 | 0 1 2        one commit for each call, row i is lane i
+    rows:   [o r d ..  | o r d | o r d]
+                   \\_______/ the next observation of a lane is its following row
+
+Where a lane's observation is not bit for bit what its last step led to (an episode ended, an environment was
+reset), the row is marked as fresh, and what that step had led to is stored with the commit, as its episode data. What the newest
+rows lead to stands in a file beside the columns until the next call.
+
+    column lanes: N for a row that continues its lane, -N for a fresh one; N rows came with the call
+
+Invariants: what `add` returned from is stored whole; a transition is handed out with the next observation that it
+came with, whatever came after it; at most `capacity` transitions count, the newest ones.
+Not here: the ring (steps.py), its columns (columns.py), what follows a row (following.py), n-step sums (nstep.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringmap.buffers.handout import HandOut, check_device
+from ringmap.buffers.nested import as_array
+from ringmap.buffers.options import positive
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.buffers.transitions.following import Following, announce_in, partings
+from ringmap.buffers.transitions.nstep import TransitionReader
+from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.window import Window
+from ringmap.errors import ClipIndexError, InputError, LappedError
+from ringmap.storage.birth import read_manifest
+from ringmap.storage.blobs import encode_data
+from ringmap.storage.files import Disk
+
+__all__ = ["TransitionReplayBuffer"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_ROOM_LEAST = 256
+"""Rows beyond the capacity, and spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
+
+
+class TransitionReplayBuffer:
+    """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and their kin.
+
+    Args:
+        capacity: transitions; the oldest ones are overwritten.
+        obs_shape: of an observation: a shape, a nested mapping name -> shape or (shape, dtype), or a Gymnasium space.
+        action_shape: of an action, or a Gymnasium space; `()` for one index.
+        device: where batches go as tensors; None: NumPy arrays.
+        obs_dtype: of observation leaves that name none.
+        action_dtype: of actions.
+        critic_obs_shape: of a second observation that only the critic sees; None for none.
+        n_step: rewards summed up, discounted, per transition.
+        gamma: the discount of these sums.
+        path: directory of the buffer; None for RAM. One that is there already is opened with all it holds.
+        sampler: `fn(step, buffer, batch_size, history_len) -> ids`, such as `PrioritizedSampler`; None draws uniformly.
+        seed: of the buffer's own generator. Counts when the buffer is made.
+        pin_memory: whether batches go to the device by way of page-locked memory.
+        storage: how columns are stored, as for `ReplayBuffer`.
+        durability: "process" or "power", as for `ReplayBuffer`.
+        sync_every_s: seconds between background syncs.
+
+    Raises:
+        InputError: an argument is wrong, or contradicts what is fixed on disk.
+        LockedError, CorruptError, EnvironmentFault: as for `ReplayBuffer`.
+
+    Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A call of more is evicted whole, so that up to as
+        many transitions as it has are missing from a full buffer.
+
+    Cost: `add` is one commit, whatever N; observations are stored once. About 0.6 KB of the directory for each call comes on top
+        of the rows: one call with many lanes takes less than many with one.
+
+    Processes and threads: as for `ReplayBuffer`: one writer, any number of live readers (`open(path)`); a copy that was
+        pickled or forked reads.
+
+    Source: ApexRL, Buffers.
+
+    Example:
+        >>> buf = TransitionReplayBuffer(capacity=100, obs_shape=(4,), device=None, seed=0)
+        >>> for t in range(6):
+        ...     buf.add(np.full(4, t), action := 1, 0.5, np.full(4, t + 1), t == 5)
+        >>> batch = buf.sample(3)
+        >>> {name: values.shape for name, values in batch.items()}
+        {'observations': (3, 4), 'actions': (3,), 'rewards': (3,), 'next_observations': (3, 4), 'dones': (3,)}
+        >>> bool((batch["next_observations"] == batch["observations"] + 1).all())
+        True
+    """
+
+    disk: ClassVar[Disk] = ReplayBuffer.disk
+
+    def __init__(
+        self, capacity: int, obs_shape: Any, action_shape: Any = (), device: Any = "cpu", obs_dtype: Any = np.float32,
+        action_dtype: Any = np.int64, critic_obs_shape: Any = None, *, n_step: int = 1, gamma: float = 0.99,
+        path: str | os.PathLike[str] | None = None, sampler: Sampler | None = None, seed: int | None = None,
+        pin_memory: bool = False, storage: Any = "memmap", durability: str = "process", sync_every_s: float = 30.0,
+    ) -> None:  # fmt: skip
+        where = type(self).__name__
+        positive(where, "capacity", capacity)
+        columns = TransitionColumns.parse(
+            obs_shape, obs_dtype, critic_obs_shape, action_shape, action_dtype, where
+        )
+        room = min(int(capacity), max(_ROOM_LEAST, int(capacity) // 64))
+        ring = StepRing(
+            int(capacity), path=path, group=room, kind=_ring_on(path, self.disk), where=where, schema=columns.schema,
+            storage=storage, durability=durability, seed=seed, sampler=sampler, sync_every_s=sync_every_s,
+        )  # fmt: skip
+        self._begin(ring, n_step, gamma, device, pin_memory)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], mode: str = "r", *, device: Any = "cpu", n_step: int = 1,
+        gamma: float = 0.99, pin_memory: bool = False, **options: Any,
+    ) -> TransitionReplayBuffer:  # fmt: skip
+        """Open the buffer at `path`: "r" for a live reader, "r+" for the writer.
+
+        Args:
+            path: its directory.
+            mode: "r" or "r+".
+            device: as for the constructor.
+            n_step: as for the constructor.
+            gamma: as for the constructor.
+            pin_memory: as for the constructor.
+            options: sampler, seed (of a reader's generator), durability, sync_every_s, reads, as for `ReplayBuffer.open`.
+
+        Raises:
+            UnknownFormatError: it holds something else.
+        """
+        ring = StepRing.open(path, mode, _ring_on(path, cls.disk), **options)
+        names = ring.buffer.column_names
+        if not TransitionColumns.are(names):
+            ring.close()
+            raise InputError(
+                f"{cls.__name__}.open: {os.fspath(path)} holds no transitions, but columns {names}; open it with ReplayBuffer"
+            )
+        buffer = cls.__new__(cls)
+        buffer._begin(ring, n_step, gamma, device, pin_memory)
+        return buffer
+
+    def _begin(self, ring: StepRing, n_step: int, gamma: float, device: Any, pin: bool) -> None:
+        where = type(self).__name__
+        try:
+            positive(where, "n_step", n_step)
+            if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
+                raise InputError(f"{where}: gamma must lie in [0, 1], got {gamma!r}")
+            self.device = check_device(device, where)
+        except InputError:
+            ring.close()
+            raise
+        self.n_step, self.gamma, self.pin_memory = int(n_step), float(gamma), bool(pin)
+        self._set_up(ring)
+
+    def _set_up(self, ring: StepRing) -> None:
+        self._ring = ring
+        self.capacity = ring.capacity
+        owned = ring.buffer._owned
+        assert owned.manifest.schema is not None
+        self._columns = TransitionColumns(owned.manifest.schema)
+        self._following = Following(
+            owned.disk, owned.folder, owned.manifest, self._columns.observed
+        )
+        self._reader = TransitionReader(
+            ring, self._columns, self._following, self.n_step, self.gamma
+        )
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def add(
+        self, observations: Any, actions: Any, rewards: Any, next_observations: Any, dones: Any,
+        critic_observations: Any = None, next_critic_observations: Any = None, *, truncated: Any = None,
+    ) -> None:  # fmt: skip
+        """Store one step, or a batch of N of them, row i of each batch being lane i.
+
+        Args:
+            observations: `(*obs_shape)` or `(N, *obs_shape)`, nested as `obs_shape` is; arrays or tensors.
+            actions: `(N, *action_shape)`.
+            rewards: `(N,)`.
+            next_observations: what the step led to: at the end of an episode its last observation, not the first
+                of the next one.
+            dones: `(N,)` terminated: it alone stops bootstrapping.
+            critic_observations: if `critic_obs_shape` was given.
+            next_critic_observations: likewise.
+            truncated: `(N,)`: the episode was cut off here; n-step sums stop, bootstrapping goes on.
+
+        Raises:
+            InputError: shapes that differ, a value that a dtype can't hold, N beyond the capacity. Nothing was changed.
+            ReadOnlyError, ClosedError: this handle may not write.
+            EnvironmentFault: the disk is full or fails. Nothing was changed.
+
+        Cost: one commit and two small writes, about 100 us; O(N).
+        """
+        where = f"{type(self).__name__}.add"
+        ring, columns, following = self._ring, self._columns, self._following
+        store = ring.buffer._writer(where)
+        rows, after = columns.observations(
+            observations, next_observations, critic_observations, next_critic_observations, where
+        )
+        count = len(rows[columns.observed[0]])
+        if not count:
+            return
+        if count > self.capacity:
+            raise InputError(
+                f"{where}: {count} transitions exceed capacity={self.capacity}; raise capacity or add fewer at a time"
+            )
+        rest = columns.rest(actions, rewards, dones, truncated, count, where)
+        with following.lock:
+            store.settle()
+            fresh, apart = partings(rows, following.before(store))
+            lanes = np.where(fresh, -count, count).astype(np.int32)
+            following.announce(store.head + count, after, store.power, where)
+            data = encode_data(apart, where) if apart else b""
+            ring.commit([*rows.values(), *rest.values(), lanes], data, where)
+            following.committed(store.head, after)
+
+    def clear(self) -> None:
+        """Drop all transitions, in one commit."""
+        with self._following.lock:
+            self._ring.buffer.clear()
+            self._following.forget()
+
+    # -- what there is -----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the transitions that can be drawn: at most `capacity`."""
+        return len(self._ring)
+
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of transitions, for samplers: ids run over `[0, n)`, oldest first."""
+        self._one_step(history_len)
+        return len(self)
+
+    def clip_window(self, history_len: int = 1) -> Window:
+        """Return which transitions there are now, for samplers. O(1)."""
+        self._one_step(history_len)
+        return self._ring.window()
+
+    def _one_step(self, history_len: int | None) -> None:
+        if history_len not in (None, 1):
+            raise InputError(
+                f"{type(self).__name__}: draws single transitions, got history_len={history_len!r}"
+            )
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def sample(
+        self, batch_size: int, *, step: int | None = None, to: str | None = None
+    ) -> dict[str, Any]:
+        """Draw transitions with replacement, through the sampler.
+
+        Args:
+            batch_size: B.
+            step: handed to the sampler; None uses the internal counter, and advances it.
+            to: "numpy" or "torch"; None: as `device` says.
+
+        Returns:
+            `observations, actions, rewards, next_observations, dones`, each `(B, ...)`, nested as `obs_shape` is; `dones` and
+            `rewards` float32. `critic_observations, next_critic_observations` if there are any. With
+            `n_step > 1` rewards are discounted sums, `next_observations` and `dones` those of the last step summed up, and `discounts`
+            `(B,)` what to multiply the value of `next_observations` by: gamma to the number of steps summed up.
+            With a sampler that has priorities: `ids` and `weights`.
+
+        Raises:
+            InputError: B is not positive, or more than is stored.
+            LappedError: the writer overtook this reader ten times in a row.
+
+        Cost: O(B n_step), one copy of the rows.
+        """
+        where = f"{type(self).__name__}.sample"
+        positive(where, "batch_size", batch_size)
+        if to not in (None, "numpy", "torch"):
+            raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
+        ring = self._ring.buffer
+        ring._source.refresh()
+        ring._draw_apart()
+        if batch_size > len(self):
+            raise InputError(
+                f"{where}: batch_size={batch_size}, but {len(self)} transitions are stored"
+            )
+        ring._draws += 1
+        if step is None:
+            step = ring._counter
+            ring._counter += 1
+        positions = self._draw(int(batch_size), step)
+        batch: dict[str, Any] = {**self._reader.read(positions)}
+        sampler = ring._sampler
+        if hasattr(sampler, "drawn"):
+            sampler.drawn(positions)  # type: ignore[union-attr]
+            for name in ("ids", "weights"):
+                if hasattr(sampler, name):
+                    batch[name] = getattr(sampler, name)
+        if to == "torch" or (to is None and self.device is not None):
+            batch = HandOut("torch", self.device, self.pin_memory).tensors(batch)
+        return self._columns.nested(batch)
+
+    def _draw(self, size: int, step: int) -> Array:
+        """Return the positions of the next batch."""
+        ring = self._ring.buffer
+        source, sampler = ring._source, ring._sampler
+        where = f"{type(self).__name__}.sample"
+        quick = sampler is None or getattr(sampler, "is_quick", False)
+        with source.memory if quick else contextlib.nullcontext():
+            window = self._ring.window()
+            if sampler is None:
+                return window.positions(ring._rng.integers(0, window.count, size))
+            ids = np.asarray(sampler(step, self, size, 1))
+            if ids.shape != (size,) or ids.dtype.kind not in "iu":
+                raise InputError(
+                    f"{where}: the sampler returned {ids.dtype} of shape {ids.shape}, expected integers of ({size},)"
+                )
+            if ((ids < 0) | (ids >= window.count)).any():
+                raise ClipIndexError(
+                    f"{where}: the sampler returned an id out of range for {window.count} transitions"
+                )
+            numbers = ids.astype(np.int64) + window.base
+            with source.memory:  # a slow one did not keep the writer out
+                window = self._ring.window()
+                gone = (numbers < window.base) | (numbers >= window.end)
+                if gone.any():
+                    numbers[gone] = ring._rng.integers(window.base, window.end, int(gone.sum()))
+                return window.positions(numbers - window.base)
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    @property
+    def sampler(self) -> Any:
+        """What `sample` draws with; may be assigned. None: uniformly."""
+        return self._ring.buffer._sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler | None) -> None:
+        self._ring.buffer.sampler = sampler
+
+    def update_priorities(self, ids: Any, values: Any) -> int:
+        """Give transitions their priorities; see `PrioritizedSampler.update_priorities`.
+
+        Args:
+            ids: `batch["ids"]`, an array or a tensor.
+            values: their priorities.
+        """
+        return self._ring.buffer.update_priorities(
+            as_array(ids, f"{type(self).__name__}.update_priorities", "ids"), values
+        )
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, or None for a buffer in RAM."""
+        return self._ring.buffer.path
+
+    @property
+    def mode(self) -> str:
+        """ "r+" for the writer, "r" for a reader."""
+        return self._ring.buffer.mode
+
+    @property
+    def num_redraws(self) -> int:
+        """Transitions drawn anew so far because they were overwritten before they could be read."""
+        return self._ring.buffer.num_redraws
+
+    def refresh(self) -> bool:
+        """Show a reader the newest state; tell whether anything changed. `sample` does so by itself."""
+        return self._ring.buffer.refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampling state, to go beside a checkpoint."""
+        return self._ring.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on sampling where `state_dict` was taken."""
+        self._ring.buffer.load_state_dict(state)
+
+    def check(self) -> list[Any]:
+        """Return what is wrong with the buffer; empty when sound. Reads all rows."""
+        return self._ring.buffer.check()
+
+    def flush(self) -> None:
+        """Force everything stored, and the sampling state, to the disk itself."""
+        if self.mode == "r+":
+            self._following.sync()
+        self._ring.buffer.flush()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Make a copy of the buffer in a directory that is new or empty; `open` opens it.
+
+        Raises:
+            ExistsError: something is there.
+            LappedError: the writer overtook this reader.
+            EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
+        """
+        where = f"{type(self).__name__}.save"
+        source, disk = self._ring.buffer._source, self.disk
+
+        def finish(folder: str) -> None:
+            copied = read_manifest(disk, folder)
+            head = int(copied.table["head"])
+            newest = self._following.of_newest(head)
+            if newest is None and source.refresh() | (source.head != head):
+                newest = self._reader.led_to(head)  # of a reader: the writer has gone on
+                if newest is None:
+                    raise LappedError(
+                        f"{where}: {source.folder}: the writer overtook this reader; raise capacity, or save in its process"
+                    )
+            if newest is not None:
+                announce_in(disk, folder, copied, head, newest)
+
+        with self._following.lock:
+            self._ring.buffer._snapshot(path, where, finish)
+
+    def close(self) -> None:
+        """Flush, and give files and lock back."""
+        try:
+            if not self._ring.closed and self.mode == "r+":
+                self._following.sync()
+        finally:
+            self._following.close()
+            self._ring.close()
+
+    def __enter__(self) -> TransitionReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush; the buffer stays open."""
+        if not self._ring.closed:
+            self.flush()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle path and settings; a buffer in RAM pickles what is stored."""
+        state = {name: self.__dict__[name] for name in ("n_step", "gamma", "device", "pin_memory")}
+        state["ring"] = self._ring
+        if self.path is None and len(self):
+            with self._following.lock:
+                state["newest"] = self._following.before(self._ring.buffer._source)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        newest = state.pop("newest", None)
+        ring = state.pop("ring")
+        self.__dict__.update(state)
+        self._set_up(ring)
+        if newest is not None:
+            self._following.put_back(ring.added, newest)
+
+    def __repr__(self) -> str:
+        if self._ring.closed:
+            return f"{type(self).__name__}(closed, path={str(self.path)!r})"
+        place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
+        shapes = {spec.name: spec.shape for tree in self._columns.trees for spec in tree.columns}
+        return f"{type(self).__name__}({len(self)}/{self.capacity}, {shapes}, n_step={self.n_step}{place})"
+
+
+class _Ring(ReplayBuffer):
+    """The ring of rows under a buffer of transitions."""
+
+    disk = TransitionReplayBuffer.disk  # the very one, whatever `ReplayBuffer` has by now
+
+
+def _ring_on(path: Any, disk: Disk) -> type[ReplayBuffer]:
+    """Return the class of a ring whose files go through `disk`."""
+    if path is None or disk is _Ring.disk:
+        return _Ring
+    return type("_Ring", (_Ring,), {"disk": disk})

@@ -1,0 +1,155 @@
+"""The columns of transitions: what `add` is given as rows, and rows as what `sample` returns.
+
+    observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes
+
+Invariants: rows leave with the dtypes and shapes of the columns, all of one length, or nothing leaves.
+Not here: nested names (nested.py), where rows are stored, which row is the next one of which (following.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.nested import Leaves, as_array, dtype_of, root
+from ringmap.errors import InputError
+from ringmap.storage.casting import cast
+from ringmap.storage.schema import ColumnSpec, Schema
+
+__all__ = ["TransitionColumns"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_OBS, _CRITIC = "observations", "critic_observations"
+_SCALARS = (
+    ColumnSpec("rewards", (), np.dtype("<f4")),
+    ColumnSpec("dones", (), np.dtype("?")),
+    ColumnSpec("truncated", (), np.dtype("?")),
+)
+_LANES = ColumnSpec("lanes", (), np.dtype("<i4"))
+_TAIL = [spec.name for spec in (*_SCALARS, _LANES)]
+
+
+@dataclass(frozen=True)
+class TransitionColumns:
+    """The columns of one buffer."""
+
+    schema: Schema
+
+    @classmethod
+    def parse(
+        cls, obs_shape: Any, obs_dtype: Any, critic_obs_shape: Any, action_shape: Any, action_dtype: Any, where: str
+    ) -> TransitionColumns:  # fmt: skip
+        """Return the columns that a user's shapes ask for.
+
+        Raises:
+            InputError: one of them is no shape, or no dtype.
+        """
+        trees = [Leaves.parse(_OBS, obs_shape, obs_dtype, where)]
+        if critic_obs_shape is not None:
+            trees.append(Leaves.parse(_CRITIC, critic_obs_shape, obs_dtype, where))
+        action = Leaves.parse("actions", action_shape, dtype_of(action_dtype, where), where)
+        if action.is_nested:
+            raise InputError(f"{where}: action_shape: expected one shape, got a mapping")
+        leaves = (spec for tree in (*trees, action) for spec in tree.columns)
+        return cls(Schema((*leaves, *_SCALARS, _LANES)))
+
+    @staticmethod
+    def are(names: list[str]) -> bool:
+        """Tell whether columns of these names are those of transitions."""
+        return names[-len(_TAIL) :] == _TAIL
+
+    @cached_property
+    def trees(self) -> tuple[Leaves, ...]:
+        """The observations, and the critic's if there are any."""
+        columns = self.schema.columns
+        found = {p: tuple(c for c in columns if root(c.name) == p) for p in (_OBS, _CRITIC)}
+        return tuple(Leaves(prefix, specs) for prefix, specs in found.items() if specs)
+
+    @cached_property
+    def observed(self) -> list[str]:
+        """Names of the columns of observations, of both kinds."""
+        return [name for tree in self.trees for name in tree.names]
+
+    @cached_property
+    def action(self) -> ColumnSpec:
+        """The column of actions."""
+        return next(spec for spec in self.schema.columns if spec.name == "actions")
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def observations(
+        self, now: Any, after: Any, critic: Any, critic_after: Any, where: str
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the leaves of observations and of the next ones, `(N, ...)`, cast and checked against each other.
+
+        Raises:
+            InputError: one is missing, or too many; shapes or lengths differ; a value that the dtype can't hold.
+        """
+        pairs = [(now, after), (critic, critic_after)]
+        if len(self.trees) == 1 and (critic is not None or critic_after is not None):
+            raise InputError(f"{where}: critic observations, but critic_obs_shape was not given")
+        rows: dict[str, Array] = {}
+        later: dict[str, Array] = {}
+        for tree, (one, other) in zip(self.trees, pairs, strict=False):
+            if one is None or other is None:
+                raise InputError(f"{where}: {tree.prefix} and next_{tree.prefix} are both needed")
+            rows |= tree.rows(one, where)
+            later |= tree.rows(other, where)
+        if len({len(v) for part in (rows, later) for v in part.values()}) > 1:
+            sizes = {name: len(values) for name, values in rows.items()}
+            sizes |= {f"next_{name}": len(values) for name, values in later.items()}
+            raise InputError(f"{where}: expected as many rows of each, got {sizes}")
+        return rows, later
+
+    def rest(
+        self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str
+    ) -> dict[str, Array]:
+        """Return what a step has beside observations, `(count, ...)` each.
+
+        Raises:
+            InputError: a shape that does not fit, or a value that the dtype can't hold.
+        """
+        rows = {"actions": _rows(actions, self.action, count, where)}
+        if truncated is None:
+            truncated = np.zeros(count, np.bool_)
+        for spec, value in zip(_SCALARS, (rewards, dones, truncated), strict=True):
+            rows[spec.name] = _rows(value, spec, count, where)
+        return rows
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def nested(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a flat batch, its next observations named `next_...`, nested as observations are, in the order that users see."""
+        first, *others = self.trees
+        made = {_OBS: first.nest(batch), "actions": batch["actions"], "rewards": batch["rewards"]}
+        made[f"next_{_OBS}"] = first.nest(batch, f"next_{_OBS}")
+        made["dones"] = batch["dones"]
+        for tree in others:
+            made[_CRITIC] = tree.nest(batch)
+            made[f"next_{_CRITIC}"] = tree.nest(batch, f"next_{_CRITIC}")
+        for name in ("discounts", "ids", "weights"):
+            if name in batch:
+                made[name] = batch[name]
+        return made
+
+
+def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
+    """Return a value as `(count, *shape)` of the column's dtype; one step may come without the first axis."""
+    array = as_array(value, where, spec.name)
+    if count == 1 and array.shape == spec.shape:
+        array = array[None]
+    if array.shape == (count, 1) and not spec.shape:
+        array = array[:, 0]
+    if array.shape != (count, *spec.shape):
+        raise InputError(
+            f"{where}: {spec.name} has shape {array.shape}, expected {(count, *spec.shape)}, as observations have "
+            f"{count} rows"
+        )
+    if array.dtype != spec.dtype:
+        array = cast(array, spec.dtype, "safe", f"{where}: {spec.name}")
+    return np.ascontiguousarray(array)

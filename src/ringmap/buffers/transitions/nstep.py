@@ -1,0 +1,150 @@
+"""Transitions read from rows: n rewards summed up, and what the last of these steps led to.
+
+    position p, lanes N:   p -> p + N -> p + 2N          n_step = 3: r + gamma r' + gamma^2 r''
+                                         \\__ its next observation: row p + 3N, or what was stored apart
+
+A sum ends where an episode does, and where a lane does not go on.
+
+Invariants: a transition is handed out with the next observation that it came with; one that was evicted before it was
+read whole is drawn anew.
+Not here: which transitions are drawn (buffer.py), next observations that are no rows (following.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.steps import StepRing
+from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.buffers.transitions.following import Following
+from ringmap.errors import LappedError
+from ringmap.storage.source import Source
+
+__all__ = ["TransitionReader"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_TRIES = 10
+
+
+@dataclass(frozen=True)
+class TransitionReader:
+    """Reads transitions of `n_step` steps, discounted by `gamma`."""
+
+    ring: StepRing
+    columns: TransitionColumns
+    following: Following
+    n_step: int
+    gamma: float
+
+    def read(self, positions: Array) -> dict[str, Array]:
+        """Return the transitions at these positions, flat; one that is gone is drawn anew, and `positions` shows it.
+
+        Raises:
+            LappedError: the writer overtook this reader ten times in a row.
+        """
+        buffer = self.ring.buffer
+        source = buffer._source
+        unsure = np.arange(len(positions))
+        batch: dict[str, Array] = {}
+        for _ in range(_TRIES):
+            found, good = self._gather(source, positions[unsure])
+            if not batch:
+                batch = found
+            else:
+                for name, values in found.items():
+                    batch[name][unsure] = values
+            tail = source.newest_tail()
+            unsure = unsure[~good | (positions[unsure] < tail)]
+            if not len(unsure):
+                return batch
+            source.refresh()
+            positions[unsure] = self.ring.draw(len(unsure), buffer._rng)
+            buffer._clip_reader.num_redraws += len(unsure)
+        raise LappedError(
+            f"{source.folder}: a batch could not be read in {_TRIES} tries: its writer overtook this reader each time; "
+            "raise capacity, or ask for smaller batches"
+        )
+
+    def led_to(self, head: int) -> dict[str, Array] | None:
+        """Return what the call that ended at `head` led to, by leaf, from what was stored since; None if that is gone."""
+        source = self.ring.buffer._source
+        source.refresh()
+        rows = source.rows
+        assert rows is not None
+        last = np.array([head - 1])
+        count = abs(int(rows.by_name["lanes"].take(last % rows.ring.rows)[0]))
+        if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
+            return None
+        positions = np.arange(head - count, head)
+        batch, good = replace(self, n_step=1)._gather(source, positions)
+        if not good.all() or head - count < source.newest_tail():
+            return None
+        return {name: batch[f"next_{name}"] for name in self.columns.observed}
+
+    def _gather(self, source: Source, positions: Array) -> tuple[dict[str, Array], Array]:
+        """Return transitions flat by leaf, and which of them are whole."""
+        rows, observed = source.rows, self.columns.observed
+        assert rows is not None
+        with source.memory:
+            head, newest = source.head, source.live.start(source.live.last - 1)
+            dense = source.live.is_dense
+        ring = rows.ring.rows
+
+        def take(name: str, at: Array) -> Array:
+            taken = rows.by_name[name].take((at % ring)[:, None], None, head)
+            return taken.reshape(len(at), *taken.shape[2:])
+
+        lanes = np.abs(take("lanes", positions)).astype(np.int64)
+
+        def goes_on(at: Array) -> Array:
+            """Tell which rows have a following row that is their next observation."""
+            after = at + lanes
+            inside = (at < newest) & (after < head)
+            found: Array = inside & (take("lanes", np.where(inside, after, at)) == lanes)
+            return found if dense else found & _are_live(source, after)
+
+        batch = {name: take(name, positions) for name in [*observed, "actions"]}
+        rewards = take("rewards", positions).astype(np.float64)
+        last, discounts = positions.copy(), np.full(len(positions), self.gamma)
+        for power in range(1, self.n_step):
+            ended = (
+                take("dones", last)
+                | take("truncated", last)
+                | (last < positions + (power - 1) * lanes)
+            )
+            on = ~ended & goes_on(last)
+            if not on.any():
+                break
+            last = np.where(on, last + lanes, last)
+            rewards[on] += self.gamma**power * take("rewards", last[on])
+            discounts[on] *= self.gamma
+        batch["rewards"] = rewards.astype(np.float32)
+        batch["dones"] = take("dones", last).astype(np.float32)
+        if self.n_step > 1:
+            batch["discounts"] = discounts.astype(np.float32)
+        on = goes_on(last)
+        after = np.where(on, last + lanes, last)
+        for name in observed:
+            batch[f"next_{name}"] = take(name, after)
+        good = np.ones(len(positions), np.bool_)
+        for i in np.flatnonzero(~on).tolist():
+            found = self.following.at(source, int(last[i]), head, newest)
+            if found is None:
+                good[i] = False
+            else:
+                for name in observed:
+                    batch[f"next_{name}"][i] = found[name]
+        return batch, good
+
+
+def _are_live(source: Source, positions: Array) -> Array:
+    """Tell which positions lie in what is stored: repairs and power cuts leave gaps."""
+    with source.memory:
+        starts, lengths = source.live.starts, source.live.lengths
+        index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
+        live: Array = (positions >= starts[index]) & (positions < starts[index] + lengths[index])
+        return live
