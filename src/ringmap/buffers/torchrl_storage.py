@@ -39,7 +39,8 @@ def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
     Args:
         buf: a `ReplayBuffer`, whose steps are the rows, or a `StepRing`. Of a ReplayBuffer the newest 15/16 of `max_steps` rows
             are in the storage, so that what TorchRL writes, in batches, goes row by row. Where episodes longer than 1/16 of it were
-            written otherwise, rows may go earlier; they are drawn anew, as in every reader of ours.
+            written otherwise, rows may go earlier: `len` counts their indices still, and `get` puts another row, drawn
+            uniformly, in the place of one that went. A sampler of slices needs a ring that TorchRL fills, or short episodes.
 
     Returns:
         A `torchrl.data.replay_buffers.Storage`, of CPU tensors. Give `writer=storage.writer()` along to TorchRL's
