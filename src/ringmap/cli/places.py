@@ -137,16 +137,23 @@ def format_for(dest: str, name: str | None, where: str) -> str:
     """Return the format to write: as asked, or by the suffix of the destination.
 
     Raises:
-        InputError: nothing tells.
+        InputError: nothing tells, or it is one that is only read.
+        MissingFormatError: its package is not installed.
     """
-    if name is not None:
-        return name
-    suffix = os.path.splitext(dest.rstrip("/"))[1].lower()
-    if suffix not in SUFFIXES:
+    from ringmap.formats.registry import get_format
+
+    if name is None:
+        suffix = os.path.splitext(dest.rstrip("/"))[1].lower()
+        if suffix not in SUFFIXES:
+            raise InputError(
+                f"{where}: the suffix of {dest} names no format ({', '.join(SUFFIXES)} do); say which: --format NAME"
+            )
+        name = SUFFIXES[suffix]
+    if not get_format(name).can_write():
         raise InputError(
-            f"{where}: the suffix of {dest} names no format ({', '.join(SUFFIXES)} do); say which: --format NAME"
+            f"{where}: format {name!r} is read-only; `ringmap formats` lists the others"
         )
-    return SUFFIXES[suffix]
+    return name
 
 
 def free_path(path: str, where: str, force: bool) -> str:
