@@ -14,8 +14,8 @@ import typer
 import ringmap
 import ringmap.cli
 from ringmap.cli.app import COMMANDS, _load
+from ringmap.data import ReplayBuffer
 from ringmap.errors import CorruptError, InputError
-from tests.cli.conftest import fill
 
 PYTHON = sys.executable
 
@@ -185,11 +185,13 @@ def test_warnings_and_the_log_are_lines(cli, monkeypatch):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
-    fill(tmp_path / "replay", episodes=300, max_steps=4000).close()
+    buffer = ReplayBuffer(200, path=tmp_path / "replay")
+    for _ in range(200):  # more than a pipe holds
+        buffer.write_episode({"x": [0.0], "_episode_data": {"note": "n" * 2000}})
+    buffer.close()
     command = f'"{PYTHON}" -m ringmap episodes "{tmp_path}/replay" --json | head -c 10'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stdout == "[\n  {\n    "
-    assert "Traceback" not in done.stderr
+    assert (done.stdout, done.stderr) == ("[\n  {\n    ", "")
 
 
 def test_the_shell_completes_commands():

@@ -79,6 +79,7 @@ def test_transitions(cli, tmp_path):
     assert "20 of 20 rows, 100.0 %" in out
     found = cli("info", "t", "--json").json
     assert (found["kind"], found["capacity"], found["steps_written"]) == ("transitions", 20, 60)
+    assert (found["episodes"], found["lengths"]) == (None, None)  # a call is none
     for command in ("episodes", "plot", "preview", "dump", "snapshot"):
         words = [command, "t", *(["x.h5"] if command in ("dump", "snapshot") else [])]
         done = cli(*words)

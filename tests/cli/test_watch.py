@@ -68,7 +68,7 @@ def test_rates_fill_and_evictions_while_a_writer_writes(cli, tmp_path, clock):
     assert [look["steps"] for look in looks] == [21, 43, 45, 45]
     assert [look["steps_written"] for look in looks] == [21, 43, 66, 66]
     assert [look["steps_per_s"] for look in looks] == [None, 44.0, 46.0, 0.0]
-    assert [look["episodes_evicted"] for look in looks] == [0, 0, 2, 2]
+    assert [look["steps_evicted"] for look in looks] == [0, 0, 21, 21]
     assert all(look["writer_alive"] for look in looks)
     assert set(clock.slept) == {0.5}
     buffer.close()
@@ -86,7 +86,9 @@ def test_a_buffer_that_is_opened_anew_and_cleared(cli, tmp_path, clock):
 
     clock.then = act
     out = cli("watch", "live").out.splitlines()
+    assert out[0].endswith("| 66 written | 0 evicted since | no writer")
     assert out[1].startswith("0 of 50 steps, 0.0 % | 0 episodes | 0 steps/s | 66 written")
+    assert "| 45 evicted since |" in out[1]
 
 
 def test_a_directory_that_is_replaced_is_an_error(cli, tmp_path, clock):

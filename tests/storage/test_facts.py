@@ -64,6 +64,17 @@ def test_commits_of_a_table_that_went_round(tmp_path):
     buffer.close()
 
 
+def test_commits_before_a_damaged_record_are_left_out(tmp_path):
+    buffer = ReplayBuffer(10, path=tmp_path / "b", spare_rows=4)
+    write(buffer, *[2] * 12)
+    buffer.close()
+    with open(tmp_path / "b/episodes.npy", "r+b") as file:
+        file.seek(4096 + 3 * 128 + 10)
+        file.write(b"?")
+    commits = commits_of(tmp_path / "b")
+    assert commits.written.tolist() == list(range(8, 25, 2))
+
+
 def test_before_the_first_commit(tmp_path):
     ReplayBuffer(10, path=tmp_path / "b").close()
     facts = facts_of(tmp_path / "b")
@@ -109,10 +120,11 @@ def test_looking_takes_no_lock(tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("a lock was touched")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    assert writer_of(str(tmp_path / "b")).alive is False
-    assert facts_of(tmp_path / "b").writer.alive is False
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        patched.setattr(fcntl, "lockf", refuse)
+        assert writer_of(str(tmp_path / "b")).alive is False
+        assert facts_of(tmp_path / "b").writer.alive is False
 
 
 def signed(tmp_path, **changes):

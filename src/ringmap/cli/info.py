@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.places import DISTILLATION, TRANSITIONS, Found, look
+from ringmap.cli.places import DISTILLATION, EPISODES, TRANSITIONS, Found, look
 from ringmap.cli.terminal import count, nbytes, percent, show, show_json, show_table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
         "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
         "capacity": _capacity(found, facts), "max_steps": facts.max_steps,
         "steps": facts.steps, "steps_written": facts.steps_written,
-        "episodes": len(facts.lengths), "commits": facts.commits, "lengths": _spread(facts.lengths),
+        "episodes": len(facts.lengths) if found.kind == EPISODES else None, "commits": facts.commits, "lengths": _spread(facts.lengths) if found.kind == EPISODES else None,
         "settings": facts.settings, "nbytes": nbytes_of(path), "nbytes_full": facts.nbytes_full,
         "writer": {"alive": facts.writer.alive, "pid": facts.writer.pid, "host": facts.writer.host,
                    "since": facts.writer.since},
@@ -69,7 +69,7 @@ def _spread(lengths: Any) -> dict[str, Any] | None:
 def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
     settings, capacity = facts.settings, described["capacity"]
     stored = min(facts.steps, capacity)
-    episodic = described["kind"] == "episodes"
+    episodic = described["kind"] == EPISODES
     show(f"{described['path']}: buffer of {described['kind']}, format version {facts.version}")
     filled = f"{count(stored)} of {count(capacity, 'step' if episodic else 'row')}, {percent(stored, capacity)}"
     _fact("fill", filled + (f"; {count(len(facts.lengths), 'episode')}" if episodic else ""))

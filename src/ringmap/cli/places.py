@@ -98,7 +98,7 @@ def folders_of(path: str) -> dict[str, str]:
 
 
 def _has_transitions(path: str) -> bool:
-    from ringmap.buffers.transitions import TransitionReplayBuffer
+    from ringmap import TransitionReplayBuffer
 
     try:
         TransitionReplayBuffer.open(path, device=None).close()

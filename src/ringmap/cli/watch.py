@@ -32,8 +32,6 @@ class Look:
     commits: int
     steps: int
     episodes: int
-    gone: int
-    era: int
     alive: bool | None
 
 
@@ -77,7 +75,7 @@ def _look(reader: Reader) -> Look:
     with reader.memory:
         live = reader.live
         return Look(
-            time.monotonic(), reader.head, reader.seq, live.num_steps, len(live), live.first, live.era,
+            time.monotonic(), reader.head, reader.seq, live.num_steps, len(live),
             writer_of(reader.folder).alive,
         )  # fmt: skip
 
@@ -93,17 +91,17 @@ def _facts(
     path: str, reader: Reader, now: Look, before: Look | None, first: Look
 ) -> dict[str, Any]:
     rate = _rate(now, before)
-    evicted = now.gone - first.gone if now.era == first.era else None
+    evicted = (now.written - now.steps) - (first.written - first.steps)
     return {
         "path": path, "steps": now.steps, "max_steps": reader.manifest.max_steps, "episodes": now.episodes,
         "steps_written": now.written, "commits": now.commits,
         "steps_per_s": None if rate is None else round(rate, 1),
-        "episodes_evicted": evicted, "writer_alive": now.alive,
+        "steps_evicted": evicted, "writer_alive": now.alive,
     }  # fmt: skip
 
 
 def _line(facts: dict[str, Any], noun: str) -> str:
-    rate, evicted = facts["steps_per_s"], facts["episodes_evicted"]
+    rate, evicted = facts["steps_per_s"], facts["steps_evicted"]
     parts = [
         f"{count(facts['steps'])} of {count(facts['max_steps'], noun)}, {percent(facts['steps'], facts['max_steps'])}",
         count(facts["episodes"], "episode")
@@ -111,7 +109,7 @@ def _line(facts: dict[str, Any], noun: str) -> str:
         else count(facts["commits"], "commit"),
         f"{'-' if rate is None else f'{rate:,.0f}'} {noun}s/s",
         f"{count(facts['steps_written'])} written",
-        f"{'?' if evicted is None else count(evicted)} evicted since",
+        f"{count(evicted)} evicted since",
         {True: "writer alive", False: "no writer", None: "writer unknown"}[facts["writer_alive"]],
     ]
     return " | ".join(parts)

@@ -217,14 +217,14 @@ class System:
     def is_locked(self, path: str) -> bool | None:
         """Tell whether a process holds an flock on a file, or None where the system does not say. Takes none.
 
-        A lock on a file of the same number on another file system counts as well.
+        A lock on a file of the same number on another file system counts as well: devices have other numbers there.
         """
         if self.portable:
             return None
         try:
             number = os.stat(path).st_ino
             with open("/proc/locks", encoding="ascii") as file:
-                locks = [line.split() for line in file if "->" not in line]  # that one waits
+                locks = [line.split() for line in file]
         except (OSError, ValueError):
             return None
         held = [words[5] for words in locks if len(words) > 5 and words[1] == "FLOCK"]
