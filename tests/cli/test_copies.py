@@ -27,7 +27,7 @@ def same(one, other):
 def test_dump_by_suffix(cli, replay, tmp_path, dest):
     done = cli("dump", replay, dest)
     name = load_format(dest)
-    assert done.out == f"wrote {dest}: 4 episodes, 45 steps, format {name}\n"
+    assert done.out == f"wrote {dest}, format {name}: it holds 4 episodes, 45 steps\n"
     same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / dest, layout="HWC"))
 
 
@@ -36,7 +36,10 @@ def load_format(dest):
 
 
 def test_convert_from_buffers_and_datasets(cli, replay, tmp_path):
-    assert cli("convert", replay, "a.h5").out == "wrote a.h5: 4 episodes, 45 steps, format hdf5\n"
+    assert (
+        cli("convert", replay, "a.h5").out
+        == "wrote a.h5, format hdf5: it holds 4 episodes, 45 steps\n"
+    )
     assert cli("convert", "a.h5", "b", "--format", "zarr").code == 0
     same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / "b", layout="HWC"))
 
@@ -44,7 +47,7 @@ def test_convert_from_buffers_and_datasets(cli, replay, tmp_path):
 def test_merge(cli, replay, tmp_path):
     cli("dump", replay, "a.h5")
     done = cli("merge", replay, "a.h5", replay, "-o", "all.h5")
-    assert done.out == "wrote all.h5: 12 episodes, 135 steps, format hdf5\n"
+    assert done.out == "wrote all.h5, format hdf5: it holds 12 episodes, 135 steps\n"
     assert load_dataset(tmp_path / "all.h5").lengths.tolist() == [12, 10, 11, 12] * 3
     buffer = ReplayBuffer(50, path=tmp_path / "other")
     buffer.write_episode({"x": [1.0]})
@@ -64,7 +67,8 @@ def test_what_is_there_stays_unless_told(cli, replay, tmp_path, command):
     assert done.code == 2
     assert "already exists" in done.err
     assert (tmp_path / "x.h5").read_bytes() == before
-    assert cli(command, replay, *to, "--mode", "append").code == 0
+    done = cli(command, replay, *to, "--mode", "append")
+    assert done.out == "wrote x.h5, format hdf5: it holds 8 episodes, 90 steps\n"
     assert len(load_dataset(tmp_path / "x.h5").lengths) == 8
     assert cli(command, replay, *to, "--mode", "overwrite").code == 0
     assert len(load_dataset(tmp_path / "x.h5").lengths) == 4

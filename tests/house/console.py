@@ -52,7 +52,7 @@ def matches(expected, got):
 
 
 def printed_by(command, folder="."):
-    """Run a command as a user would, and return what it prints, without blanks at the ends of lines."""
+    """Run a command as a user would; return what it prints, without blanks at the ends of lines and where it ran."""
     bin = Path(folder, ".bin").absolute()
     bin.mkdir(exist_ok=True)
     (bin / "ringmap").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ringmap "$@"\n')
@@ -68,7 +68,8 @@ def printed_by(command, folder="."):
         text=True,
         timeout=120,
     )
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
+    text = done.stdout.replace(f"{Path(folder).absolute()}/", ".../")
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
 
 
 def run(body):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ringmap.cli.options import Destination, FormatName, Mode, Place
-from ringmap.cli.places import episodes_at, format_for
+from ringmap.cli.places import episodes_at, format_for, say_written
 from ringmap.cli.progress import is_watched
-from ringmap.cli.terminal import count, show
 
 
 def convert(
@@ -20,7 +19,4 @@ def convert(
     chosen = format_for(dest, format, "convert")
     dataset = episodes_at(source, "convert")
     convert_dataset(dataset, dest, dest_format=chosen, progress=is_watched(), mode=mode)
-    lengths = dataset.lengths
-    show(
-        f"wrote {dest}: {count(len(lengths), 'episode')}, {count(int(lengths.sum()), 'step')}, format {chosen}"
-    )
+    say_written(dest, chosen)

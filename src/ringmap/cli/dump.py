@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ringmap.cli.options import Buffer, Destination, FormatName, Mode
-from ringmap.cli.places import EPISODES, format_for, look
-from ringmap.cli.terminal import count, show
+from ringmap.cli.places import EPISODES, format_for, look, say_written
 
 
 def dump(path: Buffer, dest: Destination, format: FormatName = None, mode: Mode = "error") -> None:
@@ -18,10 +17,7 @@ def dump(path: Buffer, dest: Destination, format: FormatName = None, mode: Mode 
     chosen = format_for(dest, format, "dump")
     buffer = ReplayBuffer.open(path)
     try:
-        stored = buffer.num_episodes, buffer.num_steps_stored
         buffer.dump(dest, chosen, mode=mode)
     finally:
         buffer.close()
-    show(
-        f"wrote {dest}: {count(stored[0], 'episode')}, {count(stored[1], 'step')}, format {chosen}"
-    )
+    say_written(dest, chosen)

@@ -24,13 +24,13 @@ def info(path: Place, as_json: AsJson = False) -> None:
         return
     from ringmap.storage.facts import facts_of, nbytes_of
 
-    facts = facts_of(found.main)
+    facts, episodic = facts_of(found.main), found.kind == EPISODES
     described: dict[str, Any] = {
-        "path": path,
-        "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
+        "path": path, "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
         "capacity": _capacity(found, facts), "max_steps": facts.max_steps,
         "steps": facts.steps, "steps_written": facts.steps_written,
-        "episodes": len(facts.lengths) if found.kind == EPISODES else None, "commits": facts.commits, "lengths": _spread(facts.lengths) if found.kind == EPISODES else None,
+        "episodes": len(facts.lengths) if episodic else None, "commits": facts.commits,
+        "lengths": _spread(facts.lengths) if episodic else None,
         "settings": facts.settings, "nbytes": nbytes_of(path), "nbytes_full": facts.nbytes_full,
         "writer": {"alive": facts.writer.alive, "pid": facts.writer.pid, "host": facts.writer.host,
                    "since": facts.writer.since},

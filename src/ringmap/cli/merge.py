@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from ringmap.cli.options import FormatName, Mode
-from ringmap.cli.places import episodes_at, format_for
+from ringmap.cli.places import episodes_at, format_for, say_written
 from ringmap.cli.progress import is_watched
-from ringmap.cli.terminal import count, show
 
 Sources = Annotated[
     list[str], typer.Argument(metavar="DIR...", help="Datasets and buffers, of the same columns.")
@@ -29,6 +28,4 @@ def merge(
     chosen = format_for(output, format, "merge")
     datasets = [episodes_at(source, "merge") for source in sources]
     merge_datasets(datasets, output, dest_format=chosen, mode=mode, progress=is_watched())
-    episodes = sum(len(dataset.lengths) for dataset in datasets)
-    steps = sum(int(dataset.lengths.sum()) for dataset in datasets)
-    show(f"wrote {output}: {count(episodes, 'episode')}, {count(steps, 'step')}, format {chosen}")
+    say_written(output, chosen)

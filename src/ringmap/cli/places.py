@@ -15,7 +15,7 @@ from typing import Any
 
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 
-__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "look"]  # fmt: skip
+__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "look", "say_written"]  # fmt: skip
 
 EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
 BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
@@ -154,6 +154,20 @@ def format_for(dest: str, name: str | None, where: str) -> str:
             f"{where}: format {name!r} is read-only; `ringmap formats` lists the others"
         )
     return name
+
+
+def say_written(dest: str, name: str) -> None:
+    """Say what a destination holds now, by looking: a writer may have evicted episodes meanwhile, or some were there."""
+    from ringmap.cli.terminal import count, show
+    from ringmap.formats.registry import get_format
+
+    held = ""
+    if get_format(name).can_read():
+        from ringmap.datasets.catalog import load_dataset
+
+        lengths = load_dataset(dest, format=name, layout="HWC").lengths
+        held = f": it holds {count(len(lengths), 'episode')}, {count(int(lengths.sum()), 'step')}"
+    show(f"wrote {dest}, format {name}{held}")
 
 
 def free_path(path: str, where: str, force: bool) -> str:
