@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.places import DISTILLATION, EPISODES, TRANSITIONS, Found, look
+from ringmap.cli.places import EPISODES, Found, look
 from ringmap.cli.terminal import count, nbytes, percent, show, show_json, show_table
 
 if TYPE_CHECKING:
@@ -45,15 +45,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
 
 def _capacity(found: Found, facts: Facts) -> int:
     """Return the rows that are drawn from when it is full: what the user gave as the size."""
-    if found.kind == TRANSITIONS:
-        return facts.max_steps - facts.spare
-    if found.kind == DISTILLATION:
-        from ringmap.buffers.steps import StepRing
-
-        ring = StepRing.open_reader(found.main)
-        ring.buffer.close()
-        return ring.capacity
-    return facts.max_steps
+    return facts.max_steps - (0 if found.kind == EPISODES else facts.spare)
 
 
 def _spread(lengths: Any) -> dict[str, Any] | None:
