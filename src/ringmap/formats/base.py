@@ -76,10 +76,18 @@ class Format:
     supports_episode_data: ClassVar[bool] = False
     """Whether a writer keeps what stands under `_episode_data`, and a reader returns it."""
 
+    lossless: ClassVar[bool] = False
+    """Whether what its writer stores comes back bit for bit, images too, without any option."""
+
     @classmethod
     def detect(cls, path: str | PathLike[str]) -> bool:
         """Tell whether a path looks like this format. Reads little, changes nothing, never raises."""
         raise NotImplementedError(f"{cls.__name__}.detect")
+
+    @classmethod
+    def can_read(cls) -> bool:
+        """Tell whether there is a reader: whether `open_reader` is the format's own."""
+        return cls.open_reader.__func__ is not Format.open_reader.__func__  # type: ignore[attr-defined]
 
     @classmethod
     def can_write(cls) -> bool:

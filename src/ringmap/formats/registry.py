@@ -26,7 +26,9 @@ from ringmap.formats.base import Format
 __all__ = [
     "ENTRY_POINT_GROUP",
     "FORMATS",
+    "FormatFacts",
     "FormatTable",
+    "describe_formats",
     "detect_format",
     "get_format",
     "list_formats",
@@ -166,6 +168,50 @@ def register_format(cls: F) -> F:
 def list_formats() -> list[str]:
     """Return the names of the formats that can be used. Imports none of them."""
     return list(FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatFacts:
+    """What a format can do.
+
+    `reads`, `writes`, `lossless`: None if that can't be told without its package; who writes appends too.
+    `available`: whether it can be used here; `install`: what to give to pip if not; "" for a third party's.
+    """
+
+    name: str
+    reads: bool | None
+    writes: bool | None
+    lossless: bool | None
+    available: bool
+    install: str
+
+
+def describe_formats() -> list[FormatFacts]:
+    """Return what each format can do: those of ours in order, installed or not, then those of third parties.
+
+    One of a third party that fails to load is logged, and listed as not available.
+
+    Cost: imports each format's module, which imports its package only if a third party's does.
+
+    Example:
+        >>> hdf5 = describe_formats()[0]
+        >>> hdf5.name, hdf5.writes, hdf5.lossless
+        ('hdf5', True, True)
+    """
+    found = []
+    for name in dict.fromkeys([*BUILT_IN, *FORMATS]):
+        install = BUILT_IN[name].install if name in BUILT_IN else ""
+        try:
+            cls = FORMATS[name]
+        except Exception as error:
+            if not (isinstance(error, KeyError) and name in BUILT_IN):
+                log.warning("format %r can't be used", name, exc_info=True)
+            found.append(FormatFacts(name, None, None, None, False, install))
+            continue
+        writes = cls.can_write()
+        lossless = cls.lossless if writes else None
+        found.append(FormatFacts(name, cls.can_read(), writes, lossless, True, install))
+    return found
 
 
 def get_format(name: str) -> type[Format]:

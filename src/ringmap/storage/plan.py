@@ -40,12 +40,15 @@ class Action:
     """Something that repair does, or would do.
 
     `file`: the file that it changes, relative to the buffer's directory; `what`: what it does to it;
-    `seq`: the record that it concerns, if it concerns one.
+    `seq`: the record that it concerns, if it concerns one; `episodes`, `steps`: how much is lost by it,
+    where a lost record counts as an episode, as nothing tells what it was.
     """
 
     file: str
     what: str
     seq: int | None = None
+    episodes: int = 0
+    steps: int = 0
 
     def __str__(self) -> str:
         return f"{self.file}: {self.what}"
@@ -85,8 +88,11 @@ class Plan:
         for step in self._steps:
             step()
 
-    def _step(self, file: str, what: str, step: Callable[[], None], seq: int | None = None) -> None:
-        self.actions.append(Action(file, what, seq))
+    def _step(
+        self, file: str, what: str, step: Callable[[], None], seq: int | None = None,
+        episodes: int = 0, steps: int = 0,
+    ) -> None:  # fmt: skip
+        self.actions.append(Action(file, what, seq, episodes, steps))
         self._steps.append(step)
 
     def _refuse_hopeless(self) -> Manifest:
@@ -142,14 +148,16 @@ class Plan:
             record = survey.table.read(seq)
             if record is None:
                 continue  # a writer took its place: this is a dry run beside it
-            if record.kind == EPISODE:
+            is_episode = record.kind == EPISODE
+            if is_episode:
                 dropped.add(seq)
                 changed = replace(record, flags=record.flags | DROPPED)
                 what = f"drop the episode of record {seq}: {fault}"
             else:
                 changed = replace(record, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
                 what = f"go back to the small state before record {seq}: {fault}"
-            self._step(TABLE, what, partial(self.hands.write_records, at, [changed]), seq)
+            write = partial(self.hands.write_records, at, [changed])
+            self._step(TABLE, what, write, seq, int(is_episode), record.length * is_episode)
         for seq in survey.misflagged():
             record = survey.table.read(seq)
             if record is not None and seq not in dropped:
@@ -280,7 +288,8 @@ class Plan:
             )
             steps = f"positions {first.start} to {last.head}"
             what = f"put a dropped episode in the place of {numbers}: what {steps} stored is lost"
-            self._step(TABLE, what, partial(write, run if at is not None else []), first.seq)
+            refill = partial(write, run if at is not None else [])
+            self._step(TABLE, what, refill, first.seq, len(run), last.head - first.start)
         for name in orphans_in(self.survey, lost) if lost else []:
             self._step(
                 name, "remove it: no record names it any more", partial(self.hands.discard, name)

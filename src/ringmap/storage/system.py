@@ -18,6 +18,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
+| who holds a lock | /proc/locks | - | - | unknown |
 
 Not here: when any of these is called, and faults (files.py).
 """
@@ -212,6 +213,22 @@ class System:
         if self.portable:
             return False
         return _file_system(path) in _NETWORK
+
+    def is_locked(self, path: str) -> bool | None:
+        """Tell whether a process holds an flock on a file, or None where the system does not say. Takes none.
+
+        A lock on a file of the same number on another file system counts as well: devices have other numbers there.
+        """
+        if self.portable:
+            return None
+        try:
+            number = os.stat(path).st_ino
+            with open("/proc/locks", encoding="ascii") as file:
+                locks = [line.split() for line in file]
+        except (OSError, ValueError):
+            return None
+        held = [words[5] for words in locks if len(words) > 5 and words[1] == "FLOCK"]
+        return str(number) in {where.rpartition(":")[2] for where in held}
 
 
 def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:

@@ -35,6 +35,7 @@ class HDF5(Format):
     """Datasets in one HDF5 file each. Lossless for every dtype that a buffer stores."""
 
     name = "hdf5"
+    lossless = True
     supports_episode_data = True
 
     @classmethod

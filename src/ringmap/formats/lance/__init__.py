@@ -23,6 +23,7 @@ class Lance(StoredFormat):
     """Datasets in Lance. Lossless; images as PNG, or JPEG by choice."""
 
     name = "lance"
+    lossless = True
     source = "ringmap.formats.lance.source:LanceSource"
     writer = "ringmap.formats.lance.writer:LanceWriter"
 

@@ -23,6 +23,7 @@ class Zarr(StoredFormat):
     """Datasets in Zarr groups. Lossless for every dtype that a buffer stores."""
 
     name = "zarr"
+    lossless = True
     source = "ringmap.formats.zarr.source:ZarrSource"
     writer = "ringmap.formats.zarr.writer:ZarrWriter"
 

@@ -1,0 +1,33 @@
+"""The command line: `ringmap info DIR` and its like, one command per module.
+
+    app       the commands by name, and what their errors look like
+    terminal  what is printed, with nothing in it that a terminal or Rich would obey
+    places    what lies at a path
+
+Invariants: a command does nothing that Python could not do through ringmap; nothing heavy is imported
+before a command runs; nothing is unpickled.
+Not here: facts about buffers (storage/facts.py), about formats (formats/registry.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+__all__ = ["main"]
+
+_NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command that the arguments of this process name, and exit with its code."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        print(
+            f'ringmap: error: the command line needs {" and ".join(missing)}: pip install "ringmap[cli]"',
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    from ringmap.cli.app import app
+
+    app(prog_name="ringmap")

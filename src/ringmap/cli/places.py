@@ -1,0 +1,179 @@
+"""What lies at a path: which kind of buffer, or a dataset of which format.
+
+    DIR/manifest.json                         a buffer: of episodes, or of transitions
+    DIR/rows/manifest.json, DIR/labels/...    a buffer of a student's rows and a teacher's labels
+    anything else                             a dataset of a registered format
+
+Not here: what is said of it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+
+__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "look", "say_written"]  # fmt: skip
+
+EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
+BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
+DATASET = "dataset"
+
+_SIGNS = ("manifest.json", "episodes.npy", "state.bin", "columns")
+
+SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies at a path.
+
+    `kind`: one of `BUFFERS`, or "dataset"; `folders`: a buffer's directories, by what is in them, "" if it has
+    but one.
+    """
+
+    path: str
+    kind: str
+    folders: dict[str, str]
+
+    @property
+    def main(self) -> str:
+        """The directory of the rows."""
+        return next(iter(self.folders.values()))
+
+
+def look(path: str, where: str, only: tuple[str, ...] = ()) -> Found:
+    """Say what lies at a path.
+
+    Args:
+        path: what the user gave.
+        where: the command, for messages.
+        only: the kinds that the command takes; () for all.
+
+    Raises:
+        NotFoundError, UnknownFormatError, CorruptError: nothing of ours is there, or it can't be read.
+        InputError: it is of a kind that the command does not take.
+    """
+    found = _buffer_at(path)
+    if found is None:
+        if only and DATASET not in only:
+            _refuse(path, where)
+        found = Found(path, DATASET, {})
+    if only and found.kind not in only:
+        raise InputError(
+            f"{where}: {path} is a buffer of {found.kind}, whose commits are no episodes; expected a buffer "
+            "of episodes" + (" or a dataset" if DATASET in only else "")
+        )
+    return found
+
+
+def _buffer_at(path: str) -> Found | None:
+    from ringmap.storage.birth import read_manifest
+    from ringmap.storage.files import Disk
+
+    if not os.path.isdir(path):
+        return None
+    folders = folders_of(path)
+    main = next(iter(folders.values()))
+    if not os.path.exists(os.path.join(main, "manifest.json")):
+        return None
+    try:
+        read_manifest(Disk(), os.path.abspath(main))
+    except UnknownFormatError:  # somebody else's manifest
+        return None
+    if len(folders) > 1 or "" not in folders:
+        return Found(path, DISTILLATION, folders)
+    return Found(path, TRANSITIONS if _has_transitions(path) else EPISODES, folders)
+
+
+def folders_of(path: str) -> dict[str, str]:
+    """Return the directories that a buffer at a path is made of, by what is in them, however damaged they are."""
+    own = any(os.path.lexists(os.path.join(path, name)) for name in _SIGNS)
+    parts = {name: os.path.join(path, name) for name in ("rows", "labels")}
+    if own or not os.path.isdir(parts["rows"]):
+        return {"": path}
+    return {name: folder for name, folder in parts.items() if os.path.isdir(folder)}
+
+
+def _has_transitions(path: str) -> bool:
+    from ringmap import TransitionReplayBuffer
+
+    try:
+        TransitionReplayBuffer.open(path, device=None).close()
+    except InputError:
+        return False
+    return True
+
+
+def _refuse(path: str, where: str) -> None:
+    if not os.path.exists(path):
+        raise NotFoundError(f"{where}: {path}: nothing is there")
+    from ringmap.storage.birth import read_manifest
+    from ringmap.storage.files import Disk
+
+    read_manifest(Disk(), os.path.abspath(path))
+
+
+def episodes_at(path: str, where: str) -> Any:
+    """Open the episodes at a path: a buffer as a live reader, or a dataset, images as they are stored.
+
+    Raises:
+        InputError: it is a buffer of something else.
+        NotFoundError, UnknownFormatError, CorruptError: as `look`.
+    """
+    found = look(path, where, (EPISODES, DATASET))
+    if found.kind == EPISODES:
+        from ringmap.buffers.replay import ReplayBuffer
+
+        return ReplayBuffer.open(path)
+    from ringmap.datasets.catalog import load_dataset
+
+    return load_dataset(path, layout="HWC")
+
+
+def format_for(dest: str, name: str | None, where: str) -> str:
+    """Return the format to write: as asked, or by the suffix of the destination.
+
+    Raises:
+        InputError: nothing tells, or it is one that is only read.
+        MissingFormatError: its package is not installed.
+    """
+    from ringmap.formats.registry import get_format
+
+    if name is None:
+        suffix = os.path.splitext(dest.rstrip("/"))[1].lower()
+        if suffix not in SUFFIXES:
+            raise InputError(
+                f"{where}: the suffix of {dest} names no format ({', '.join(SUFFIXES)} do); say which: --format NAME"
+            )
+        name = SUFFIXES[suffix]
+    if not get_format(name).can_write():
+        raise InputError(
+            f"{where}: format {name!r} is read-only; `ringmap formats` lists the others"
+        )
+    return name
+
+
+def say_written(dest: str, name: str) -> None:
+    """Say what a destination holds now, by looking: a writer may have evicted episodes meanwhile, or some were there."""
+    from ringmap.cli.terminal import count, show
+    from ringmap.formats.registry import get_format
+
+    held = ""
+    if get_format(name).can_read():
+        from ringmap.datasets.catalog import load_dataset
+
+        lengths = load_dataset(dest, format=name, layout="HWC").lengths
+        held = f": it holds {count(len(lengths), 'episode')}, {count(int(lengths.sum()), 'step')}"
+    show(f"wrote {dest}, format {name}{held}")
+
+
+def free_path(path: str, where: str, force: bool) -> str:
+    """Return the path of a file to write, or raise ExistsError if it is there and may not be replaced."""
+    from ringmap.errors import ExistsError
+
+    if os.path.lexists(path) and not force:
+        raise ExistsError(f"{where}: {path} exists; choose another --output, or say --force")
+    return path

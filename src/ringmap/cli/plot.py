@@ -1,0 +1,84 @@
+"""`ringmap plot`: how long episodes are, what they return, how the ring filled."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ringmap.cli.options import Force, Place
+from ringmap.cli.places import EPISODES, episodes_at, free_path, look
+from ringmap.cli.table import rows_of
+from ringmap.cli.terminal import show
+from ringmap.errors import InputError, MissingExtraError
+
+Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The PNG to write.")]
+
+_MEAN_OVER = 20
+
+
+def plot(path: Place, output: Output = "ringmap.png", force: Force = False) -> None:
+    """Draw lengths, returns, fill and eviction as a PNG.
+
+    Of a dataset, which evicts nothing: lengths and returns.
+    """
+    if not output.lower().endswith(".png"):
+        raise InputError(f"plot: --output is a .png, got {output}")
+    target = free_path(output, "plot", force)
+    dataset = episodes_at(path, "plot")
+    rows = rows_of(dataset)
+    if not rows:
+        raise InputError(f"plot: {path}: no episodes are stored yet")
+    series = [("length, steps", [row["length"] for row in rows])]
+    if "return" in rows[0]:
+        series.append(("return", [row["return"] for row in rows]))
+    commits: Any = None
+    if look(path, "plot").kind == EPISODES:
+        from ringmap.storage.facts import commits_of
+
+        commits = commits_of(path)
+    _draw(target, path, series, commits, getattr(dataset, "max_steps", 0))
+    show(f"wrote {target}")
+
+
+def _draw(
+    target: str, title: str, series: list[tuple[str, list[float]]], commits: Any, max_steps: int
+) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            'plot: drawing needs matplotlib: pip install "ringmap[plot]"'
+        ) from error
+    from ringmap.cli.terminal import clean
+
+    panels = len(series) + (0 if commits is None else 2)
+    figure = Figure(figsize=(8, 2.2 * panels), layout="constrained")
+    axes = list(figure.subplots(panels, 1, squeeze=False)[:, 0])
+    # Its own signs are "$...$" and "_"-led names: a path may have both.
+    axes[0].set_title(clean(title).replace("$", r"\$"), fontsize="medium")
+    for axis, (name, values) in zip(axes, series, strict=False):
+        axis.plot(values, ".", markersize=3, alpha=0.5)
+        axis.plot(_running_mean(values), linewidth=1.5)
+        axis.set_ylabel(name)
+        axis.set_xlabel("episode, oldest first")
+    if commits is not None:
+        filled, evicted = axes[-2:]
+        filled.step(commits.written, commits.live, where="post")
+        filled.axhline(max_steps, linestyle=":", color="0.5")
+        filled.set_ylabel("fill, steps")
+        evicted.step(commits.written, commits.evicted.cumsum(), where="post")
+        evicted.set_ylabel("evicted, steps")
+        for axis in (filled, evicted):
+            axis.set_xlabel("steps written")
+            axis.set_ylim(bottom=0)
+    figure.savefig(target, dpi=120, format="png")
+
+
+def _running_mean(values: list[float]) -> Any:
+    import numpy as np
+
+    sums = np.cumsum(np.asarray(values, np.float64))
+    over = np.minimum(np.arange(1, len(values) + 1), _MEAN_OVER)
+    before = np.concatenate([np.zeros(min(_MEAN_OVER, len(values))), sums[:-_MEAN_OVER]])
+    return (sums - before) / over

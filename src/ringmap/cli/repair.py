@@ -1,0 +1,73 @@
+"""`ringmap repair`: mend a buffer."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from ringmap.cli.check import findings_at
+from ringmap.cli.options import AsJson, Buffer
+from ringmap.cli.places import folders_of
+from ringmap.cli.progress import bar
+from ringmap.cli.terminal import count, show, show_json
+from ringmap.errors import NotFoundError
+
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Do it; otherwise only say what would be done.")
+]
+
+
+def repair(path: Buffer, apply: Apply = False, as_json: AsJson = False) -> None:
+    """Mend a buffer: whole episodes stay, the others are dropped.
+
+    Says what would be done and what would be lost; with --apply it is done, under the writer's lock. What is dropped
+    does not come back: if you have a backup of a damaged file, put that back first. Close all readers before you
+    apply it. Exit code 0: sound, or mended; 1: there is something to do, or some of it can't be mended; 2: no answer.
+    """
+    from ringmap.storage.repair import repair as repair_buffer
+
+    if not os.path.lexists(path):
+        raise NotFoundError(f"repair: {path}: nothing is there")
+    actions = []
+    for part, folder in folders_of(path).items():
+        with bar(f"repair {part}".strip()) as progress:
+            done = repair_buffer(folder, dry_run=not apply, progress=progress)
+        actions += [(f"{part}/{x.file}" if part else x.file, x) for x in done]
+    left = findings_at(path, "repair") if apply or not actions else []
+    episodes = sum(action.episodes for _, action in actions)
+    steps = sum(action.steps for _, action in actions)
+    if as_json:
+        show_json(
+            {
+                "path": path,
+                "applied": apply,
+                "actions": [
+                    {
+                        "file": f,
+                        "what": a.what,
+                        "record": a.seq,
+                        "episodes": a.episodes,
+                        "steps": a.steps,
+                    }
+                    for f, a in actions
+                ],
+                "lost": {"episodes": episodes, "steps": steps},
+                "left": [{"file": f, "what": x.what, "record": x.seq} for f, x in left],
+            }
+        )
+        raise typer.Exit(bool(left or (actions and not apply)))
+    for file, action in actions:
+        show(f"{file}: {action.what}")
+    for file, finding in left:
+        show(f"{file}: {finding.what}: can't be mended")
+    if actions:
+        what = f"{count(episodes, 'episode')}, {count(steps, 'step')}" if episodes else "nothing"
+        verb, loses = ("done", "lost") if apply else ("to do", "would be lost")
+        show(f"{path}: {count(len(actions), 'action')} {verb}; {loses}: {what}")
+        if not apply:
+            show("Nothing was changed; say --apply to do it.")
+    elif not left:
+        show(f"{path}: sound, nothing to do")
+    raise typer.Exit(bool(left or (actions and not apply)))

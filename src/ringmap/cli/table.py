@@ -1,0 +1,167 @@
+"""Episodes as rows of a table: which columns there are, which rows are asked for, in which order.
+
+    number  length  return  ended        and the data of each episode
+    0       31      12.5    terminated
+
+Invariants: an episode is in the table as it was at one moment; a filter compares numbers with numbers, and
+anything else as text; nothing that the user gives is evaluated.
+Not here: how it is printed (episodes.py) or drawn (plot.py).
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.cli.terminal import plain
+from ringmap.errors import InputError, LappedError
+
+__all__ = ["Row", "kept", "rows_of", "sorted_by"]
+
+Row = dict[str, Any]
+
+REWARDS = ("reward", "rewards")
+OWN = ("episode", "length", "return", "ended")
+_TRIES = 10
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "=": operator.eq, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+_WHERE = re.compile(r"(?P<name>.+?)(?P<how><=|>=|!=|=|<|>)(?P<value>.*)", re.DOTALL)
+
+
+def rows_of(dataset: Any) -> list[Row]:
+    """Return a row for each episode, oldest first: number, length, return, ending, then its data.
+
+    Args:
+        dataset: a buffer's reader, or a dataset.
+
+    Raises:
+        LappedError: the writer overtook this reader time after time.
+
+    Cost: reads three columns of small values, and the data of every episode.
+    """
+    names = dataset.column_names
+    columns = {
+        "return": next((name for name in REWARDS if name in names), None),
+        "terminated": "terminated" if "terminated" in names else None,
+        "truncated": "truncated" if "truncated" in names else None,
+    }
+    for _ in range(_TRIES):
+        lengths = np.asarray(dataset.lengths, np.int64)
+        taken = {key: _taken(dataset, name) for key, name in columns.items()}
+        data = dataset.get_episode_data(None) if len(lengths) else {}
+        whole = all(len(values) == lengths.sum() for values in taken.values() if values is not None)
+        same = all(len(values) == len(lengths) for values in data.values())
+        if whole and same and np.array_equal(lengths, dataset.lengths):
+            return _rows(lengths, taken, data)
+    raise LappedError(
+        "episodes: the writer overtook this reader time after time; look at a snapshot: ringmap snapshot DIR DEST"
+    )
+
+
+def _taken(dataset: Any, name: str | None) -> Any:
+    """Return a column as a number for each step; None if it is not of such."""
+    if name is None or not len(dataset.lengths) or dataset.get_dim(name) != 1:
+        return None
+    values = np.asarray(dataset.get_col_data(name))
+    return values.reshape(-1) if values.dtype.kind in "biuf" else None
+
+
+def _rows(lengths: Any, taken: dict[str, Any], data: dict[str, list[Any]]) -> list[Row]:
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    rewards, found = taken["return"], []
+    for i in range(len(lengths)):
+        row: Row = {"episode": i, "length": int(lengths[i])}
+        if rewards is not None:
+            # The row of a reset has no reward: NaN.
+            row["return"] = float(np.nansum(rewards[starts[i] : ends[i]], dtype=np.float64))
+        if taken["terminated"] is not None or taken["truncated"] is not None:
+            row["ended"] = _ending(taken, int(ends[i]) - 1) if lengths[i] else None
+        found_data = {name: values[i] for name, values in data.items() if values[i] is not None}
+        row["data"] = {name: _single(plain(value)) for name, value in found_data.items()}
+        found.append(row)
+    return found
+
+
+def _single(value: Any) -> Any:
+    """Return the value of a list of one: for people and filters it is a number."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _ending(taken: dict[str, Any], last: int) -> str | None:
+    for name in ("terminated", "truncated"):
+        if taken[name] is not None and taken[name][last]:
+            return name
+    return None
+
+
+def value_of(row: Row, name: str) -> Any:
+    """Return a value of an episode: its own, or of its data; None where it has none."""
+    return row.get(name) if name in OWN else row["data"].get(name)
+
+
+def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
+    """Return the rows that meet every condition, such as `seed=7` or `return>=100`.
+
+    Raises:
+        InputError: a condition can't be read, or names what no episode has.
+    """
+    for text in conditions:
+        found = _WHERE.fullmatch(text)
+        if found is None:
+            raise InputError(
+                f"episodes: can't read --where {text!r}; expected NAME=VALUE, or with != < <= > >= in place of ="
+            )
+        name, compare, value = (
+            found["name"].strip(),
+            _COMPARED[found["how"]],
+            found["value"].strip(),
+        )
+        _must_be_known(rows, name, "--where")
+        rows = [row for row in rows if _meets(value_of(row, name), compare, value)]
+    return list(rows)
+
+
+def _must_be_known(rows: Sequence[Row], name: str, option: str) -> None:
+    if not rows or any(value_of(row, name) is not None for row in rows) or name in OWN:
+        return
+    known = dict.fromkeys(name for row in rows for name in row["data"])
+    raise InputError(
+        f"episodes: {option} names {name!r}, which no episode here has; there are {[*OWN, *known]}"
+    )
+
+
+def _meets(have: Any, compare: Callable[[Any, Any], bool], want: str) -> bool:
+    if have is None or isinstance(have, dict | list):
+        return False
+    if isinstance(have, bool):
+        return compare(str(have).lower(), want.lower())
+    if isinstance(have, int | float):
+        try:
+            return compare(have, float(want))
+        except ValueError:
+            return False
+    return compare(str(have), want)
+
+
+def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
+    """Return the rows by a value, numbers before text; those without it come last.
+
+    Raises:
+        InputError: no episode has it.
+    """
+    _must_be_known(rows, name, "--sort")
+    have = [row for row in rows if value_of(row, name) is not None]
+    lack = [row for row in rows if value_of(row, name) is None]
+    return sorted(have, key=lambda row: _order(value_of(row, name)), reverse=reverse) + lack
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, bool | int | float):
+        return 0, float(value), ""
+    return 1, 0.0, str(value)

@@ -1,0 +1,148 @@
+"""`ringmap watch`: a buffer while it fills."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ringmap.cli.options import AsJson, Buffer
+from ringmap.cli.places import BUFFERS, EPISODES, look
+from ringmap.cli.terminal import clean, console, count, percent, plain, show
+
+if TYPE_CHECKING:
+    from ringmap.storage.reader import Reader
+
+Once = Annotated[bool, typer.Option("--once", help="Print one line, and exit.")]
+Interval = Annotated[
+    float,
+    typer.Option("--interval", "-n", metavar="S", min=0.05, help="Seconds between two looks."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is seen at one moment: counters since the buffer was made, and what is stored."""
+
+    at: float
+    written: int
+    commits: int
+    steps: int
+    episodes: int
+    alive: bool | None
+
+
+def watch(
+    path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: AsJson = False
+) -> None:
+    """Show how a buffer fills while a collector writes it.
+
+    Each line says what is stored, and at which rate steps come. A terminal shows one line that changes; anything else
+    gets a line for each look, with --json an object. Takes no lock and slows no writer. Ends on Ctrl-C, with exit
+    code 0.
+    """
+    import os
+
+    from ringmap.storage.files import Disk
+    from ringmap.storage.reader import Reader
+
+    found = look(path, "watch", BUFFERS)
+    reader = Reader(Disk(), os.path.abspath(found.main))
+    noun = "step" if found.kind == EPISODES else "row"
+    try:
+        first = seen = _look(reader)
+        if once or as_json or not sys.stdout.isatty():
+            _tell(path, reader, seen, None, first, noun, as_json)
+            while not once:
+                time.sleep(interval)
+                reader.refresh()
+                before, seen = seen, _look(reader)
+                _tell(path, reader, seen, before, first, noun, as_json)
+        else:
+            _live(path, reader, noun, interval)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    finally:
+        reader.close()
+
+
+def _look(reader: Reader) -> Look:
+    from ringmap.storage.facts import writer_of
+
+    with reader.memory:
+        live = reader.live
+        return Look(
+            time.monotonic(), reader.head, reader.seq, live.num_steps, len(live),
+            writer_of(reader.folder).alive,
+        )  # fmt: skip
+
+
+def _rate(now: Look, before: Look | None) -> float | None:
+    """Return steps per second between two looks; None for one, or when the buffer was made anew between them."""
+    if before is None or now.at <= before.at or now.written < before.written:
+        return None
+    return (now.written - before.written) / (now.at - before.at)
+
+
+def _facts(
+    path: str, reader: Reader, now: Look, before: Look | None, first: Look
+) -> dict[str, Any]:
+    rate = _rate(now, before)
+    evicted = (now.written - now.steps) - (first.written - first.steps)
+    return {
+        "path": path, "steps": now.steps, "max_steps": reader.manifest.max_steps, "episodes": now.episodes,
+        "steps_written": now.written, "commits": now.commits,
+        "steps_per_s": None if rate is None else round(rate, 1),
+        "steps_evicted": evicted, "writer_alive": now.alive,
+    }  # fmt: skip
+
+
+def _line(facts: dict[str, Any], noun: str) -> str:
+    rate, evicted = facts["steps_per_s"], facts["steps_evicted"]
+    parts = [
+        f"{count(facts['steps'])} of {count(facts['max_steps'], noun)}, {percent(facts['steps'], facts['max_steps'])}",
+        count(facts["episodes"], "episode")
+        if noun == "step"
+        else count(facts["commits"], "commit"),
+        f"{'-' if rate is None else f'{rate:,.0f}'} {noun}s/s",
+        f"{count(facts['steps_written'])} written",
+        f"{count(evicted)} evicted since",
+        {True: "writer alive", False: "no writer", None: "writer unknown"}[facts["writer_alive"]],
+    ]
+    return " | ".join(parts)
+
+
+def _tell(
+    path: str, reader: Reader, now: Look, before: Look | None, first: Look, noun: str, as_json: bool
+) -> None:
+    facts = _facts(path, reader, now, before, first)
+    if as_json:
+        import json
+
+        print(json.dumps(plain(facts)), flush=True)
+    else:
+        show(_line(facts, noun))
+        sys.stdout.flush()
+
+
+def _live(path: str, reader: Reader, noun: str, interval: float) -> None:
+    """Show one line that changes, until an interrupt."""
+    from rich.live import Live
+    from rich.text import Text
+
+    first = before = _look(reader)
+
+    def text(now: Look, then: Look | None) -> Text:
+        facts = _facts(path, reader, now, then, first)
+        return Text(f"{clean(path)}: {clean(_line(facts, noun))}")
+
+    with Live(text(first, None), console=console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            reader.refresh()
+            now = _look(reader)
+            live.update(text(now, before), refresh=True)
+            before = now

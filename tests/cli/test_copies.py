@@ -1,0 +1,143 @@
+"""Dump, convert, merge, snapshot: what arrives is what was there."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from ringmap.data import ReplayBuffer, load_dataset
+from ringmap.formats.registry import FORMATS, describe_formats
+from tests.cli.conftest import fill
+
+
+def same(one, other):
+    assert one.lengths.tolist() == other.lengths.tolist()
+    assert one.get_episode_data() == other.get_episode_data()
+    for number in range(len(one.lengths)):
+        mine, theirs = one.load_episode(number), other.load_episode(number)
+        assert set(mine) == set(theirs)
+        for name, values in mine.items():
+            values = np.asarray(values)
+            assert np.array_equal(
+                values, np.asarray(theirs[name]), equal_nan=values.dtype.kind == "f"
+            )
+
+
+@pytest.mark.parametrize("dest", ["x.h5", "x.hdf5", "x.zarr", "x.lance"])
+def test_dump_by_suffix(cli, replay, tmp_path, dest):
+    done = cli("dump", replay, dest)
+    name = load_format(dest)
+    assert done.out == f"wrote {dest}, format {name}: it holds 4 episodes, 45 steps\n"
+    same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / dest, layout="HWC"))
+
+
+def load_format(dest):
+    return {"h5": "hdf5", "hdf5": "hdf5", "zarr": "zarr", "lance": "lance"}[dest.split(".")[1]]
+
+
+def test_convert_from_buffers_and_datasets(cli, replay, tmp_path):
+    assert (
+        cli("convert", replay, "a.h5").out
+        == "wrote a.h5, format hdf5: it holds 4 episodes, 45 steps\n"
+    )
+    assert cli("convert", "a.h5", "b", "--format", "zarr").code == 0
+    same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / "b", layout="HWC"))
+
+
+def test_merge(cli, replay, tmp_path):
+    cli("dump", replay, "a.h5")
+    done = cli("merge", replay, "a.h5", replay, "-o", "all.h5")
+    assert done.out == "wrote all.h5, format hdf5: it holds 12 episodes, 135 steps\n"
+    assert load_dataset(tmp_path / "all.h5").lengths.tolist() == [12, 10, 11, 12] * 3
+    buffer = ReplayBuffer(50, path=tmp_path / "other")
+    buffer.write_episode({"x": [1.0]})
+    buffer.close()
+    done = cli("merge", replay, "other", "-o", "no.h5")
+    assert done.code == 2
+    assert "sources must have the same columns" in done.err
+    assert not (tmp_path / "no.h5").exists()
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_what_is_there_stays_unless_told(cli, replay, tmp_path, command):
+    to = ["-o", "x.h5"] if command == "merge" else ["x.h5"]
+    assert cli(command, replay, *to).code == 0
+    before = (tmp_path / "x.h5").read_bytes()
+    done = cli(command, replay, *to)
+    assert done.code == 2
+    assert "already exists" in done.err
+    assert (tmp_path / "x.h5").read_bytes() == before
+    done = cli(command, replay, *to, "--mode", "append")
+    assert done.out == "wrote x.h5, format hdf5: it holds 8 episodes, 90 steps\n"
+    assert len(load_dataset(tmp_path / "x.h5").lengths) == 8
+    assert cli(command, replay, *to, "--mode", "overwrite").code == 0
+    assert len(load_dataset(tmp_path / "x.h5").lengths) == 4
+    assert "write mode must be one of" in cli(command, replay, *to, "--mode", "sideways").err
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_formats_that_nothing_names(cli, replay, tmp_path, command):
+    def to(dest):
+        return ["-o", dest] if command == "merge" else [dest]
+
+    done = cli(command, replay, *to("somewhere"))
+    assert (done.code, done.out) == (2, "")
+    assert "say which: --format NAME" in done.err
+    assert "unknown format 'nope'" in cli(command, replay, *to("x"), "-f", "nope").err
+    assert "format 'ringmap' is read-only" in cli(command, replay, *to("x"), "-f", "ringmap").err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_snapshot_while_the_writer_goes_on(cli, tmp_path):
+    buffer = fill(tmp_path / "live")
+    assert cli("snapshot", "live", "kept").out == "wrote kept: 4 episodes, 45 steps\n"
+    kept = ReplayBuffer.open(tmp_path / "kept")
+    same(kept, ReplayBuffer.open(tmp_path / "live"))
+    done = cli("snapshot", "live", "kept")
+    assert done.code == 2
+    assert "something is at" in done.err
+    buffer.close()
+
+
+def test_formats(cli):
+    found = {row["name"]: row for row in cli("formats", "--json").json}
+    assert found["hdf5"] == {
+        "name": "hdf5", "reads": True, "writes": True, "appends": True, "lossless": True,
+        "installed": True, "install": "h5py",
+    }  # fmt: skip
+    assert found["ringmap"]["writes"] is False
+    lines = cli("formats").out.splitlines()
+    assert lines[0].split() == ["format", "read", "write", "append", "lossless", "installed"]
+    assert [line.split()[0] for line in lines[1:]] == list(found)
+
+
+def test_a_format_that_is_not_installed(cli, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "lance" else found(n))
+    monkeypatch.setattr(FORMATS, "_loaded", {})
+    lines = cli("formats").out.splitlines()
+    (line,) = (line for line in lines if line.startswith("lance"))
+    assert line.split(maxsplit=5)[1:] == ["-", "-", "-", "-", 'pip install "pylance"']
+
+
+def test_lossless_is_true_of_those_that_say_so(cli, replay, tmp_path):
+    buffer = ReplayBuffer.open(tmp_path / "replay")
+    for facts in describe_formats():
+        if not facts.writes or facts.name not in ("hdf5", "zarr", "lance", "folder", "video"):
+            continue
+        dest = tmp_path / f"as-{facts.name}"
+        cli("dump", replay, dest, "--format", facts.name)
+        dataset = load_dataset(dest, format=facts.name, layout="HWC")
+        equal = all(
+            np.array_equal(
+                buffer.load_episode(i)["pixels"], np.asarray(dataset.load_episode(i)["pixels"])
+            )
+            for i in range(4)
+        )
+        assert equal == facts.lossless, facts.name
+
+
+def test_the_demo_wants_a_folder_of_its_own(cli, replay):
+    done = cli("demo", "--dir", replay)
+    assert done.code == 2
+    assert "is not empty" in done.err

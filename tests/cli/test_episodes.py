@@ -1,0 +1,179 @@
+"""The table of episodes, against one that is made by hand."""
+
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmap.cli.table import kept, rows_of, sorted_by
+from ringmap.data import ReplayBuffer
+from ringmap.errors import InputError, LappedError
+from tests.cli.conftest import episode, fill
+
+
+def test_rows(cli, replay):
+    assert cli("episodes", replay, "--json").json == [
+        {
+            "episode": i, "length": length, "return": float(number * (length - 1)),
+            "ended": "terminated" if number % 2 else None,
+            "data": {"seed": 100 + number, "room": "left" if number % 2 else "right"},
+        }
+        for i, (number, length) in enumerate([(2, 12), (3, 10), (4, 11), (5, 12)])
+    ]  # fmt: skip
+
+
+def test_the_table(cli, replay):
+    assert cli("episodes", replay).out == (
+        "episode  length  return  ended       seed  room\n"
+        "      0      12      22  -           102   right\n"
+        "      1      10      27  terminated  103   left\n"
+        "      2      11      40  -           104   right\n"
+        "      3      12      55  terminated  105   left\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["--min-length", "11"], [0, 2, 3]),
+        (["--last", "2"], [2, 3]),
+        (["--last", "0"], []),
+        (["--last", "99"], [0, 1, 2, 3]),
+        (["--min-length", "12", "--last", "1"], [3]),
+        (["--where", "room=left"], [1, 3]),
+        (["--where", "room!=left", "--where", "seed>102"], [2]),
+        (["-w", "return >= 27", "-w", "length<12"], [1, 2]),
+        (["--where", "ended=terminated"], [1, 3]),
+        (["--where", "seed=1e2"], []),
+        (["--where", "seed=103.0"], [1]),
+        (["--where", "seed=left"], []),
+        (["--sort", "length"], [1, 2, 0, 3]),
+        (["--sort", "length", "--reverse"], [0, 3, 2, 1]),
+        (["-s", "room", "-r"], [0, 2, 1, 3]),
+        (["--sort", "ended"], [1, 3, 0, 2]),
+    ],
+)
+def test_filters(cli, replay, words, left):
+    assert [row["episode"] for row in cli("episodes", replay, *words, "--json").json] == left
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--where", "seed"], "can't read --where 'seed'; expected NAME=VALUE"),
+        (["--where", "nope=1"], "--where names 'nope', which no episode here has; there are"),
+        (["--sort", "nope"], "--sort names 'nope'"),
+        (["--last", "-1"], "--last"),
+        (["--min-length", "x"], "--min-length"),
+    ],
+)
+def test_bad_filters(cli, replay, words, said):
+    done = cli("episodes", replay, *words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_nothing_is_evaluated(cli, replay, tmp_path):
+    done = cli("episodes", replay, "--where", "seed=__import__('os').mkdir('made')", "--json")
+    assert done.json == []
+    assert not (tmp_path / "made").exists()
+
+
+OPS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}  # fmt: skip
+
+
+@given(
+    values=st.lists(st.none() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from("abc")),
+    how=st.sampled_from(sorted(OPS)),
+    want=st.integers(-3, 3) | st.sampled_from("abc"),
+)
+def test_conditions_as_by_hand(values, how, want):
+    rows = [
+        {"episode": i, "length": 1, "data": {} if v is None else {"x": v}}
+        for i, v in enumerate(values)
+    ]
+    if values and all(v is None for v in values):
+        with pytest.raises(InputError):
+            kept(rows, [f"x{how}{want}"])
+        return
+    expected = []
+    for i, value in enumerate(values):
+        if value is None:
+            continue
+        if isinstance(value, str):
+            meets = OPS[how](value, str(want))
+        else:
+            meets = not isinstance(want, str) and OPS[how](value, want)
+        expected += [i] if meets else []
+    assert [row["episode"] for row in kept(rows, [f"x{how}{want}"])] == expected
+
+
+@given(
+    values=st.lists(st.none() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from("abc")),
+    reverse=st.booleans(),
+)
+def test_order_as_by_hand(values, reverse):
+    rows = [
+        {"episode": i, "length": 1, "data": {} if v is None else {"x": v}}
+        for i, v in enumerate(values)
+    ]
+    if all(v is None for v in values):
+        return
+    found = [values[row["episode"]] for row in sorted_by(rows, "x", reverse)]
+    numbers = sorted((v for v in values if isinstance(v, int | float)), reverse=reverse)
+    texts = sorted((v for v in values if isinstance(v, str)), reverse=reverse)
+    nones = [v for v in values if v is None]
+    assert found == (texts + numbers if reverse else numbers + texts) + nones
+
+
+def test_columns_that_are_no_rewards(cli, tmp_path):
+    buffer = ReplayBuffer(50, path=tmp_path / "odd")
+    buffer.write_episode(
+        {"reward": np.zeros((4, 2)), "terminated": np.array(["a"] * 4), "big": np.zeros(4)}
+    )
+    buffer.write_episode({"reward": np.zeros((4, 2)), "terminated": np.array(["a"] * 4), "big": np.zeros(4), "_episode_data": {"map": np.zeros((30, 30)), "raw": b"\x00\xff", "nan": float("nan")}})  # fmt: skip
+    buffer.close()
+    rows = cli("episodes", "odd", "--json").json
+    assert rows[0] == {"episode": 0, "length": 4, "data": {}}
+    data = rows[1]["data"]
+    assert data == {"map": {"dtype": "float64", "shape": [30, 30]}, "raw": "00ff", "nan": None}
+    assert cli("episodes", "odd").code == 0
+
+
+class Moving:
+    """A dataset whose writer is at work: it changes between two reads."""
+
+    column_names = ("reward",)
+
+    def __init__(self, buffer, changes):
+        self.buffer, self.changes = buffer, changes
+
+    def __getattr__(self, name):
+        return getattr(self.buffer, name)
+
+    def get_episode_data(self, which):
+        if self.changes:
+            self.changes -= 1
+            self.buffer.write_episode(episode(self.buffer.num_episodes))
+        return self.buffer.get_episode_data(which)
+
+
+def test_a_table_is_of_one_moment():
+    buffer = ReplayBuffer(500)
+    for number in range(3):
+        buffer.write_episode(episode(number))
+    rows = rows_of(Moving(buffer, changes=2))
+    assert [row["length"] for row in rows] == buffer.lengths.tolist()
+    assert len(rows) == 5
+    with pytest.raises(LappedError, match="snapshot"):
+        rows_of(Moving(buffer, changes=10**6))
+
+
+def test_a_live_buffer(cli, tmp_path):
+    buffer = fill(tmp_path / "live", episodes=3)
+    assert len(cli("episodes", "live", "--json").json) == 3
+    buffer.write_episode(episode(3))
+    assert len(cli("episodes", "live", "--json").json) == 4
+    buffer.close()
