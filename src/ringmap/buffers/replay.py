@@ -524,6 +524,11 @@ class ReplayBuffer(Sampled):
         return [] if schema is None else schema.names
 
     @property
+    def schema(self) -> Schema | None:
+        """The columns with their per-step shapes and dtypes; None before the first episode, if none was given."""
+        return self._source.schema
+
+    @property
     def num_episodes(self) -> int:
         """Episodes stored."""
         return len(self._source.live)

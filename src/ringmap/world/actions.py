@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from ringmap.datasets.blanks import blank
 from ringmap.errors import InputError
 
 __all__ = ["blank_action", "split_actions"]
@@ -117,5 +118,4 @@ def blank_action(space: Any) -> Any:
         return tuple(blank_action(part) for part in space.spaces)
     if space.shape is None or space.dtype is None:
         return None
-    kind = space.dtype.kind
-    return np.full(space.shape, np.nan if kind == "f" else 0, space.dtype)
+    return blank(space.shape, space.dtype)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.blanks import blank
 from ringmap.errors import RolloutError
 from ringmap.world.infos import Row
 
@@ -90,8 +91,4 @@ class EpisodeRows:
 
 
 def _blank(like: Any) -> Any:
-    if isinstance(like, str):
-        return ""
-    return (
-        np.full(like.shape, np.nan, like.dtype) if like.dtype.kind in "fc" else np.zeros_like(like)
-    )
+    return "" if isinstance(like, str) else blank(like.shape, like.dtype)

@@ -39,6 +39,7 @@ from ringmap.errors import ClipIndexError, InputError, LappedError
 from ringmap.storage.birth import read_manifest
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.files import Disk
+from ringmap.storage.schema import Schema
 
 __all__ = ["TransitionReplayBuffer"]
 
@@ -176,6 +177,7 @@ class TransitionReplayBuffer:
     def add(
         self, observations: Any, actions: Any, rewards: Any, next_observations: Any, dones: Any,
         critic_observations: Any = None, next_critic_observations: Any = None, *, truncated: Any = None,
+        fresh: Any = None,
     ) -> None:  # fmt: skip
         """Store one step, or a batch of N of them, row i of each batch being lane i.
 
@@ -189,6 +191,8 @@ class TransitionReplayBuffer:
             critic_observations: if `critic_obs_shape` was given.
             next_critic_observations: likewise.
             truncated: `(N,)`: the episode was cut off here; n-step sums stop, bootstrapping goes on.
+            fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. It is seen without, unless
+                the first observation is bit for bit what the lane's last step led to.
 
         Raises:
             InputError: shapes that differ, a value that a dtype can't hold, N beyond the capacity. Nothing was changed.
@@ -211,10 +215,13 @@ class TransitionReplayBuffer:
                 f"{where}: {count} transitions exceed capacity={self.capacity}; raise capacity or add fewer at a time"
             )
         rest = columns.rest(actions, rewards, dones, truncated, count, where)
+        begun = np.zeros(count, np.bool_) if fresh is None else np.asarray(fresh, np.bool_)
+        if begun.shape not in ((), (count,)):
+            raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
         with following.lock:
             store.settle()
-            fresh, apart = partings(rows, following.before(store))
-            lanes = np.where(fresh, -count, count).astype(np.int32)
+            parted, apart = partings(rows, following.before(store), begun)
+            lanes = np.where(parted, -count, count).astype(np.int32)
             following.announce(store.head + count, after, store.power, where)
             data = encode_data(apart, where) if apart else b""
             ring.commit([*rows.values(), *rest.values(), lanes], data, where)
@@ -348,6 +355,11 @@ class TransitionReplayBuffer:
         return self._ring.buffer.update_priorities(
             as_array(ids, f"{type(self).__name__}.update_priorities", "ids"), values
         )
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the ring, with their shapes and dtypes: each observation once, by leaf."""
+        return self._columns.schema
 
     @property
     def path(self) -> Path | None:

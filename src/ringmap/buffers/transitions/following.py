@@ -194,12 +194,15 @@ def announce_in(disk: Disk, folder: str, copied: Manifest, head: int, newest: Ob
     disk.sync_folder(folder)
 
 
-def partings(rows: Observations, before: Observations | None) -> tuple[Array, dict[str, Array]]:
+def partings(
+    rows: Observations, before: Observations | None, begun: Any = False
+) -> tuple[Array, dict[str, Array]]:
     """Return which lanes do not go on where they were, and what those had led to, to be stored apart.
 
     Args:
         rows: the observations of the call, `(N, ...)`.
         before: what the last call had led to, None if nothing is known.
+        begun: `(N,)`, which begin an episode, whatever they look like.
 
     Returns:
         bool `(N,)`; and `lanes` with their observations, {} for none.
@@ -210,9 +213,9 @@ def partings(rows: Observations, before: Observations | None) -> tuple[Array, di
     lanes = len(next(iter(before.values())))
     if lanes != count:
         return np.ones(count, np.bool_), {"lanes": np.arange(lanes, dtype=np.int32), **before}
-    if all(_same_bytes(rows[name], then) for name, then in before.items()):
+    if not np.any(begun) and all(_same_bytes(rows[name], then) for name, then in before.items()):
         return np.zeros(count, np.bool_), {}
-    fresh = np.zeros(count, np.bool_)
+    fresh = np.zeros(count, np.bool_) | begun
     for name, then in before.items():
         now, was = rows[name].reshape(count, -1), then.reshape(count, -1)
         fresh |= (now.view(np.uint8) != was.view(np.uint8)).any(axis=1)

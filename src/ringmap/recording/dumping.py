@@ -1,0 +1,87 @@
+"""Dumps: a copy of a buffer where the user wants one, the old one or the new one at any moment.
+
+    dump_path == the buffer's own path     it is there already: every episode was a commit
+    another path                           snapshot to .NAME.dump beside it, then both change places
+    several buffers                        dump_path/env_0, dump_path/env_1, ...
+
+Invariants: what is replaced or removed is a buffer that nobody writes to; anything else at the path is an
+error, and stays.
+Not here: what a snapshot is (storage/snapshot.py).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.errors import DamageError, ExistsError
+from ringmap.formats.common.disk import exchange
+from ringmap.storage.birth import Paths, examine
+from ringmap.storage.files import Disk
+from ringmap.storage.lock import WriterLock
+
+__all__ = ["dump", "place_of"]
+
+
+def place_of(path: str | os.PathLike[str], index: int | None) -> str:
+    """Return where the buffer of environment `index` is dumped; of all of them, with None."""
+    folder = os.path.abspath(path)
+    return folder if index is None else os.path.join(folder, f"env_{index}")
+
+
+def dump(buffer: Any, target: str, where: str) -> None:
+    """Make a copy of a buffer at `target`, in the place of an older one if there is one.
+
+    Raises:
+        ExistsError: something else is there.
+        LockedError: a buffer is there that somebody writes to.
+        EnvironmentFault: the disk has no room, or fails. What was there stays.
+
+    Cost: reads and writes all that is stored; nothing for a buffer's own path.
+    """
+    mixed = isinstance(buffer, OfflineToOnlineReplayBuffer)
+    inner = buffer.online_buffer if mixed else buffer
+    own = (inner.buffer if isinstance(inner, StepRing) else inner).path
+    if own is not None and os.path.realpath(own) == os.path.realpath(target):
+        return
+    make = inner.snapshot if isinstance(inner, ReplayBuffer) else buffer.save
+    disk = Disk()
+    if not disk.exists(target) or (disk.is_folder(target) and not disk.names(target)):
+        make(target)
+        return
+    _check_is_buffer(disk, target, where)
+    lock = WriterLock(disk, Paths(target).lock, target)
+    lock.acquire()
+    try:
+        _replace(disk, make, target)
+    finally:
+        lock.release()
+
+
+def _replace(disk: Disk, make: Any, target: str) -> None:
+    parent, name = os.path.split(target)
+    beside = os.path.join(parent, f".{name}.dump")
+    if disk.exists(beside):
+        disk.remove_folder(beside)  # of a process that was killed
+    make(beside)
+    if not exchange(beside, target):
+        # No such system call: killed between these two, the new one is whole, under the name beside.
+        disk.rename(target, f"{beside}.old")
+        disk.rename(beside, target)
+        beside = f"{beside}.old"
+    disk.sync_folder(parent)
+    disk.remove_folder(beside)
+
+
+def _check_is_buffer(disk: Disk, folder: str, where: str) -> None:
+    try:
+        found = disk.is_folder(folder) and examine(disk, folder) == "buffer"
+    except DamageError:
+        found = False
+    if not found:
+        raise ExistsError(
+            f"{where}: {folder} holds something that is no buffer; choose another dump_path"
+        )

@@ -1,0 +1,361 @@
+"""The recorder: rows of steps in, episodes and transitions out.
+
+    act(actions) ─► env.step ─► step(obs, reward, flags, infos)
+                                  │ each slot's row, after its last one                opened.py
+                                  │ a hook or check that fails cuts its own slot only
+                                  ├─ transitions, streamed rows                        transitions.py
+                                  └─ who ended: the whole episode                      sinks.py
+                                finally: every slot is where its environment is        slots.py
+
+Invariants: whatever fails in a step, the next row of every slot is recorded as what it is; no stored episode
+has rows of two episodes, and none has a gap.
+Not here: Gymnasium's classes (single.py, vector.py), swapping and dumping (wrapper.py, dumping.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import InputError, RolloutError
+from ringmap.recording.faults import Faults
+from ringmap.recording.hooks import Hooks
+from ringmap.recording.infos import info_of, value_of
+from ringmap.recording.keys import Keys, Leaf
+from ringmap.recording.opened import OpenRows
+from ringmap.recording.sinks import EpisodeSink, RowSink, Sink
+from ringmap.recording.slots import SAME_STEP, Slots
+from ringmap.recording.transitions import Ending, Transitions
+from ringmap.storage.casting import cast
+from ringmap.storage.schema import ColumnSpec
+
+__all__ = ["Recorder"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Infos = Mapping[str, Any]
+
+
+class Recorder:
+    """Records `num` slots.
+
+    Args:
+        num: how many.
+        mode: one of Gymnasium's `AutoresetMode`, by value.
+        keys: what the environment gives.
+        sinks: one for all slots, or one for each.
+        hooks: builder, validator and context.
+    """
+
+    def __init__(
+        self, num: int, mode: str, keys: Keys, sinks: Sequence[Sink], hooks: Hooks
+    ) -> None:
+        self.num, self.keys, self.hooks, self.where = num, keys, hooks, keys.where
+        self.slots = Slots(num, mode)
+        self._contexts: list[Any] = [None] * num
+        self._everyone = list(range(num))
+        self._acted = False
+        self._rows: OpenRows | None = None
+        self.install(sinks)
+
+    # -- where it goes -------------------------------------------------------------------------
+
+    def install(self, sinks: Sequence[Sink]) -> None:
+        """Record into these from now on; an episode that is open goes on with its newest row."""
+        self.sinks, before = list(sinks), self._rows
+        self._by_slot = list(sinks) if len(sinks) == self.num else [*sinks] * self.num
+        episodes = [sink for sink in sinks if isinstance(sink, EpisodeSink)]
+        columns = {x.name: ColumnSpec(x.name, x.shape, x.dtype) for x in (*self.keys.obs, *self.keys.action)}  # fmt: skip
+        columns["reward"] = ColumnSpec("reward", (), np.dtype(np.float64))
+        infos = {c.name: c for s in sinks for c in s.columns or () if c.name.startswith("info/")}
+        self._infos = sorted(infos)
+        rows = OpenRows(self.num, [*columns.values(), *infos.values()], bool(episodes) and not self.hooks.builds)  # fmt: skip
+        if before is not None:
+            rows.take(before)
+        self._rows = self._open = rows
+        self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._infos)  # fmt: skip
+        self._limit = min((sink.max_steps for sink in episodes), default=None)
+
+    @property
+    def open_slots(self) -> list[int]:
+        """Slots whose open episode has a step to store."""
+        return [slot for slot in self.slots.playing if self.slots.steps[slot]]
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether actions were given whose rows have not come."""
+        return self._acted
+
+    def split(self) -> None:
+        """Store what is open as interrupted; the environments go on, and what comes is another episode."""
+        faults = Faults()
+        for slot in self.slots.playing:
+            self._end(slot, False, False, faults, close=False)
+        self._open.keep_newest([*self._open.arrays])
+        self.slots.split()
+        faults.throw()
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def act(self, actions: Any) -> None:
+        """Take the actions of the next step, before the environment does.
+
+        Raises:
+            RoleError: (RuntimeError) a slot has to be reset first.
+            InputError: the actions do not fit the action space.
+        """
+        where = f"{self.where}.step"
+        self.slots.check_step(where)
+        self._open.put(
+            {leaf.name: self._fitted(leaf, leaf.of(actions), where) for leaf in self.keys.action}
+        )
+        self._acted = True
+
+    def step(
+        self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Infos, ended: list[int]
+    ) -> None:  # fmt: skip
+        """Take the rows of a step.
+
+        Args:
+            obs: the batch.
+            rewards: `(num,)`.
+            terminated: `(num,)`.
+            truncated: `(num,)`.
+            infos: of the batch.
+            ended: takes the slots whose episodes ended, terminated or truncated.
+
+        Raises:
+            Exception: what a hook, a check or a buffer raised, after everything else was done.
+        """
+        self._acted = False
+        try:
+            arrived = self._arrived(obs)
+            terminated, truncated = (
+                np.asarray(terminated, np.bool_),
+                np.asarray(truncated, np.bool_),
+            )
+            over = np.flatnonzero(terminated | truncated).tolist()
+        except Exception as error:
+            for other in self.lost():
+                error.add_note(str(other))
+            raise
+        rows, slots, faults = self._open, self.slots, Faults()
+        done = [slot for slot in over if slots.is_playing(slot)]
+        try:
+            final = done if slots.mode == SAME_STEP else []
+            landing = self._finals(arrived, infos, final, faults) if final else arrived
+            rows.advance()
+            rows.put({**landing, "reward": rewards})
+            if self._infos:
+                self._put_infos(infos, set(self._everyone).difference(final), faults)
+                self._put_infos(infos.get("final_info", {}), final, faults)
+            if self._limit is not None and self._longest() > self._limit:
+                self._check_length(faults)
+            self._steps.take(terminated, truncated, faults)
+            for slot in sorted(faults.cut):
+                rows.at[slot] -= 1
+                self._end(slot, False, False, faults)
+            for slot in done:
+                if slot not in faults.cut:
+                    self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults)
+                    ended.append(slot)
+        except BaseException:
+            # An interrupt in the middle: what is open is given up, so that nothing is glued to it.
+            faults.cut.update(slots.playing)
+            self._give_up()
+            raise
+        finally:
+            begun = slots.advance(over, faults.cut)
+            if begun:
+                rows.begin(begun, arrived)
+                self._put_infos(infos, begun if self._infos else (), Faults.onto(faults))
+                # A cut one is still in its environment's episode, and keeps its context.
+                anew = [slot for slot in begun if slot not in faults.cut or slot in over]
+                self._tell(anew, infos, None, None, faults)
+            if not rows.history:
+                rows.keep_newest([leaf.name for leaf in self.keys.obs])
+        if faults.found:
+            faults.throw()
+
+    def reset(
+        self, chosen: Sequence[int], obs: Any, infos: Infos, options: Any, seeds: Sequence[Any]
+    ) -> None:
+        """Take what a reset returned: the open episodes of its slots are over, and new ones begin.
+
+        Args:
+            chosen: which slots were reset.
+            obs: the batch of all slots.
+            infos: of those that were reset.
+            options: as they were given.
+            seeds: one per slot.
+        """
+        faults = Faults()
+        self._leave(chosen, faults)
+        arrived = self._arrived(obs)
+        self.slots.reset(chosen)
+        self._open.begin(chosen, arrived)
+        self._put_infos(infos, chosen if self._infos else (), Faults.onto(faults))
+        self._tell(chosen, infos, options, seeds, faults)
+        faults.throw()
+
+    def lost(self, chosen: Sequence[int] | None = None) -> list[Exception]:
+        """End what is open, as the environment raised, and nobody knows where it stands; return what failed."""
+        faults = Faults()
+        self._leave(self._everyone if chosen is None else chosen, faults)
+        return faults.found
+
+    def finish(self, faults: Faults) -> None:
+        """Store what is open as interrupted, for good."""
+        self._leave(self._everyone, faults)
+
+    # -- one row ---------------------------------------------------------------------------------
+
+    def _arrived(self, obs: Any) -> dict[str, Array]:
+        where = f"{self.where}: observation"
+        return {leaf.name: self._fitted(leaf, leaf.of(obs), where) for leaf in self.keys.obs}
+
+    def _fitted(self, leaf: Leaf, value: Any, where: str) -> Array:
+        """Return a batch of a leaf in the shape and dtype of its space; itself if it has them."""
+        shape = (self.num, *leaf.shape)
+        if type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == shape:
+            return value
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+        batch = np.asarray(value)
+        if batch.shape != shape:
+            if batch.shape[:1] != shape[:1] or batch.size != np.prod(shape, dtype=np.int64):
+                raise InputError(
+                    f"{where}: {leaf.name!r} has shape {batch.shape}, expected {shape}"
+                )
+            batch = batch.reshape(shape)
+        if batch.dtype != leaf.dtype:
+            batch = cast(batch, leaf.dtype, self.sinks[0].casting, f"{where}: {leaf.name!r}")
+        return batch
+
+    def _finals(
+        self, arrived: dict[str, Array], infos: Infos, done: Sequence[int], faults: Faults
+    ) -> dict[str, Array]:
+        """Return the rows with the last observations of episodes that ended, in place of the first of the next."""
+        landing = {name: values.copy() for name, values in arrived.items()}
+        for slot in done:
+            with faults.cutting(slot, self._label(slot, "its last step is not stored")):
+                final = value_of(infos, "final_obs", slot)
+                if final is None:
+                    raise RolloutError(
+                        f"{self.where}.step: env {slot} ended its episode in autoreset mode SAME_STEP, but the infos have "
+                        "no final_obs of it, or its reset wrote over it; let the environment return copies of its "
+                        "observations, or name its real mode with autoreset_mode="
+                    )
+                for leaf in self.keys.obs:
+                    value = np.asarray(leaf.of(final))
+                    if value.shape != leaf.shape:
+                        raise InputError(
+                            f"{self.where}.step: final_obs {leaf.name!r} of env {slot} has shape {value.shape}, expected {leaf.shape}"
+                        )
+                    landing[leaf.name][slot] = cast(value[None], leaf.dtype, self.sinks[0].casting, f"{self.where}: final_obs")[0]  # fmt: skip
+        return landing
+
+    def _put_infos(self, infos: Infos, slots: Iterable[int], faults: Faults) -> None:
+        for slot in slots:
+            for name in self._infos:
+                value = value_of(infos, name.removeprefix("info/"), slot)
+                self._open.put_one(slot, name, None, self.where)
+                if value is not None:
+                    with faults.cutting(slot, self._label(slot, "this row is not stored")):
+                        self._open.put_one(slot, name, value, f"{self.where}: {name!r}")
+
+    def _longest(self) -> int:
+        """Return how many rows the longest open episode would have in its buffer; or more."""
+        if self.hooks.builds:
+            return int(self.slots.steps.max()) + 1
+        return self._open.longest(self._limit or 0)
+
+    def _check_length(self, faults: Faults) -> None:
+        for slot in self.slots.playing:
+            sink, steps = self._by_slot[slot], int(self.slots.steps[slot])
+            length = steps + (1 if self.hooks.builds else 2)
+            if isinstance(sink, EpisodeSink) and length > sink.max_steps:
+                with faults.cutting(slot, self._label(slot, "it is stored up to here, and a new one begins")):  # fmt: skip
+                    raise InputError(
+                        f"{self.where}.step: the open episode of env {slot} exceeds max_steps={sink.max_steps} of its buffer; "
+                        "raise max_steps, or end episodes sooner"
+                    )
+
+    # -- ends and beginnings ---------------------------------------------------------------------
+
+    def _end(
+        self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True
+    ) -> None:
+        """Store the open episode of a slot, its newest row being the last; one without a step is none."""
+        sink, rows = self._by_slot[slot], self._open
+        last = int(rows.at[slot])
+        try:
+            if isinstance(sink, RowSink):
+                return
+            assert isinstance(sink, EpisodeSink)
+            if self.hooks.builds:
+                built = self._steps.built(slot)
+                if sink.stream:
+                    sink.finish(slot, terminated, truncated)
+                elif built:
+                    sink.write({name: [row[name] for row in built] for name in built[0]})
+                return
+            if last < 1:
+                return
+            ending = Ending(slot, self.slots, self._contexts, last, terminated, truncated)
+            if sink.stream:
+                row = rows.cut(slot, last, last + 1, sink.names, ending)
+                sink.append(slot, {name: values[0] for name, values in row.items()})
+                sink.finish(slot, terminated, truncated)
+            else:
+                sink.write(rows.cut(slot, 0, last + 1, sink.names, ending))
+        except Exception as error:
+            faults.note(error, self._label(slot, "not all of it is stored"))
+            assert isinstance(sink, EpisodeSink)
+            sink.give_up(slot)
+        finally:
+            if close:
+                rows.at[slot] = -1
+
+    def _leave(self, chosen: Sequence[int], faults: Faults) -> None:
+        """End what is open in some slots, whose next row is that of another episode."""
+        self._acted = False
+        try:
+            for slot in chosen:
+                if self.slots.is_playing(slot):
+                    self._end(slot, False, False, faults)
+        except BaseException:
+            for slot in chosen:
+                self._forget(slot)
+            raise
+        finally:
+            self._open.at[list(chosen)] = -1
+            self.slots.lose(chosen)
+
+    def _give_up(self) -> None:
+        for slot in self._everyone:
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        self._open.at[slot] = -1
+        self._steps.built(slot)
+        sink = self._by_slot[slot]
+        if isinstance(sink, EpisodeSink):
+            sink.give_up(slot)
+
+    def _tell(
+        self, begun: Sequence[int], infos: Infos, options: Any, seeds: Sequence[Any] | None, faults: Faults
+    ) -> None:  # fmt: skip
+        """Ask for the contexts of episodes that began."""
+        if self.hooks.context_fn is None:
+            return
+        first = {n: infos[n] for n in infos if n.lstrip("_") not in ("final_obs", "final_info")}
+        for slot in begun:
+            self._contexts[slot] = None
+            with faults.noting(self._label(slot, "its episode has no context")):
+                seed = None if seeds is None else seeds[slot]
+                self._contexts[slot] = self.hooks.context_fn(info_of(first, slot), options, seed)
+
+    def _label(self, slot: int, what: str) -> str:
+        return f"{self.where}: env {slot}, episode {self.slots.episode[slot]}: {what}"

@@ -1,0 +1,83 @@
+"""The recording wrapper around a single environment: a batch of one.
+
+Not here: buffers and rows (wrapper.py, recorder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from ringmap.recording.keys import Leaf
+from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
+
+__all__ = ["RecordedEnv"]
+
+
+class RecordedEnv(ReplayBufferCollectionWrapper, gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Records a `gymnasium.Env`; made by `ReplayBufferCollectionWrapper`."""
+
+    @staticmethod
+    def _mode_of(env: Any) -> AutoresetMode:
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, gymnasium.wrappers.Autoreset):
+                return AutoresetMode.NEXT_STEP
+            env = env.env
+        return AutoresetMode.DISABLED
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; an open episode ends as interrupted."""
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        self._was_reset([0], _batch(obs, self._keys.obs), _infos(info), options, [seed])
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment.
+
+        Raises:
+            RoleError: (RuntimeError) it was not reset.
+        """
+        self._recorder.act(_batch(action, self._keys.action))
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        batch = _batch(obs, self._keys.obs)
+        self._stepped((batch, [reward], [terminated], [truncated], _infos(info)))
+        return obs, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Store what is open as interrupted, and close the environment."""
+        try:
+            self._finish()
+        finally:
+            super().close()
+
+
+def _infos(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _infos(value) if isinstance(value, Mapping) and name != "final_obs" else [value]
+        for name, value in info.items()
+    }
+
+
+def _batch(value: Any, leaves: list[Leaf]) -> Any:
+    """Return a value as a batch of one, nested as it is."""
+    if isinstance(value, Mapping):
+        return {name: _batch(part, leaves) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_batch(part, leaves) for part in value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.asarray(value)[None]
