@@ -385,7 +385,10 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
         add(buf, reference, life.step(2))
         head = buf._ring.buffer._source.head
         written = buf._following.files._next
-        assert buf._following.files.find(head) is not None
+        owned = buf._ring.buffer._owned
+        record = owned.record_of(owned.live.last - 1)
+        assert record.head == head
+        assert buf._following.files.find(head, record.rows_sum) is not None
         assert (
             buf._following.files._next == written
         )  # the one that is needed is not the next to be written
