@@ -682,6 +682,10 @@ class Violation(AssertionError):
     """A disk that a crash may leave showed what it must not."""
 
 
+class Torn(Exception):
+    """A reader can't even begin, as state.bin is torn: a writer mends it."""
+
+
 class Watcher(Disk):
     """A disk that nothing may change."""
 
@@ -799,6 +803,8 @@ def read(kind, root, expect, boot, cut, max_steps):
     disk = Watcher(Machine(boot))
     try:
         buf = kind.make_reader(root, disk)
+    except Torn:
+        return None
     except (NotFoundError, UnknownFormatError):
         if expect.born:
             raise

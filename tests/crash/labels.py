@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from ringmap import DistillationBuffer, ReplayBuffer
-from ringmap.errors import NoClipsError, RingmapError
-from tests.crash.cases import Session, draw_step
+from ringmap.errors import CorruptError, NoClipsError, RingmapError
+from tests.crash.cases import Session, Torn, draw_step
 
 STEPS = ("write", "sample", "flush", "sync", "sync_write", "reopen")
 
@@ -95,7 +95,16 @@ class LabelSession(Session):
     @classmethod
     def make_reader(cls, root, disk):
         ReplayBuffer.disk = disk
-        return DistillationBuffer.open(os.path.join(root, "buf"), "r", retention="fifo")
+        path = os.path.join(root, "buf")
+        try:
+            return DistillationBuffer.open(path, "r", retention="fifo")
+        except CorruptError as error:
+            rows = ReplayBuffer.open(os.path.join(path, "rows"))
+            torn = None in rows._owned._state_file.slots()
+            rows.close()
+            if torn:
+                raise Torn from error
+            raise
 
     @classmethod
     def is_torn(cls, buf):

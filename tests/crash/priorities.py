@@ -72,7 +72,8 @@ class Kept:
         for clip, value in zip(clips, values, strict=True):
             ever[clip] = self.ever.get(clip, self.first) | {value}
             now[clip] = frozenset([value])
-        first = self.first | {max([*values, 1.0])}
+        stays = dict(zip(clips, values, strict=True))  # of a clip named twice the last value counts
+        first = self.first | {max([*stays.values(), 1.0])}
         latest = min([self.latest, *values])
         during = {c: self.now.get(c, self.first) | now[c] for c in now}
         loose = self.loose
