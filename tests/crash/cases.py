@@ -1,7 +1,8 @@
 """Scripts of calls on a small buffer, run on a recording disk, and what each crash may then show.
 
     Case       sizes, level and steps, all drawn from a seed
-    Session    runs steps; knows, for each length of its log, what a crash there may show
+    Session    runs steps; knows, for each length of its log, what a crash there may show; others of
+               its kind, of other buffers: transitions.py, priorities.py, labels.py
     Campaign   crashes a session after every change, opens what is left, and judges it
 
 An episode is `(number, length)` and its rows follow from that, so that each byte proves itself.
@@ -18,6 +19,7 @@ import random
 import shutil
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -81,14 +83,17 @@ def size_of(episodes):
 
 
 class Reports:
-    """Counts the episodes that are reported as dropped, ahead of filters that drop what is logged."""
+    """Counts the episodes of one store that are reported as dropped, ahead of filters that drop what is logged."""
 
-    def __init__(self):
+    def __init__(self, where):
+        self.where = where
         self.filters = logging.getLogger("ringmap").filters
         self.count = 0
 
     def filter(self, record):
-        self.count += "dropped a damaged episode" in record.msg
+        self.count += (
+            "dropped a damaged episode" in record.msg and self.where in record.getMessage()
+        )
         return True
 
     def __enter__(self):
@@ -110,7 +115,8 @@ class Expect:
     of the call under way. `states`: what a cut may show at level process, but for the
     episodes in `droppable`, which no completed sync covers. `streams`: (number, steps that
     must be kept, steps that may be) of each episode that was being streamed; `ended`: of each that
-    was finished since the last completed sync, and that a cut at level process may bring back.
+    was finished since the last completed sync, and that a cut at level process may bring back. `also`: what
+    a session of another buffer expects besides.
     """
 
     power: bool
@@ -122,6 +128,7 @@ class Expect:
     samplings: frozenset = frozenset()
     streams: tuple = ()
     ended: tuple = ()
+    also: Any = None
 
     def streams_after(self, cut):
         """Return the streams that an opening may find."""
@@ -196,11 +203,12 @@ class Case:
     storage: str = "memmap"
 
     @classmethod
-    def draw(cls, seed, power, storage="memmap", count=9):
+    def draw(cls, seed, power, storage="memmap", count=9, step=None):
+        step = step or draw_step
         rng = random.Random(seed)
         max_steps, spare = rng.randint(6, 16), rng.randint(2, 6)
         return cls(
-            power, tuple(draw_step(rng, max_steps, spare) for _ in range(count)), max_steps, spare,
+            power, tuple(step(rng, max_steps, spare) for _ in range(count)), max_steps, spare,
             slots=rng.choice([0, 0, 1, 2]), segment=rng.choice([1, 700, 1500]), keep=rng.random() < 0.4,
             warm=rng.choice([0, 0, 5, 12, 30]), storage=storage,
         )  # fmt: skip
@@ -268,7 +276,6 @@ class Session:
         self.case = case
         self.root = root
         self.disk = RecordingDisk(root, boot, tree, cheats)
-        self.kind = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
         self.power = case.power
         self.expects = [(0, expect)]
         self.cut = cut
@@ -284,6 +291,74 @@ class Session:
         known = {e[0] for state in expect.states | expect.newest for e in state}
         streamed = {s[0] for s in (*expect.streams, *expect.ended)}
         self.numbers = itertools.count(1 + max({0, *known, *streamed}))
+
+    # -- which buffer it is --
+
+    @classmethod
+    def suited(cls, case):
+        """Return a case with sizes that such a buffer can have."""
+        return case
+
+    draw_step = staticmethod(draw_step)
+    where = ""
+    """What the folder of its rows has in its path, if there are others."""
+
+    def make(self):
+        """Open the buffer."""
+        kind = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
+        return kind(
+            self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
+            storage=STORAGES[self.case.storage],
+            spare_rows=self.case.spare, durability="power" if self.power else "process",
+            sync_every_s=0, interrupted="keep" if self.case.keep else "drop",
+        )  # fmt: skip
+
+    @classmethod
+    def make_reader(cls, root, disk):
+        """Open it as a reader."""
+        kind = type("Buffer", (ReplayBuffer,), {"disk": disk})
+        return kind.open(os.path.join(root, "buf"), "r")
+
+    @staticmethod
+    def store_of(buf):
+        """Return what stores its rows."""
+        return buf._owned
+
+    @classmethod
+    def is_torn(cls, buf):
+        """Tell whether a slot of state.bin is torn, so that a reader must wait for a writer."""
+        return None in cls.store_of(buf)._state_file.slots()
+
+    @classmethod
+    def look_at(cls, buf):
+        """Return the stored episodes, having compared every byte."""
+        return look(buf)
+
+    def put(self, number, length):
+        """Store an episode."""
+        self.buf.write_episode(episode(number, length))
+
+    def sampling(self):
+        return sampling_of(self.buf)
+
+    def judge_also(self, before):
+        """Judge what an opening shows besides the episodes; return what is to be expected of it from now on."""
+        return before.also
+
+    @classmethod
+    def judge_reader(cls, buf, expect, cut):
+        """Judge what a reader shows besides the episodes."""
+
+    def flushed(self, expect):
+        """Return what is expected once all was forced to the disk."""
+        return expect
+
+    def look(self):
+        return self.look_at(self.buf)
+
+    @property
+    def store_now(self):
+        return self.store_of(self.buf)
 
     # -- what to expect --
 
@@ -337,13 +412,8 @@ class Session:
         self.during(before)
         self.arm(fault)
         try:
-            with Reports() as reports:
-                self.buf = self.kind(
-                    self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
-                    storage=STORAGES[self.case.storage],
-                    spare_rows=self.case.spare, durability="power" if self.power else "process",
-                    sync_every_s=0, interrupted="keep" if self.case.keep else "drop",
-                )  # fmt: skip
+            with Reports(self.where) as reports:
+                self.buf = self.make()
         except (EnvironmentFault, KeyboardInterrupt, Cut):
             if fault is None:
                 raise
@@ -351,14 +421,15 @@ class Session:
             self.fresh = False
             return self.open()
         self.disk.lift()
-        sampling, seen = sampling_of(self.buf), look(self.buf)
+        sampling, seen = self.sampling(), self.look()
         dropped = reports.count if self.fresh else None
         before.judge(seen, dropped, sampling, self.cut, self.case.max_steps)
+        also = self.judge_also(before)
         if {e[0] for e in seen} & {s[0] for s in before.streams_after(self.cut)}:
             self.buf.flush()  # what was kept of a stream is not synced yet, as if just written
         self.streams, self.abandoned, self.ended, self.cut, self.fresh = {}, {}, {}, False, True
         one, sampled = frozenset([seen]), frozenset([sampling])
-        self.after(Expect(self.power, True, one, one, frozenset(), sampled, sampled))
+        self.after(Expect(self.power, True, one, one, frozenset(), sampled, sampled, also=also))
         if self.opened_at is None:
             self.opened_at = len(self.disk.log)
         return seen
@@ -367,9 +438,12 @@ class Session:
         """Let go of the buffer as the kernel does, changing nothing."""
         if self.buf is not None:
             self.disk.fail(1, Cut(), sticky=True)
-            self.buf._owned.abandon()
+            self.abandon()
             self.disk.lift()
             self.buf = None
+
+    def abandon(self):
+        self.store_now.abandon()
 
     def arm(self, fault):
         if fault is not None:
@@ -400,8 +474,8 @@ class Session:
             syncs: whether all that was there at its begin is on the disk at its end.
             streams: what may be there of streams meanwhile, number -> (low, high).
         """
-        before, seq = self.now, self.buf._owned.seq
-        sampled = frozenset([sampling_of(self.buf)] if carries else [])
+        before, seq = self.now, self.store_now.seq
+        sampled = frozenset([self.sampling()] if carries else [])
         fresh = frozenset() if number is None else frozenset([number])
         during = replace(
             before,
@@ -426,7 +500,7 @@ class Session:
             if fault is None:
                 raise
             self.disk.lift()
-            seen = look(self.buf)
+            seen = self.look()
             assert seen in during.newest, f"{seen} after a fault, expected one of {during.newest}"
             if number in dict(seen):
                 self.end_stream(number)
@@ -443,7 +517,7 @@ class Session:
             self.open()
             return False
         self.disk.lift()
-        seen = look(self.buf)
+        seen = self.look()
         one = frozenset([seen])
         assert one <= (before.newest if ends is None else set(ends)), (
             f"{seen} after the call, expected {ends}"
@@ -462,7 +536,7 @@ class Session:
         self.expects[place] = self.expects[place][0], during
         done = replace(during, newest=one, newest_samplings=sampled or before.newest_samplings)
         if syncs:
-            synced = self.buf._owned.journal.state.mark >= seq
+            synced = self.store_now.journal.state.mark >= seq
             assert synced or syncs != "surely", "flush returned, and nothing was synced"
             if synced:
                 self.abandoned.clear()
@@ -481,12 +555,14 @@ class Session:
         rests = {now[i:] for i in range(len(now) + 1)}
         ends = {(*r, (number, length)) for r in rests if size_of(r) + length <= self.case.max_steps}
         middles = rests if length > self.case.spare else ()
-        return self.call(do, ends | options.pop("ends", set()), middles, number, fault, **options)
+        return self.call(
+            do, ends | options.pop("ends", set()), middles, number, fault=fault, **options
+        )
 
     def close(self, fault=None):
         """Close; whatever that raises, the buffer is closed then."""
         before = self.now
-        sampled = frozenset([sampling_of(self.buf)])
+        sampled = frozenset([self.sampling()])
         during = replace(
             before,
             newest_samplings=before.newest_samplings | sampled,
@@ -494,7 +570,7 @@ class Session:
         )
         self.during(during)
         self.arm(fault)
-        poisoned = self.buf._owned.journal.poison is not None
+        poisoned = self.store_now.journal.poison is not None
         try:
             self.buf.close()
         except (EnvironmentFault, KeyboardInterrupt, Cut):
@@ -508,6 +584,7 @@ class Session:
                         newest_samplings=sampled, ended=(),
                     )
                 )  # fmt: skip
+                self.after(self.flushed(self.now))
         self.disk.lift()
         self.kill()
 
@@ -521,20 +598,21 @@ class Session:
 
     def do_write(self, length, fault=None):
         number = next(self.numbers)
-        self.store(lambda: self.buf.write_episode(episode(number, length)), number, length, fault)
+        self.store(lambda: self.put(number, length), number, length, fault)
 
     def do_sample(self):
         with contextlib.suppress(NoClipsError):
             self.buf.sample(2)
 
     def do_clear(self, fault=None):
-        self.call(self.buf.clear, {()}, fault=fault, carries=self.buf.num_episodes > 0)
+        self.call(self.buf.clear, {()}, fault=fault, carries=len(self.store_now.live) > 0)
 
     def do_flush(self, fault=None):
-        self.call(self.buf.flush, fault=fault, syncs="surely")
+        if self.call(self.buf.flush, fault=fault, syncs="surely"):
+            self.after(self.flushed(self.now))
 
     def do_sync(self, fault=None):
-        self.call(self.buf._owned.sync_in_background, fault=fault, carries=False, syncs=True)
+        self.call(self.store_now.sync_in_background, fault=fault, carries=False, syncs=True)
 
     def do_sync_write(self, length, at):
         """Write an episode while a background sync is at its `at`-th sync."""
@@ -545,11 +623,11 @@ class Session:
             ours = path.endswith("state.bin")  # the last one, when no other call is let in any more
             if change in ("sync", "sync_folder") and not ours and next(left) == at:
                 self.disk.hook = None
-                self.buf.write_episode(episode(number, length))
+                self.put(number, length)
 
         def do():
             self.disk.hook = hook
-            self.buf._owned.sync_in_background()
+            self.store_now.sync_in_background()
             self.disk.hook = None
 
         self.store(do, number, length, ends=set(self.now.newest), syncs=True)
@@ -604,6 +682,10 @@ class Violation(AssertionError):
     """A disk that a crash may leave showed what it must not."""
 
 
+class Torn(Exception):
+    """A reader can't even begin, as state.bin is torn: a writer mends it."""
+
+
 class Watcher(Disk):
     """A disk that nothing may change."""
 
@@ -625,6 +707,7 @@ class Campaign:
     share: float = 0.1
     cheats: object = None
     boots: bool = True
+    session: type = Session
     states: int = 0
     again: int = 0
     sessions: int = 0
@@ -636,7 +719,9 @@ class Campaign:
         self.seen.clear()
         self.sessions += 1
         root = self._new_root({})
-        session = Session(case, root, {}, 1, Expect(case.power), cut=False, cheats=self.cheats)
+        case = self.session.suited(case)
+        first = Expect(case.power)
+        session = self.session(case, root, {}, 1, first, cut=False, cheats=self.cheats)
         try:
             session.open()
             session.run([("write", 1 + i % case.spare) for i in range(case.warm)])
@@ -684,8 +769,8 @@ class Campaign:
         rng, session = self.rng, None
         try:
             looks = rng.random() < 0.4  # it takes as long as all the rest
-            shown = read(root, expect, boot, cut, case.max_steps) if looks else None
-            session = Session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
+            shown = read(self.session, root, expect, boot, cut, case.max_steps) if looks else None
+            session = self.session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
             session.power = expect.power
             seen = session.open()
             kept = {s[0] for s in expect.streams_after(cut)} & {e[0] for e in seen}
@@ -693,7 +778,7 @@ class Campaign:
                 assert shown == seen, f"a reader saw {shown}, the writer {seen}"
             goes_on = depth < 2 and rng.random() < self.share
             if goes_on:
-                session.run([draw_step(rng, case.max_steps, case.spare) for _ in range(3)])
+                session.run([session.draw_step(rng, case.max_steps, case.spare) for _ in range(3)])
                 session.run([("write", 1 + case.spare // 2), ("reopen", "kill"), ("write", 1)])
             session.kill()
         except (AssertionError, RingmapError, OSError) as error:
@@ -713,19 +798,22 @@ class Campaign:
         return root
 
 
-def read(root, expect, boot, cut, max_steps):
+def read(kind, root, expect, boot, cut, max_steps):
     """Open as a reader and judge; None where nothing was born."""
     disk = Watcher(Machine(boot))
-    kind = type("Buffer", (ReplayBuffer,), {"disk": disk})
     try:
-        buf = kind.open(os.path.join(root, "buf"), "r")
+        buf = kind.make_reader(root, disk)
+    except Torn:
+        return None
     except (NotFoundError, UnknownFormatError):
         if expect.born:
             raise
         return None
-    torn = None in buf._owned._state_file.slots()
+    torn = kind.is_torn(buf)
     try:
-        seen = look(buf)
+        seen = kind.look_at(buf)
+        if not torn:
+            kind.judge_reader(buf, expect, cut)
     except RingmapError:
         if not torn:  # a writer mends it
             raise

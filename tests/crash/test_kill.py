@@ -19,7 +19,7 @@ import pytest
 
 from tests import ROOT
 from tests.crash.kill.planted import PLANTS, UNSEEN
-from tests.crash.kill.script import SCENARIOS
+from tests.crash.kill.script import SCENARIOS, SCENARIOS_OF_OTHERS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
 
@@ -153,6 +153,18 @@ def test_a_second_writer_is_kept_out_and_a_dead_one_keeps_nobody_out(memory):
     passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"])
 
 
+OTHERS = ["transitions", "priorities", "labels"]
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_kills_of_other_buffers(memory, family):
+    chosen = [name for name in SCENARIOS_OF_OTHERS if name.startswith(family)]
+    every = 11 if family == "priorities" else 41
+    passes(memory, kinds=[["changes", every]], scenarios=chosen[1:], levels=["process"])
+    kinds = [["changes", every], ["lines", 9973]]
+    passes(memory, kinds=kinds, scenarios=chosen[1:2], levels=["power"])
+
+
 @pytest.mark.skipif(STRACE is None, reason="needs strace")
 def test_kills_before_system_calls(memory):
     try_strace(memory)
@@ -190,6 +202,9 @@ CAUGHT = {
     "chunk written in place": ("changes", "commit that evicts"),
     "chunk removed before the new one is there": ("changes", "commit that evicts"),
     "unfinished chunk never removed": ("changes", "commit that evicts"),
+    "successors written after the commit": ("changes", "transitions: first calls"),
+    "leaves of priorities written in place": ("changes", "priorities: a log that fills"),
+    "each row relabelled for itself": ("changes", "labels: first relabelling"),
 }
 OF_CHUNKS = [planted for planted in CAUGHT if "chunk" in planted]
 CAUGHT_COMPRESSED = ["record before rows", "rows overwritten before their retire record"]
@@ -252,7 +267,7 @@ def campaign(root, what, at_once=2, **job):
 
     def share(number):
         folder = root / str(number)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return start(folder, **{name: shares[number]}, offset=number, **job)
 
     with ThreadPoolExecutor(at_once) as pool:
@@ -292,6 +307,19 @@ class TestCampaign:
 
     def test_second_writers_and_orphans(self, memory):
         campaign(memory, "both", kinds=[["locked", 1], ["orphan", 1]], scenarios=LONG)
+
+    @pytest.mark.parametrize("family", OTHERS)
+    def test_other_buffers(self, memory, family):
+        chosen = [name for name in SCENARIOS_OF_OTHERS if name.startswith(family)]
+        others = {"scenarios": chosen, "storages": ["memmap"]}
+        kinds = [["changes", 3], ["lines", 1]]
+        campaign(memory, f"{family}, process", kinds=kinds, levels=["process"], **others)
+        campaign(memory, f"{family}, power", kinds=[["changes", 3]], levels=["power"], **others)
+        if STRACE is not None:
+            try_strace(memory)
+            campaign(
+                memory, f"{family}, power", kinds=[["system_calls", 3]], levels=["power"], **others
+            )
 
     @pytest.mark.skipif(STRACE is None, reason="needs strace")
     def test_every_system_call(self, memory):

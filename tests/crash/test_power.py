@@ -13,19 +13,28 @@ import shutil
 import tempfile
 import time
 
+import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.buffers.distillation.labels import LabelLog
+from ringmap.samplers import PrioritizedSampler
 from ringmap.storage import reader, store
 from ringmap.storage.columns.zarr import ZarrColumn
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
+from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Found
 from ringmap.storage.rows import Rows
 from ringmap.storage.store import Store
+from ringmap.storage.successors import Successors
+from tests.crash import priorities
 from tests.crash.cases import Campaign, Case, Violation
+from tests.crash.labels import LabelSession
+from tests.crash.priorities import PrioritySession
 from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
+from tests.crash.transitions import TransitionSession
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
@@ -56,6 +65,11 @@ def run(base, monkeypatch):
         with monkeypatch.context() as patch:
             case.settle(patch)
             same_ids(patch, seed)
+            patch.setattr(
+                ReplayBuffer, "disk", ReplayBuffer.disk
+            )  # a session may put its own there
+            if options.get("session") is PrioritySession:
+                priorities.settle(patch)
             campaign = run.last = Campaign(base, random.Random(seed), **options)
             campaign.run(case)
         return campaign
@@ -73,6 +87,18 @@ def run(base, monkeypatch):
 def test_a_cut_shows_a_committed_state(run, seed, storage, power):
     campaign = run(Case.draw(seed, power, storage), seed, samples=1, share=0.04)
     assert campaign.states > 50
+
+
+SESSIONS = {"transitions": TransitionSession, "priorities": PrioritySession, "labels": LabelSession}
+
+
+@LEVELS
+@pytest.mark.parametrize(("name", "seed"), [("transitions", 3), ("priorities", 4), ("labels", 2)])
+def test_a_cut_shows_what_other_buffers_keep(run, name, seed, power):
+    kind = SESSIONS[name]
+    case = Case.draw(seed, power, count=5, step=kind.draw_step)
+    campaign = run(Case(**{**vars_of(case), "warm": 5}), seed, samples=0, share=0.01, session=kind)
+    assert campaign.states > 20
 
 
 W = ("write", 2)
@@ -123,6 +149,39 @@ def test_what_the_campaign_found(run, name):
 
 def vars_of(case):
     return {name: getattr(case, name) for name in case.__dataclass_fields__}
+
+
+U = ("update", 0.4, None)
+R = ("relabel", 0.0, None)
+FOUND_ELSEWHERE = {
+    # The name of the first file of successors was not synced.
+    "successors without a name": (TransitionSession, [True], (W, W), {"warm": 0}),
+    # Successors counted for their head alone: those of a call that a cut took were served for another's.
+    "successors of another call": (TransitionSession, [False], (W, W, ("sync",), W), {"warm": 5}),
+    # The rows of a dropped newest call were served as next observations, and drawn by priority.
+    "a spoiled call behind the newest": (TransitionSession, [False], (("write", 3), W, ("write", 3)), {}),
+    "a spoiled episode behind the newest": (PrioritySession, [False], (U, W, ("sample",), W), {}),
+    # A fold overwrote the log that the disk still needed; a fall-back left the log of its generation out.
+    "log overwritten before its leaves were synced": (
+        PrioritySession, [False, True], (U, ("flush",), *[U] * 8, W, U, U), {},
+    ),
+    # What a close had stored was never synced.
+    "priorities closed": (PrioritySession, [False, True], (U, ("reopen", "close"), U, U), {}),
+    # The capacity rode with the first rows: a cut that took them left a buffer that could not be opened.
+    "first rows of a ring lost": (LabelSession, [False], (W, W, R), {"warm": 0}),
+    # A failed sync of the log of labels kept the buffer from being closed.
+    "close after a failed sync of labels": (
+        LabelSession, [True], (W, ("relabel", 0.0, ("sync", 2)), W, R), {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND_ELSEWHERE)
+def test_what_the_campaign_found_in_other_buffers(run, name):
+    kind, levels, steps, sizes = FOUND_ELSEWHERE[name]
+    for power in levels:
+        case = Case(power, steps, **{"warm": 4, **sizes})
+        run(case, samples=1, share=0 if power else 0.01, session=kind)
 
 
 # -- controls: each guard taken out is caught ---------------------------------------------------------
@@ -314,6 +373,115 @@ def test_control(run, monkeypatch, name):
     pytest.fail(f"{name}: {tried} disks, and nothing was noticed")
 
 
+def late_successors(patch):
+    write, turn = Successors.write, Successors.turn
+
+    def turned(self):
+        arguments = self.__dict__.pop("late", None)
+        if arguments is not None:
+            write(self, *arguments)
+        turn(self)
+
+    patch.setattr(Successors, "write", lambda self, *arguments: setattr(self, "late", arguments))
+    patch.setattr(Successors, "turn", turned)
+
+
+def successors_by_head_alone(patch):
+    write, find = Successors.write, Successors.find
+    patch.setattr(Successors, "write", lambda self, head, _, arrays: write(self, head, 0, arrays))
+    patch.setattr(Successors, "find", lambda self, head, _: find(self, head, 0))
+
+
+def priorities_by_slot(patch):
+    update = PrioritizedSampler.update_priorities
+
+    def wrong(self, ids, values):
+        rows = len(self._leaves.values)
+        return update(self, np.where(ids < self._low, ids + rows, ids), values)
+
+    patch.setattr(PrioritizedSampler, "update_priorities", wrong)
+
+
+def unsynced_fold(patch):
+    checkpoint = PriorityFile.checkpoint
+
+    class Unsynced:
+        def __init__(self, file):
+            self.write = file.write
+
+        def sync(self):
+            pass
+
+    def wrong(self, leaves):
+        file = self._file
+        self._file = Unsynced(file)
+        try:
+            checkpoint(self, leaves)
+        finally:
+            self._file = file
+
+    patch.setattr(PriorityFile, "checkpoint", wrong)
+
+
+def labels_row_by_row(patch):
+    whole = LabelLog.write
+
+    def wrong(self, ids, round, labels):
+        for i in range(len(ids)):
+            whole(self, ids[i : i + 1], round, {n: v[i : i + 1] for n, v in labels.items()})
+
+    patch.setattr(LabelLog, "write", wrong)
+
+
+def set_to(owner, name, value):
+    return lambda patch: patch.setattr(owner, name, value, raising=False)
+
+
+NAMED = property(lambda self: True, lambda self, value: None)
+CALLS = (W, ("write", 3), W, W, ("sync",), W)
+UPDATES = (U, W, U, U, ("flush",), U, U, ("write", 3), U, U, U)
+RELABELS = (("write", 3), R, ("write", 2), R)
+PLANTED_ELSEWHERE = {
+    "successors are written after the commit": (TransitionSession, True, CALLS, late_successors, None),
+    "successors are not synced before the commit": (TransitionSession, True, CALLS, None, synced("successors")),
+    "the name of successors is not synced": (
+        TransitionSession, True, CALLS, set_to(Successors, "_named", NAMED), None,
+    ),
+    "successors count for their head alone": (TransitionSession, False, CALLS, successors_by_head_alone, None),
+    "an update goes to a slot, not to an id": (PrioritySession, False, UPDATES, priorities_by_slot, None),
+    "leaves are not synced before their log is overwritten": (
+        PrioritySession, False, UPDATES, unsynced_fold, None,
+    ),
+    "a flush does not sync priorities": (PrioritySession, True, UPDATES, set_to(PriorityFile, "sync", lambda self: None), None),
+    "priorities of rows that a cut took stay": (
+        PrioritySession, False, (U, W, U, W, U), set_to(PriorityFile, "take_back", lambda *_: []), None,
+    ),
+    "each row is relabelled for itself": (LabelSession, True, RELABELS, labels_row_by_row, None),
+    "labels are not synced before their record": (LabelSession, True, RELABELS, None, synced("/labels/")),
+    "the capacity rides with the first rows": (
+        LabelSession, False, (W, W), set_to(ReplayBuffer, "flush", lambda self, notes=None: None), None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED_ELSEWHERE)
+def test_control_of_other_buffers(run, monkeypatch, name):
+    kind, power, steps, plant, cheats = PLANTED_ELSEWHERE[name]
+    if plant is not None:
+        plant(monkeypatch)
+    tried = 0
+    for seed in range(6):
+        share = 0.3 if not power else 0
+        case = Case(power, steps, warm={TransitionSession: 6, PrioritySession: 12}.get(kind, 0))
+        try:
+            run(case, seed, samples=3, share=share, cheats=cheats, session=kind)
+        except Violation as violation:
+            print(f"{name}: caught after {tried + run.last.states} disks: {violation.__cause__}")
+            return
+        tried += run.last.states
+    pytest.fail(f"{name}: {tried} disks, and nothing was noticed")
+
+
 # -- the door and the model themselves -----------------------------------------------------------------
 
 
@@ -400,6 +568,26 @@ def test_model_of_names_and_sizes(base):
 
 
 # -- the campaign --------------------------------------------------------------------------------------
+
+
+@pytest.mark.campaign
+@LEVELS
+@pytest.mark.parametrize("name", SESSIONS)
+def test_campaign_of_other_buffers(run, name, power, capsys):
+    """Try scripts that no other run had for so many seconds."""
+    lasts_s, kind = float(os.environ.get("LASTS_S", "120")), SESSIONS[name]
+    first = int(os.environ.get("SEED", time.time_ns() // 1_000_000_000))
+    states = again = sessions = 0
+    began = time.monotonic()
+    while time.monotonic() - began < lasts_s:
+        case = Case.draw(first + sessions, power, step=kind.draw_step)
+        campaign = run(case, first + sessions, session=kind, samples=2, share=0.03)
+        states, again, sessions = states + campaign.states, again + campaign.again, sessions + 1
+    with capsys.disabled():
+        print(
+            f"\n{name}, {'power' if power else 'process'}: {states:,} disks of {sessions} scripts from seed {first}, "
+            f"{again:,} of them left by a cut in or after a recovery; violations: 0; {time.monotonic() - began:.0f} s"
+        )
 
 
 @pytest.mark.campaign

@@ -203,7 +203,7 @@ def test_a_writer_that_laps_in_the_middle_is_no_finding(place):
 
 def test_control_without_the_second_look_a_writer_makes_findings(place, monkeypatch):
     monkeypatch.setattr(survey.Survey, "newest_tail", lambda self: 0)
-    monkeypatch.setattr(survey.Survey, "_moved", lambda self: False)
+    monkeypatch.setattr(survey.Survey, "has_moved", lambda self: False)
     assert any(nudged(place / str(at), at)[0] for at in range(1, 60))
 
 

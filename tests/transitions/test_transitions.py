@@ -385,7 +385,10 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
         add(buf, reference, life.step(2))
         head = buf._ring.buffer._source.head
         written = buf._following.files._next
-        assert buf._following.files.find(head) is not None
+        owned = buf._ring.buffer._owned
+        record = owned.record_of(owned.live.last - 1)
+        assert record.head == head
+        assert buf._following.files.find(head, record.rows_sum) is not None
         assert (
             buf._following.files._next == written
         )  # the one that is needed is not the next to be written
@@ -751,13 +754,13 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(
     reader = TransitionReplayBuffer.open(tmp_path / "buf", device=None, sampler=in_order)
     find = type(buf._following.files).find
 
-    def late(self, head):
+    def late(self, head, rows_sum):
         if self is reader._following.files and buf._ring.added == 10:
             for t in range(5, 9):
                 step = np.full((2, 3), t, np.float32)
                 step[1] += 0.5 * (t == 5)  # lane 1 begins anew
                 buf.add(step, np.zeros(2, int), np.full(2, t), step + 1, np.zeros(2))
-        return find(self, head)
+        return find(self, head, rows_sum)
 
     monkeypatch.setattr(type(buf._following.files), "find", late)
     reader.save(tmp_path / "copy")

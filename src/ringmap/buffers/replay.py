@@ -484,8 +484,12 @@ class ReplayBuffer(Sampled):
         mine = self._pid == os.getpid()
         try:
             if isinstance(source, Store) and mine:
-                with self._sampling() as small:
-                    source.close(small)
+                try:
+                    if hasattr(self._sampler, "flush"):
+                        self._sampler.flush()  # type: ignore[union-attr]
+                finally:
+                    with self._sampling() as small:
+                        source.close(small)
             elif source.is_open:
                 source.close()
         finally:

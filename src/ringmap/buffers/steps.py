@@ -261,7 +261,8 @@ class StepRing:
             arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
         if not store.seq and self._noted:
-            notes = {**(notes or {}), "capacity": self.capacity}
+            # Durably: a power cut may take the first rows, and the notes that came with them.
+            buffer.flush(notes={"capacity": self.capacity})
         for at in range(0, count, self.group):
             part = {name: values[at : at + self.group] for name, values in arrays.items()}
             last = at + self.group >= count

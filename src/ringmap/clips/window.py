@@ -89,9 +89,10 @@ class Window:
     def starts(self, first: int, last: int) -> Array:
         """Tell of each position in `[first, last)` whether a clip starts there. O(last - first + episodes there)."""
         live, span = self.source.live, self.index.span
-        if span == 1 and live.is_dense:
-            return np.ones(last - first, np.bool_)
         starts, lengths = live.starts, live.lengths
+        # What a power cut spoiled may lie behind the newest episode.
+        if span == 1 and live.is_dense and last <= starts[-1] + lengths[-1]:
+            return np.ones(last - first, np.bool_)
         from_ = max(0, int(starts.searchsorted(first, side="right")) - 1)
         upto = int(starts.searchsorted(last))
         begins = starts[from_:upto]

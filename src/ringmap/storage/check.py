@@ -18,7 +18,7 @@ columns/        each file is there, with its size, header and label; rows of eve
 data/           the blob of every live episode, and of the newest record, matches its checksum;
                 each segment is named by a record, or newer than all of them
 priorities.bin  if it is there: its size; headers, leaves and log match their checksums
-successors      if they are there: one of the two files is whole and of the newest rows
+successors      if they are there: one of the two files is whole and of the newest rows, by their checksum
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
 all over        nothing lies there that is not part of a buffer
 

@@ -15,7 +15,7 @@ import numpy as np
 from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import segment_number
 from ringmap.storage.columns.backends import BACKENDS
-from ringmap.storage.episodes import EPISODE
+from ringmap.storage.episodes import EPISODE, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
 from ringmap.storage.frames import Stream, read_stream
 from ringmap.storage.priorities import PriorityFile
@@ -23,7 +23,10 @@ from ringmap.storage.recovery import Progress, broken_order
 from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 
-__all__ = ["ASIDE", "BESIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of"]
+__all__ = [
+    "ASIDE", "BESIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of",
+    "successors_lost",
+]  # fmt: skip
 
 ASIDE, FRESH = ".aside", ".new"
 """What repair adds to the name of a file that it set aside, and of one that is not finished."""
@@ -210,15 +213,26 @@ def _beside(survey: Survey) -> Iterator[Finding]:
             if not found:
                 break
         yield from (Finding(name, fault) for fault in found)
-    if survey.reached.head and any(files.disk.exists(files.path(name)) for name in NAMES):
-        both = files.path(NAMES[0]), files.path(NAMES[1])
-        if words_of(
-            lambda: Successors.faults(files.disk, both, manifest.uuid, survey.reached.head)
-        ):
-            fault = (
-                f"what follows the rows up to position {survey.reached.head} is damaged or missing"
-            )
-            yield Finding(NAMES[0], fault)
+    lost = successors_lost(survey)
+    if lost is not None and not survey.has_moved():  # or else a writer has gone on
+        yield Finding(
+            NAMES[0], f"what follows the rows up to position {lost.head} is damaged or missing"
+        )
+
+
+def successors_lost(survey: Survey, without: Collection[int] = ()) -> Record | None:
+    """Return the newest live record, but for those `without`, if files of successors say nothing of its rows."""
+    files, manifest, live = survey.files, survey.parts.manifest, survey.live()
+    assert manifest is not None
+    live = live[~np.isin(live["seq"], list(without))]
+    both = files.path(NAMES[0]), files.path(NAMES[1])
+    if not len(live) or not any(files.disk.exists(path) for path in both):
+        return None
+    newest = Record.of(live[-1])
+    found = words_of(
+        lambda: Successors.faults(files.disk, both, manifest.uuid, newest.head, newest.rows_sum)
+    )
+    return newest if found else None
 
 
 def stream_of(survey: Survey, folder: str) -> Stream | None:

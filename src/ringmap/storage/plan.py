@@ -19,7 +19,16 @@ from ringmap.storage.blobs import decode_blob
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
-from ringmap.storage.faults import ASIDE, BESIDE, FRESH, ORPHAN, faults_in, orphans_in, stream_of
+from ringmap.storage.faults import (
+    ASIDE,
+    BESIDE,
+    FRESH,
+    ORPHAN,
+    faults_in,
+    orphans_in,
+    stream_of,
+    successors_lost,
+)
 from ringmap.storage.files import Disk
 from ringmap.storage.gaps import fillers
 from ringmap.storage.identity import decode
@@ -118,7 +127,7 @@ class Plan:
         self._plan_moves()
         for index, part in enumerate(self.parts.columns):
             self._plan_column(index, part)
-        self._plan_leftovers()
+        self._plan_leftovers(dropped)
         filled = self._plan_table(dropped)
         if self.actions or {finding.file for finding in self.findings} & {MANIFEST, STATE}:
             # Ahead of manifest and state, which say that all is well.
@@ -225,7 +234,7 @@ class Plan:
             mend = partial(backend.mend, disk, path, spec, rows, label)
             self._step(part.file, "give it its size, header and label back", mend)
 
-    def _plan_leftovers(self) -> None:
+    def _plan_leftovers(self, dropped: set[int]) -> None:
         disk = self.files.disk
         for name, kind in BESIDE.items():
             if any(finding.file == name for finding in self.findings):
@@ -236,12 +245,12 @@ class Plan:
                 else:
                     aside = partial(self.hands.move, name, name + ASIDE)
                     self._step(name, f"set aside what lies there, as {name + ASIDE}", aside)
-        if any(finding.file == NAMES[0] for finding in self.findings):
-            both, head = (
-                (self.files.path(NAMES[0]), self.files.path(NAMES[1])),
-                self.survey.reached.head,
+        newest = successors_lost(self.survey, dropped)
+        if newest is not None:
+            both = self.files.path(NAMES[0]), self.files.path(NAMES[1])
+            renew = partial(
+                Successors.renew, disk, both, self.manifest.uuid, newest.head, newest.rows_sum
             )
-            renew = partial(Successors.renew, disk, both, self.manifest.uuid, head)
             self._step(NAMES[0], "write it again: the newest transitions are never drawn", renew)
         for finding in self.findings:
             name, path = finding.file, self.files.path(finding.file)

@@ -4,7 +4,8 @@
 
 An update is one frame at the end of the log, so one `pwrite` whatever it touches. When the log is
 full, all leaves are written to the area that does not count, and then the header that makes
-it count: generation g has header and area g % 2, and an empty log.
+it count: generation g has header and area g % 2, and an empty log. That is synced, as the log of
+the generation before is overwritten next.
 
     frame   check, generation, kind, count, then   POINTS: positions int64, priorities float32
                                                    RANGE:  first and last position + 1, one priority
@@ -13,12 +14,14 @@ Leaf `position % rows` is that of the newest position below `upto` in this slot:
 has no priority yet, whatever an earlier lap left there.
 
 Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
-a frame counts with its checksum, its generation and its place, after all frames before it.
+a frame counts with its checksum, its generation and its place, after all frames before it; after a
+power cut each priority is as of the last `sync` or later, and of no other row.
 Not here: what a priority is for (clips/samplers), which positions are live.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +99,7 @@ class PriorityFile:
         self._rows = rows
         self._generation = 0
         self._end = 0  # of the log
+        self._is_ragged = False
         self._log, self._stop = _places(rows)
 
     @staticmethod
@@ -105,7 +109,7 @@ class PriorityFile:
 
     @classmethod
     def create(cls, disk: Disk, path: str, uuid: bytes, leaves: Leaves) -> None:
-        """Make the file, whole or not at all."""
+        """Make the file, whole or not at all, its name synced."""
         beside = path + ".tmp"
         if disk.exists(beside):
             disk.remove(beside)
@@ -116,6 +120,26 @@ class PriorityFile:
         finally:
             file.close()
         disk.rename(beside, path)
+        disk.sync_folder(os.path.dirname(path))
+
+    @classmethod
+    def take_back(cls, disk: Disk, path: str, uuid: bytes, rows: int, head: int) -> list[str]:
+        """Forget, durably, the priorities of rows from `head` on: a power cut took them, and others will come.
+
+        And those that the log still has behind its end, where it would grow into them. Nothing to do
+        for a file that is not there, or that holds nothing. Return what is wrong with it, in words.
+        """
+        if not disk.is_file(path) or disk.size(path) != cls.nbytes(rows):
+            return []
+        opened = cls.open(disk, path, uuid, rows, write=True)
+        try:
+            leaves, faults = opened.load()
+            if leaves is not None and (faults or opened._is_ragged or leaves.upto > head):
+                leaves.upto = min(leaves.upto, head)
+                opened.checkpoint(leaves)
+            return faults if leaves is not None else []
+        finally:
+            opened.close()
 
     @classmethod
     def open(cls, disk: Disk, path: str, uuid: bytes, rows: int, write: bool) -> PriorityFile:
@@ -192,8 +216,11 @@ class PriorityFile:
         self._generation = newest
         if found is None:
             return None, faults or ["neither header is valid: damaged, or of another buffer"]
-        if generation == newest:
-            faults += self._replay(found)
+        self._generation = generation  # of the log, which a newer one may not have begun
+        faults += self._replay(found)
+        self._generation = (
+            newest + (newest - generation) % 2
+        )  # the next is not written over these leaves
         return found, faults
 
     def _headers(self) -> tuple[list[tuple[int, int, float, int]], list[str]]:
@@ -225,7 +252,7 @@ class PriorityFile:
                 len(body) != size - 8
                 or xxhash.xxh3_64_intdigest(body, seed=self._seed(at)) != check
             ):
-                self._end = at
+                self._end, self._is_ragged = at, True
                 return [f"frame {number} of the log is damaged: the updates from there on are lost"]
             if kind == _RANGES:
                 start, stop, priority = _RANGE.unpack_from(log, at + _FRAME.size)
@@ -238,6 +265,8 @@ class PriorityFile:
                 leaves.highest = max(leaves.highest, float(leaves.values[slots].max(initial=0)))
             at, number = at + _aligned(size), number + 1
         self._end = at
+        behind = np.frombuffer(log, np.uint64, (len(log) - at) // 8, at)
+        self._is_ragged = bool((behind == self._generation).any())  # a cut took a frame before them
         return []
 
     def append_range(self, start: int, stop: int, priority: float) -> bool:
@@ -258,15 +287,17 @@ class PriorityFile:
         return True
 
     def checkpoint(self, leaves: Leaves) -> None:
-        """Write all leaves, and begin the log anew. O(rows): 4 bytes each."""
+        """Write all leaves, durably, and begin the log anew. O(rows): 4 bytes each, and a sync."""
         generation = self._generation + 1
         data = leaves.values.tobytes()
         self._file.write(data, self._area(generation))
+        self._end = self._stop - self._log  # should this fail, no frame fits until it has worked
         packed = _HEADER.pack(
             _MAGIC, generation, self._rows, leaves.upto, leaves.highest, xxhash.xxh3_64_intdigest(data)
         )  # fmt: skip
         self._file.write(packed + self._check(packed), generation % 2 * _SLOT)
-        self._generation, self._end = generation, 0
+        self._file.sync()
+        self._generation, self._end, self._is_ragged = generation, 0, False
 
     def sync(self) -> None:
         """Return once all that was stored is on the disk itself."""

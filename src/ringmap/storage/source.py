@@ -60,6 +60,11 @@ class Source:
         """The columns, once an episode was stored or a schema was given."""
         return self.manifest.schema
 
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a sync failed, so that this handle writes no more. A reader never does."""
+        return False
+
     def settle(self) -> None:
         """Make memory agree with the files if an interrupt came between them."""
 

@@ -60,6 +60,7 @@ from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
 from ringmap.storage.lock import WriterLock, describe, holder_of
 from ringmap.storage.manifest import Manifest
+from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Progress, bad_episodes
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import Rows, combine, sum_of
@@ -196,6 +197,7 @@ class Store(Source):
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
+            store._take_back_priorities()
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -204,6 +206,14 @@ class Store(Source):
             if lock is not None:
                 lock.release()
             raise
+
+    def _take_back_priorities(self) -> None:
+        """See to it that no new row gets a priority that was given to one that is gone."""
+        if self.disk.volatile:
+            return
+        path, rows = self.paths.priorities, self.ring.rows
+        for fault in PriorityFile.take_back(self.disk, path, self.manifest.uuid, rows, self.head):
+            log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
@@ -276,7 +286,7 @@ class Store(Source):
 
     def settle(self) -> None:
         """Make memory agree with the files if an interrupt came between them. No cost otherwise."""
-        if not self._stale or self._closed or self._poisoned:
+        if not self._stale or self._closed or self.is_poisoned:
             return
         if self._child and not self.disk.volatile:
             return  # its files are the parent's; a copy of a disk in RAM is the child's own
@@ -317,7 +327,8 @@ class Store(Source):
         return self.journal.carried if self.journal is not None else {}
 
     @property
-    def _poisoned(self) -> bool:
+    def is_poisoned(self) -> bool:
+        """Whether a sync failed, so that this handle writes no more."""
         return self.journal is not None and self.journal.poison is not None
 
     @property
@@ -521,6 +532,21 @@ class Store(Source):
             )
             self.disk.replace_file(self.paths.manifest, self.manifest.encode())
 
+    def sync_too(self, where: str, sync: Callable[[], None]) -> None:
+        """Sync a file that is written beside the store's own, ahead of its commits.
+
+        Raises:
+            SyncFailedError: as for `flush`: what reached the disk is unknown, and no later sync would tell.
+        """
+
+        def work(journal: Journal) -> None:
+            try:
+                sync()
+            except OSError as error:
+                journal.poisoned(error)
+
+        self.exclusively(where, work)
+
     def sync_in_background(self) -> None:
         """Do what `flush` does but for the manifest, without keeping the writer waiting."""
         journal = self.journal
@@ -569,7 +595,7 @@ class Store(Source):
                 self._lock.release()
             return
         try:
-            if not self._child and not self._poisoned:
+            if not self._child and not self.is_poisoned:
                 self.flush("ReplayBuffer.close", small)
         finally:
             self.abandon()

@@ -1,18 +1,20 @@
 """What the newest rows lead to: the observations after the last ones stored, which are no rows yet.
 
     successors.0.bin   [of the rows up to head 640]        written in turn, ahead of the commit
-    successors.1.bin   [of the rows up to head 648]        whose head it names
+    successors.1.bin   [of the rows up to head 648]        whose head and rows it names
 
 A buffer that stores each observation once finds the next one in the following row. The newest rows
 have none; what follows them stands here until it is a row itself, or is stored with the next commit.
 
 Invariants: the file that the newest record needs is never the one being written; a file counts for
-the head that it names, with its checksum, which covers the buffer's UUID.
+the head and the checksum of rows that it names, with its own checksum, which covers the buffer's UUID.
+The head alone would not do: after a power cut other rows may end there.
 Not here: what the arrays are (buffers/transitions.py).
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 NAMES = ("successors.0.bin", "successors.1.bin")
 _MAGIC = b"RINGMAPN"
-_HEAD = struct.Struct("<8sqQQ")
+_HEAD = struct.Struct("<8sqQQQ")
 _LIMIT = 1 << 40
 
 
@@ -48,22 +50,28 @@ class Successors:
         self._uuid = uuid
         self._next = 0
         self._files: list[File | None] = [None, None]
+        self._named = True
 
-    def find(self, head: int) -> dict[str, Array] | None:
-        """Return what follows the rows up to `head`, or None when neither file knows. Reads them plainly."""
+    def find(self, head: int, rows_sum: int) -> dict[str, Array] | None:
+        """Return what follows the rows up to `head`, or None when neither file knows. Reads them plainly.
+
+        Args:
+            head: where they end.
+            rows_sum: the checksum in their record.
+        """
         for slot, path in enumerate(self._paths):
             found = _read(self._disk, path, self._uuid)
-            if found is not None and found[0] == head:
+            if found is not None and found[:2] == (head, rows_sum):
                 self._next = 1 - slot
-                arrays = decode_data(found[1])
+                arrays = decode_data(found[2])
                 return {n: np.asarray(v) for n, v in arrays.items()} or None
         return None
 
-    def write(self, head: int, arrays: Mapping[str, Array]) -> None:
+    def write(self, head: int, rows_sum: int, arrays: Mapping[str, Array]) -> None:
         """Write what follows the rows up to `head`, ahead of the commit that ends there, over the older one."""
         slot = self._next
         payload = encode_data(arrays, "successors")
-        packed = _HEAD.pack(_MAGIC, head, len(payload), xxhash.xxh3_64_intdigest(payload))
+        packed = _HEAD.pack(_MAGIC, head, rows_sum, len(payload), xxhash.xxh3_64_intdigest(payload))
         check = xxhash.xxh3_64_intdigest(self._uuid + packed).to_bytes(8, "little")
         file = self._files[slot]
         if file is None:
@@ -71,13 +79,27 @@ class Successors:
             exists = self._disk.exists(path)
             file = self._disk.open(path, write=True) if exists else self._disk.create(path)
             self._files[slot] = file
+            self._named &= exists
         file.write(packed + check + payload, 0)
 
     def sync(self) -> None:
-        """Return once what was written last is on the disk itself."""
+        """Return once what was written last is on the disk itself, with its name."""
         file = self._files[self._next]
         if file is not None:
             file.sync()
+        if not self._named:
+            self._disk.sync_folder(os.path.dirname(self._paths[0]))
+            self._named = True
+
+    def sync_both(self) -> None:
+        """Return once both files are on the disk itself, whoever wrote them."""
+        for slot, path in enumerate(self._paths):
+            if self._files[slot] is None and self._disk.exists(path):
+                self._files[slot] = self._disk.open(path, write=True)
+                self._named = False
+        for _ in range(2):
+            self.sync()
+            self.turn()
 
     def turn(self) -> None:
         """Let the other file be the next: the commit came to be."""
@@ -91,29 +113,32 @@ class Successors:
         self._files = [None, None]
 
     @classmethod
-    def renew(cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int) -> None:
+    def renew(
+        cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int, rows_sum: int
+    ) -> None:
         """Write, durably, that nothing is known to follow the rows up to `head`."""
         made = cls(disk, paths, uuid)
         try:
             for _ in range(2):
-                made.write(head, {})
+                made.write(head, rows_sum, {})
                 made.sync()
                 made.turn()
         finally:
             made.close()
 
     @classmethod
-    def faults(cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int) -> list[str]:
-        """Return what is wrong with both, in words: neither knows what follows the newest rows."""
+    def faults(
+        cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int, rows_sum: int
+    ) -> list[str]:
+        """Return what is wrong with both, in words: neither is of the rows up to `head`."""
         found = [_read(disk, path, uuid) for path in paths]
-        newest = max((one[0] for one in found if one is not None), default=-1)
-        if newest >= head:  # beyond it: a writer has gone on, or was killed ahead of its record
+        if any(one is not None and one[:2] == (head, rows_sum) for one in found):
             return []
         return [f"what follows the rows up to position {head} is damaged or missing"]
 
 
-def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, bytes] | None:
-    """Return the head that a file names, and its payload, if it is whole."""
+def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, int, bytes] | None:
+    """Return the head and the checksum of rows that a file names, and its payload, if it is whole."""
     try:
         data = disk.read_file(path, _LIMIT)
     except OSError:
@@ -124,8 +149,8 @@ def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, bytes] | None:
         != data[_HEAD.size : _HEAD.size + 8]
     ):
         return None
-    magic, head, size, payload_sum = _HEAD.unpack(packed)
+    magic, head, rows_sum, size, payload_sum = _HEAD.unpack(packed)
     payload = data[_HEAD.size + 8 : _HEAD.size + 8 + size]
     if magic != _MAGIC or len(payload) != size or xxhash.xxh3_64_intdigest(payload) != payload_sum:
         return None
-    return head, payload
+    return head, rows_sum, payload

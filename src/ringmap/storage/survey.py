@@ -157,7 +157,7 @@ class Survey:
         """
         numbers = self.reached.first + np.flatnonzero(~self.valid)
         if len(numbers):
-            again = Survey(self.files.disk, self.files.folder) if self._moved() else self
+            again = Survey(self.files.disk, self.files.folder) if self.has_moved() else self
             kept = [
                 n
                 for n in map(int, numbers)
@@ -171,7 +171,8 @@ class Survey:
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         return [(int(run[0]), int(run[-1])) for run in np.split(numbers, breaks) if len(run)]
 
-    def _moved(self) -> bool:
+    def has_moved(self) -> bool:
+        """Tell whether a writer has committed since this look."""
         return _newest(self.look_at_states()) != self.shown
 
     def newest_tail(self) -> int:

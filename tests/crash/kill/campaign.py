@@ -31,9 +31,9 @@ from tests.crash.kill import strace, victim
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtChange, AtLine, CrashDisk, interrupt, kill
 from tests.crash.kill.interrupts import interrupt as interrupted
 from tests.crash.kill.planted import PLANTS, UNSEEN
-from tests.crash.kill.script import SCENARIOS, STORAGES, random_scenario
+from tests.crash.kill.script import SCENARIOS, SCENARIOS_OF_OTHERS, STORAGES, random_scenario
 from tests.crash.kill.verdict import fingerprint, verify
-from tests.crash.kill.victim import Hands, perform
+from tests.crash.kill.victim import hands_of, perform
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Bench:
         given = perform(self.template, scenario, level, scenario.given, 0, self.since, boot=boot)
         self._sound(given, "given")
         spoil(self.template, scenario)
-        rest = self.uncut(AtLine(0, kill))
-        first = json.dumps(_fresh_sampling(), default=str, sort_keys=True)
+        rest = self.uncut(AtChange(0, kill))
+        first = hands_of("", scenario, level).fresh_state()
         self.sampling = dict(enumerate([*given.returned, *rest.returned])) | {-1: first}
         self.judge(self.case, len(scenario.ops), "uncut")
 
@@ -151,7 +151,7 @@ class Bench:
         birth = not any(op[0] == "open" for op in self.scenario.ops[:index])
         try:
             verify(
-                Hands(folder, self.scenario, self.level), allowed, self.sampling, birth,
+                hands_of(folder, self.scenario, self.level), allowed, self.sampling, birth,
                 self.scenario.keep, self.scenario.spoil == "torn state",
             )  # fmt: skip
         except Exception as error:
@@ -292,7 +292,7 @@ def locked(bench, every, offset):
         def meanwhile(pid, ready=ready, free=free):
             os.read(ready, 1)
             try:
-                Hands(bench.case, bench.scenario, bench.level).open().close()
+                hands_of(bench.case, bench.scenario, bench.level).open().close()
                 let_in = True
             except LockedError:
                 let_in = False
@@ -417,10 +417,6 @@ def patch(path, offset, data):
     os.close(fd)
 
 
-def _fresh_sampling():
-    return {"step": 0, "rng": np.random.default_rng(0).bit_generator.state}
-
-
 def run_job(
     root, kinds, scenarios=(), scripts=(), levels=None, offset=0, planted=None, stop=False, storages=("memmap",)
 ):  # fmt: skip
@@ -447,7 +443,8 @@ def run_job(
     ReplayBuffer.disk = CrashDisk()
     if planted is not None:
         (PLANTS | UNSEEN)[planted]()
-    work = [(SCENARIOS[name], levels or SCENARIOS[name].levels) for name in scenarios]
+    known = SCENARIOS | SCENARIOS_OF_OTHERS
+    work = [(known[name], levels or known[name].levels) for name in scenarios]
     work += [
         (random_scenario(seed), levels or (("process", "power")[seed % 2],)) for seed in scripts
     ]

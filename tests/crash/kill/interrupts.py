@@ -9,7 +9,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import RoleError
 from tests.crash.kill.script import PROBE, episode
 from tests.crash.kill.verdict import check_clips, check_sound, check_tidy, must, observe, seen_of
-from tests.crash.kill.victim import Hands, run, same_ids, sampling_of
+from tests.crash.kill.victim import hands_of, run, same_ids, sampling_of
 
 
 def interrupt(fresh, scenario, level, cases):
@@ -60,7 +60,7 @@ class Person:
     """Somebody who presses Ctrl-C, and then goes on working: after a look at what is stored, or `blind`."""
 
     def __init__(self, folder, scenario, level, again, blind):
-        self.hands = Hands(folder, scenario, level)
+        self.hands = hands_of(folder, scenario, level)
         self.scenario = scenario
         self.models = scenario.models()
         self.again = again

@@ -7,11 +7,14 @@ the store is needed; the rest replace one method.
 import functools
 import os
 
+from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage import blobs, live, lock, store
+from ringmap.storage import blobs, live, lock, priorities, store
 from ringmap.storage.episodes import EPISODE, RETIRE, EpisodeTable
 from ringmap.storage.files import FileHandle
+from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.streaming import OpenEpisode
+from ringmap.storage.successors import Successors
 from tests.crash.kill import victim
 from tests.crash.kill.blows import CrashDisk
 
@@ -244,6 +247,33 @@ def memory_before_the_files():
     store.Store.__init__, store.Store.commit = start_eager, commit_eager
 
 
+def successors_after_the_commit():
+    write, turn = Successors.write, Successors.turn
+
+    def turned(self):
+        arguments = self.__dict__.pop("late", None)
+        if arguments is not None:
+            write(self, *arguments)
+        turn(self)
+
+    Successors.write = lambda self, *arguments: setattr(self, "late", arguments)
+    Successors.turn = turned
+
+
+def leaves_in_place():
+    PriorityFile._area = lambda self, generation: 2 * priorities._SLOT
+
+
+def labels_row_by_row():
+    whole = LabelLog.write
+
+    def wrong(self, ids, round, labels):
+        for i in range(len(ids)):
+            whole(self, ids[i : i + 1], round, {n: v[i : i + 1] for n, v in labels.items()})
+
+    LabelLog.write = wrong
+
+
 PLANTS = {
     "record before rows": hold("rows", until="record"),
     "record before blob": hold("blob write", until="record"),
@@ -270,6 +300,9 @@ PLANTS = {
     "chunk written in place": chunk_in_place,
     "chunk removed before the new one is there": chunk_removed_first,
     "unfinished chunk never removed": leftovers_refused,
+    "successors written after the commit": successors_after_the_commit,
+    "leaves of priorities written in place": leaves_in_place,
+    "each row relabelled for itself": labels_row_by_row,
 }  # fmt: skip
 """Name -> what plants it in this process."""
 

@@ -36,6 +36,13 @@ class Model:
     episodes: tuple = ()
     streams: tuple = ()
     saved: int = -1
+    also: tuple = ()
+    """What was given besides, newest last: (number, value), of the family's own kind."""
+
+    def given(self):
+        """Return number -> the value that counts, of the episodes that are stored."""
+        newest = dict(self.also)
+        return {k: newest.get(k, 0) for k, _, flags in self.episodes if not flags & DROPPED}
 
     def stored(self, k, steps, flags=0):
         """Return the model with one more episode; the oldest whole ones make room."""
@@ -77,6 +84,11 @@ class Model:
             return replace(self, episodes=(), saved=index if self.episodes else self.saved)
         if kind in ("flush", "close"):
             return replace(self, saved=index)
+        if kind in ("update", "relabel"):
+            reached = self.reached(args, MAX_STEPS if kind == "update" else MAX_STEPS // 2)
+            return replace(self, also=(*self.also, *((k, index + 1) for k in reached)))
+        if kind == "round":
+            return replace(self, saved=index)
         if kind == "open":
             return ([self, *self.settled(keep)])[-1]
         if kind == "begin":
@@ -92,9 +104,18 @@ class Model:
             return replace(rest.stored(args[0], steps, TERMINATED), saved=index) if steps else rest
         return self
 
+    def reached(self, numbers, steps):
+        """Return which of these episodes (all, if none is named) have any of the newest so many steps."""
+        newer = [sum(n for _, n, _ in self.episodes[i + 1 :]) for i in range(len(self.episodes))]
+        stored = [k for (k, _, _), later in zip(self.episodes, newer, strict=True) if later < steps]
+        return [k for k in stored if k in numbers or not numbers]
+
     def allowed(self, op, index, keep=False):
         """Return every model that a kill in the middle of the call may leave."""
         after = self.after(op, index, keep)
+        if op[0] == "relabel":  # an episode after the other
+            new = after.also[len(self.also) :]
+            return [replace(self, also=(*self.also, *new[:n])) for n in range(len(new) + 1)]
         if op[0] == "open":
             return [self, *self.settled(keep)]
         length = {"write": lambda: op[2], "finish": lambda: dict(self.streams)[op[1]]}
@@ -117,6 +138,7 @@ class Scenario:
     dropped: tuple = ()
     levels: tuple = ("process", "power")
     storage: str = "memmap"
+    family: str = "episodes"
 
     def stored_as(self, storage):
         """Return the same scenario with its columns stored in this way."""
@@ -250,6 +272,51 @@ SCENARIOS = {
         ),
     )
 }  # fmt: skip
+
+
+UPDATES = [("update", 2, 3), ("update",)]
+SCENARIOS_OF_OTHERS = {
+    s.name: s
+    for s in (
+        Scenario("transitions: birth", [OPEN], family="transitions"),
+        Scenario("transitions: first calls", [*writes(4, 4)], first=[OPEN], family="transitions"),
+        Scenario(
+            "transitions: calls, a turn of the ring",
+            [*writes(5, 5, 3, 3, 3, 5, first=9)],
+            [*FULL, SAMPLE],
+            [OPEN],
+            family="transitions",
+        ),
+        Scenario(
+            "transitions: clear, flush, close",
+            [("clear",), *writes(4, 4, first=9), ("flush",), *writes(4, first=11), ("close",), OPEN],
+            FULL,
+            [OPEN],
+            family="transitions",
+        ),
+        Scenario("transitions: open", [OPEN], [*FULL, ("sync",), *writes(5, first=9)], family="transitions"),
+        Scenario("priorities: first draw", [SAMPLE, *UPDATES], [OPEN], [OPEN, *writes(4, 4, 4)], family="priorities"),
+        Scenario(
+            "priorities: a log that fills",
+            [*UPDATES * 3, *writes(5, first=9), *UPDATES * 3, ("flush",), ("update", 9)],
+            [*FULL, SAMPLE, *UPDATES],
+            [OPEN],
+            family="priorities",
+        ),
+        Scenario("priorities: open", [OPEN], [*FULL, SAMPLE, *UPDATES * 4], family="priorities"),
+        Scenario("labels: birth", [OPEN, *writes(3)], family="labels"),
+        Scenario("labels: first relabelling", [("relabel",)], [OPEN, *writes(4, 3)], [OPEN], family="labels"),
+        Scenario(
+            "labels: a log that wraps",
+            [("round",), ("relabel", 4, 3), *writes(5, first=9), ("relabel",), ("flush",)],
+            [*FULL, *[("relabel",)] * 5],
+            [OPEN],
+            family="labels",
+        ),
+        Scenario("labels: close and open", [("close",), OPEN], [*FULL, ("relabel",)], [OPEN], family="labels"),
+    )
+}  # fmt: skip
+"""Scenarios of other buffers: what they keep besides episodes is in families.py."""
 
 
 def random_scenario(seed):

@@ -6,10 +6,8 @@ from contextlib import closing
 import numpy as np
 import xxhash
 
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import NotFoundError, UnknownFormatError
 from tests.crash.kill.script import DROPPED, INTERRUPTED, PROBE, episode
-from tests.crash.kill.victim import sampling_of
 
 EPISODE = 1
 
@@ -120,52 +118,57 @@ def verify(hands, allowed, sampling, birth, keep, torn_state=False):
     folder = hands.folder
     reader = before = None
     try:
-        reader = None if torn_state else ReplayBuffer.open(folder, mode="r")
+        reader = None if torn_state else hands.open_reader()
     except (NotFoundError, UnknownFormatError):
         must(birth, "a reader finds no buffer")
     if reader is not None:
-        before = observe(reader)
+        before = hands.see(reader)
         now = [m for m in allowed if seen_of(m) == before]
         must(now, "a reader sees", before, "allowed:", list(map(seen_of, allowed)))
-        check_clips(reader, now[0])
+        hands.check_clips(reader, now[0])
     with closing(hands.open()) as writer:
-        seen = observe(writer)
+        seen = hands.see(writer)
         ends = [(m, (m.settled(keep) or [m])[-1]) for m in allowed]
         fitting = [(m, end) for m, end in ends if seen_of(end) == seen]
         must(fitting, "the writer sees", seen, "allowed:", [seen_of(end) for _, end in ends])
+        given = hands.given(writer)
+        agreeing = [(m, end) for m, end in fitting if hands.agrees(given, end)]
+        must(agreeing, "there is", given, "allowed:", [end.also for _, end in fitting])
+        fitting = agreeing
         if before is not None:  # never more than what the writer then finds
             least = min(i for i, m in enumerate(allowed) if seen_of(m) == before)
             most = max(i for i, m in enumerate(allowed) if any(m is f for f, _ in fitting))
             must(least <= most, "a reader saw", before, "and the writer", seen)
-        state = sampling_of(writer)
+        state = hands.state_of(writer)
         stored = {sampling[m.saved] for m, _ in fitting}
         must(state in stored, "sampling state", state, "expected one of", stored)
         found, model = fitting[0]
-        check_tidy(folder, model, retired=model is not found)
-        check_reader(reader, model)
-        writer.write_episode(episode(PROBE, 3))
+        check_tidy(hands.home, model, retired=model is not found)
+        check_reader(hands, reader, model)
+        hands.write(writer, PROBE, 3)
         model_after = model.stored(PROBE, 3)
-        must(observe(writer) == seen_of(model_after), "after one more episode", observe(writer))
-        check_reader(reader, model_after)
-        check_clips(writer, model_after)
-        state = sampling_of(writer)
+        must(hands.see(writer) == seen_of(model_after), "after one more episode", hands.see(writer))
+        check_reader(hands, reader, model_after)
+        hands.check_clips(writer, model_after)
+        state = hands.state_of(writer)
     if reader is not None:
         reader.close()
     with closing(hands.open()) as writer:
-        must(observe(writer) == seen_of(model_after), "opened again, it has", observe(writer))
-        must(sampling_of(writer) == state, "opened again, it samples otherwise")
-        check_tidy(folder, model_after)
+        must(hands.see(writer) == seen_of(model_after), "opened again, it has", hands.see(writer))
+        must(hands.state_of(writer) == state, "opened again, it samples otherwise")
+        check_tidy(hands.home, model_after)
         check_sound(writer)
     left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
     must(not left, "left behind:", left)
     return model
 
 
-def check_reader(reader, model):
+def check_reader(hands, reader, model):
     if reader is not None:
         reader.refresh()
-        must(observe(reader) == seen_of(model), "a reader of before sees", observe(reader), model)
-        check_clips(reader, model)
+        seen = hands.see(reader)
+        must(seen == seen_of(model), "a reader of before sees", seen, model)
+        hands.check_clips(reader, model)
 
 
 def fingerprint(folder):

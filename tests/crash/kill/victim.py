@@ -9,11 +9,13 @@ import uuid
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 from filelock import FileLock
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.storage import blobs
+from tests.crash.kill import verdict
 from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, TERMINATED, episode
 
 mouth = -1
@@ -21,7 +23,7 @@ mouth = -1
 
 
 class Hands:
-    """Makes the calls of a script on one buffer."""
+    """Makes the calls of a script on one buffer, and shows what is in it; of other buffers, see families.py."""
 
     def __init__(self, folder, scenario, level):
         self.folder = folder
@@ -38,6 +40,48 @@ class Hands:
             MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, **self.options
         )  # fmt: skip
 
+    def open_reader(self):
+        return ReplayBuffer.open(self.folder, mode="r")
+
+    @property
+    def home(self):
+        """The directory of the table."""
+        return self.folder
+
+    def write(self, buffer, k, steps):
+        buffer.write_episode(episode(k, steps))
+
+    def store(self, buffer):
+        return buffer._owned
+
+    def see(self, buffer):
+        """Return the episodes, having compared every byte of them."""
+        return verdict.observe(buffer)
+
+    def given(self, buffer):
+        """Return what the model's `given` must be, number -> value."""
+        return {}
+
+    def agrees(self, given, model):
+        """Tell whether what `given` returned is what the model says."""
+        known = model.given()
+        return all(known.get(k) == value for k, value in given.items())
+
+    def check_clips(self, buffer, model):
+        verdict.check_clips(buffer, model)
+
+    def state_of(self, buffer):
+        return sampling_of(buffer)
+
+    def fresh_state(self):
+        """Return what `state_of` is at first."""
+        fresh = {"step": 0, "rng": np.random.default_rng(0).bit_generator.state}
+        return json.dumps(fresh, default=str, sort_keys=True)
+
+    def do_now(self, index, op):
+        """Make call number `index` of the script."""
+        self.do(op)
+
     def do(self, op):
         kind, *args = op
         buffer = self.buffer
@@ -46,12 +90,12 @@ class Hands:
                 self.buffer = None
                 self.buffer = self.open()
         elif kind == "write":
-            buffer.write_episode(episode(*args))
+            self.write(buffer, *args)
         elif kind == "sample":
             with suppress(NoClipsError):
                 buffer.sample(4)
         elif kind == "sync":
-            store_of(buffer).sync_in_background()
+            self.store(buffer).sync_in_background()
         elif kind == "begin":
             self.streams[args[0]] = buffer.begin_episode()
         elif kind == "append":
@@ -67,7 +111,7 @@ class Hands:
             getattr(buffer, kind)()
 
     def sampling(self):
-        return sampling_of(self.buffer)
+        return self.state_of(self.buffer)
 
 
 def sampling_of(buffer):
@@ -75,8 +119,11 @@ def sampling_of(buffer):
     return json.dumps(buffer.state_dict(), default=str, sort_keys=True)
 
 
-def store_of(buffer):
-    return buffer._owned
+def hands_of(folder, scenario, level):
+    """Return the hands for a scenario's kind of buffer."""
+    from tests.crash.kill.families import FAMILIES
+
+    return FAMILIES[scenario.family](folder, scenario, level)
 
 
 @dataclass
@@ -178,14 +225,14 @@ def perform(folder, scenario, level, ops, since, quiet, blow=None, boot=None, be
         same_ids(since)
         if boot is not None:
             ReplayBuffer.disk.system.boot_id = lambda: boot
-        hands = Hands(folder, scenario, level)
-        for op in ops[:quiet]:
-            hands.do(op)
+        hands = hands_of(folder, scenario, level)
+        for index, op in enumerate(ops[:quiet], since):
+            hands.do_now(index, op)
             voice.say(returned=hands.sampling())
-        for op in ops[quiet:]:
+        for index, op in enumerate(ops[quiet:], since + quiet):
             if blow is not None:
                 blow.arm()
-            hands.do(op)
+            hands.do_now(index, op)
             if blow is not None:
                 blow.disarm()
             voice.say(returned=hands.sampling())

@@ -559,8 +559,11 @@ class DistillationBuffer:
         """Flush, and give files and locks back. Closing twice is fine."""
         if self._ring.closed:
             return
-        self.flush()
-        self._rows.close()
+        try:
+            if self._writes and not self._ring.buffer._owned.is_poisoned:
+                self._ring.buffer.flush(notes={"distillation": self._noted()})
+        finally:
+            self._rows.close()
 
     def check(self) -> list[Any]:
         """Return what is wrong with rows and labels, each finding naming its file; empty when sound."""

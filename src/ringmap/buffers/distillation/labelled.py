@@ -137,10 +137,12 @@ class LabelledRows:
         return [*self.ring.buffer.check(), *log]
 
     def close(self) -> None:
-        """Give files and locks back."""
-        if self.log is not None:
-            self.log.log.close()
-        self.ring.close()
+        """Flush labels, and give files and locks back, whatever that raises."""
+        try:
+            if self.log is not None:
+                self.log.log.close()
+        finally:
+            self.ring.close()
 
 
 def rows_path(path: str | os.PathLike[str], where: str) -> str:

@@ -35,8 +35,7 @@ from ringmap.buffers.transitions.following import Following, announce_in, partin
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Window
-from ringmap.errors import ClipIndexError, InputError, LappedError
-from ringmap.storage.birth import read_manifest
+from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.files import Disk
 from ringmap.storage.schema import Schema
@@ -139,6 +138,11 @@ class TransitionReplayBuffer:
         names = ring.buffer.column_names
         if not TransitionColumns.are(names):
             ring.close()
+            if not names:
+                raise NotFoundError(
+                    f"{cls.__name__}.open: {os.fspath(path)} has no columns yet: its birth was cut off, or is under way; "
+                    "open it with the constructor, which makes them"
+                )
             raise InputError(
                 f"{cls.__name__}.open: {os.fspath(path)} holds no transitions, but columns {names}; open it with ReplayBuffer"
             )
@@ -171,6 +175,8 @@ class TransitionReplayBuffer:
         self._reader = TransitionReader(
             ring, self._columns, self._following, self.n_step, self.gamma
         )
+        if self.mode == "r+" and ring.buffer._writer(type(self).__name__).power:
+            self._sync_following()  # what was written at the other level
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -222,9 +228,10 @@ class TransitionReplayBuffer:
             store.settle()
             parted, apart = partings(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
-            following.announce(store.head + count, after, store.power, where)
+            arrays = [*rows.values(), *rest.values(), lanes]
+            following.announce(store.head + count, arrays, after, store.power, where)
             data = encode_data(apart, where) if apart else b""
-            ring.commit([*rows.values(), *rest.values(), lanes], data, where)
+            ring.commit(arrays, data, where)
             following.committed(store.head, after)
 
     def clear(self) -> None:
@@ -395,8 +402,12 @@ class TransitionReplayBuffer:
     def flush(self) -> None:
         """Force everything stored, and the sampling state, to the disk itself."""
         if self.mode == "r+":
-            self._following.sync()
+            self._sync_following()
         self._ring.buffer.flush()
+
+    def _sync_following(self) -> None:
+        where = f"{type(self).__name__}.flush"
+        self._following.sync(self._ring.buffer._writer(where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Make a copy of the buffer in a directory that is new or empty; `open` opens it.
@@ -410,17 +421,20 @@ class TransitionReplayBuffer:
         source, disk = self._ring.buffer._source, self.disk
 
         def finish(folder: str) -> None:
-            copied = read_manifest(disk, folder)
-            head = int(copied.table["head"])
-            newest = self._following.of_newest(head)
-            if newest is None and source.refresh() | (source.head != head):
-                newest = self._reader.led_to(head)  # of a reader: the writer has gone on
+            with contextlib.closing(_ring_on(folder, disk).open(folder)) as ring:
+                copied, live = ring._owned, ring._owned.live
+                record = copied.record_of(live.last - 1) if len(live) else None
+            if record is None:
+                return
+            newest = self._following.files.find(record.head, record.rows_sum)
+            if newest is None and source.refresh() | (source.head != copied.head):
+                newest = self._reader.led_to(record.head)  # of a reader: the writer has gone on
                 if newest is None:
                     raise LappedError(
                         f"{where}: {source.folder}: the writer overtook this reader; raise capacity, or save in its process"
                     )
             if newest is not None:
-                announce_in(disk, folder, copied, head, newest)
+                announce_in(disk, folder, copied.manifest, record, newest)
 
         with self._following.lock:
             self._ring.buffer._snapshot(path, where, finish)
@@ -428,8 +442,9 @@ class TransitionReplayBuffer:
     def close(self) -> None:
         """Flush, and give files and lock back."""
         try:
-            if not self._ring.closed and self.mode == "r+":
-                self._following.sync()
+            poisoned = self._ring.buffer._owned.is_poisoned  # there is nothing to flush any more
+            if not self._ring.closed and self.mode == "r+" and not poisoned:
+                self._sync_following()
         finally:
             self._following.close()
             self._ring.close()
@@ -457,7 +472,7 @@ class TransitionReplayBuffer:
         self.__dict__.update(state)
         self._set_up(ring)
         if newest is not None:
-            self._following.put_back(ring.added, newest)
+            self._following.put_back(ring.buffer._source, newest)
 
     def __repr__(self) -> str:
         if self._ring.closed:

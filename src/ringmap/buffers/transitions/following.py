@@ -3,7 +3,8 @@
     calls:  [lane 0 1 2][lane 0 1 2][lane 0 1 2]  ->  successors file: what the newest call led to
                              ^ fresh: with this call, as its episode data, what lane 1's last step had led to
 
-Invariants: what is kept in memory is of the head that it names; a fork has a lock and a memory of its own.
+Invariants: what is kept in memory is of the head that it names; a call behind one that was dropped goes on
+from nothing; a fork has a lock and a memory of its own.
 Not here: the files (storage/successors.py), how a row that does follow is found (nstep.py).
 """
 
@@ -12,16 +13,19 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.storage.birth import Paths
+from ringmap.storage.episodes import Record
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
+from ringmap.storage.rows import combine, sum_of
 from ringmap.storage.source import Source
+from ringmap.storage.store import Store
 from ringmap.storage.successors import Successors
 
 __all__ = ["Following", "announce_in", "partings"]
@@ -74,18 +78,27 @@ class Following:
         if not store.seq or not len(store.live):
             self.newest = None
         elif self.newest is None or self.newest_head != store.head:
-            self.newest = self.files.find(store.head)
+            self.newest = self._stored(store)
         self.newest_head = store.head
+        if self.newest is not None and _stop(store) != store.head:
+            return None  # the newest call was dropped: what comes now does not follow on the one before it
         return self.newest
 
-    def announce(self, head: int, after: Observations, durably: bool, where: str) -> None:
-        """Write what the rows up to `head` lead to, ahead of their commit.
+    def _stored(self, source: Source) -> Observations | None:
+        """Return what the files say that the newest rows lead to."""
+        record = source.record_of(source.live.last - 1)
+        return None if record is None else self.files.find(record.head, record.rows_sum)
+
+    def announce(
+        self, head: int, rows: Sequence[Array], after: Observations, durably: bool, where: str
+    ) -> None:
+        """Write what these rows, up to `head`, lead to, ahead of their commit.
 
         Raises:
             EnvironmentFault: the disk is full or fails.
         """
         try:
-            self.files.write(head, after)
+            self.files.write(head, combine([sum_of(values) for values in rows]), after)
             if durably:
                 self.files.sync()
         except OSError as error:
@@ -101,10 +114,12 @@ class Following:
         self.newest = {name: np.array(values) for name, values in after.items()}
         self.newest_head = head
 
-    def put_back(self, head: int, newest: Observations) -> None:
+    def put_back(self, source: Source, newest: Observations) -> None:
         """Begin a buffer in RAM with what its newest rows lead to."""
-        self.newest, self.newest_head = newest, head
-        self.files.write(head, newest)
+        self.newest, self.newest_head = newest, source.head
+        record = source.record_of(source.live.last - 1)
+        assert record is not None
+        self.files.write(record.head, record.rows_sum, newest)
         self.files.turn()
 
     def forget(self) -> None:
@@ -123,7 +138,7 @@ class Following:
             newest: where the newest call began then.
         """
         if position >= newest:
-            return _one(self.of_newest(head), position - newest)
+            return _one(self._of_newest(source, head), position - newest)
         with source.memory:
             live = source.live
             at = int(live.starts.searchsorted(position, side="right")) - 1
@@ -141,11 +156,11 @@ class Following:
             return None
         return _one({name: apart[name] for name in self._names}, lane)
 
-    def of_newest(self, head: int) -> Observations | None:
+    def _of_newest(self, source: Source, head: int) -> Observations | None:
         """Return what the newest call led to, if the buffer's head is `head`."""
         with self.lock:
             if self.newest is None or self.newest_head != head:
-                self.newest, self.newest_head = self.files.find(head), head
+                self.newest, self.newest_head = self._stored(source), head
             return self.newest
 
     def _apart(self, source: Source, ordinal: int, start: int) -> dict[str, Any] | None:
@@ -171,23 +186,33 @@ class Following:
 
     # -- whole buffers -----------------------------------------------------------------------
 
-    def sync(self) -> None:
-        """Force both files, whichever counts, to the disk itself."""
+    def sync(self, store: Store, where: str) -> None:
+        """Force both files, whichever counts, to the disk itself.
+
+        Raises:
+            SyncFailedError: a sync failed; open the buffer again.
+        """
         with self.lock:
-            for _ in range(2):
-                self.files.sync()
-                self.files.turn()
+            store.sync_too(where, self.files.sync_both)
 
     def close(self) -> None:
         """Give the files back."""
         self.files.close()
 
 
-def announce_in(disk: Disk, folder: str, copied: Manifest, head: int, newest: Observations) -> None:
+def _stop(source: Source) -> int:
+    """Return where the newest call ends."""
+    last = source.live.last - 1
+    return source.live.start(last) + source.live.length(last)
+
+
+def announce_in(
+    disk: Disk, folder: str, copied: Manifest, record: Record, newest: Observations
+) -> None:
     """Write, durably, what the newest rows of a copy in another folder lead to."""
     files = Successors(disk, Paths(folder).successors, copied.uuid)
     try:
-        files.write(head, newest)
+        files.write(record.head, record.rows_sum, newest)
         files.sync()
     finally:
         files.close()

@@ -91,6 +91,7 @@ class TransitionReader:
         assert rows is not None
         with source.memory:
             head, newest = source.head, source.live.start(source.live.last - 1)
+            stop = newest + source.live.length(source.live.last - 1)
             dense = source.live.is_dense
         ring = rows.ring.rows
 
@@ -103,7 +104,7 @@ class TransitionReader:
         def goes_on(at: Array) -> Array:
             """Tell which rows have a following row that is their next observation."""
             after = at + lanes
-            inside = (at < newest) & (after < head)
+            inside = (at < newest) & (after < stop)  # what a power cut spoiled may lie beyond
             found: Array = inside & (take("lanes", np.where(inside, after, at)) == lanes)
             return found if dense else found & _are_live(source, after)
 

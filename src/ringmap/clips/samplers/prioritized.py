@@ -121,6 +121,7 @@ class PrioritizedSampler(Draws):
         self._uuid: bytes | None = None
         self._pid = os.getpid()
         self._file: PriorityFile | None = None
+        self._is_unsure = False
         self._tree: SumTree | None = None
         self._span = self._era = self._low = self._high = 0
         self._sorted = np.empty(0, np.float32)
@@ -279,8 +280,8 @@ class PrioritizedSampler(Draws):
             except OSError as error:
                 raise EnvironmentFault(
                     error.errno,
-                    f"PrioritizedSampler: {error.strerror or error} ({file.path}); no priority was changed: free space "
-                    "or mend the disk, then call it again",
+                    f"PrioritizedSampler: {error.strerror or error} ({file.path}); no priority was changed here, and in "
+                    "the file at most these: free space or mend the disk, then call it again",
                 ) from error
         change(leaves)
 
@@ -393,11 +394,11 @@ class PrioritizedSampler(Draws):
                 if not writer:
                     if opened is not None:
                         opened.close()
+                    if found is not None:  # a power cut may have taken the rows beyond
+                        found.upto = min(found.upto, source.head)
                     return found
                 if found is not None and opened is not None:
-                    # A power cut may have taken rows back whose priorities are stored: others come in their place.
-                    if faults or found.upto > source.head:
-                        found.upto = min(found.upto, source.head)
+                    if faults:
                         opened.checkpoint(found)
                     self._file = opened
                     return found
@@ -466,9 +467,27 @@ class PrioritizedSampler(Draws):
             self._file.checkpoint(leaves)
 
     def flush(self) -> None:
-        """Force the priorities to the disk itself."""
-        if self._file is not None and self._is_writer():
-            self._file.sync()
+        """Force the priorities to the disk itself.
+
+        Raises:
+            EnvironmentFault: the disk fails. Called again, it writes them all again first.
+        """
+        with self._lock:
+            file, leaves = self._file, self._leaves
+            if file is None or leaves is None or not self._is_writer():
+                return
+            try:
+                if self._is_unsure:  # a sync that failed is not made good by another
+                    file.checkpoint(leaves)
+                self._is_unsure = True
+                file.sync()
+                self._is_unsure = False
+            except OSError as error:
+                raise EnvironmentFault(
+                    error.errno,
+                    f"PrioritizedSampler.flush: {error.strerror or error} ({file.path}); the newest priorities may not "
+                    "be on the disk: mend it, then call it again",
+                ) from error
 
     def close(self) -> None:
         """Give the file back; the next draw opens it again."""

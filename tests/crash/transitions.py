@@ -1,0 +1,170 @@
+"""Sessions on a buffer of transitions: each one stored proves itself, next observation included.
+
+Call number n has some lanes; what lane i led to says (n, i). The next call goes on from there in most
+lanes, if it has as many, and begins afresh in the others. So whatever is drawn says by its reward which
+transition it is, and from that follows what its next observation must be.
+"""
+
+import os
+
+import numpy as np
+
+from ringmap import TransitionReplayBuffer
+from ringmap.errors import LappedError
+from tests.crash.cases import STORAGES, Expect, Session, draw_step
+
+STEPS = ("write", "sample", "clear", "flush", "sync", "sync_write", "reopen")
+
+
+def draw_step_of(kinds):
+    """Return what draws a step of one of these kinds."""
+
+    def draw(rng, max_steps, spare):
+        while True:
+            step = draw_step(rng, max_steps, spare)
+            if step[0] in kinds:
+                return (step[0], min(step[1], spare), *step[2:]) if "write" in step[0] else step
+
+    return draw
+
+
+def led_to(number, lanes):
+    """Return what the lanes of a call led to."""
+    lane = np.arange(lanes)
+    return np.stack([np.full(lanes, number), lane, lane * 0 + 1, number * 31 + lane], 1).astype(
+        np.int32
+    )
+
+
+def began_afresh(number, lanes):
+    lane = np.arange(lanes)
+    return np.stack([np.full(lanes, number), lane, lane * 0, number * 17 + lane], 1).astype(
+        np.int32
+    )
+
+
+def call_of(number, lanes, before):
+    """Return the arguments of a call, after the call `before` (number, lanes), or None."""
+    obs = began_afresh(number, lanes)
+    if before is not None and before[1] == lanes:
+        goes_on = (number + np.arange(lanes)) % 4 != 0
+        obs = np.where(goes_on[:, None], led_to(*before), obs)
+    lane = np.arange(lanes)
+    after = led_to(number, lanes)
+    return (
+        obs,
+        lane + number,
+        (number * 64 + lane).astype(np.float32),
+        after,
+        (number + lane) % 5 == 0,
+    )
+
+
+def in_order(step, buffer, size, history_len):
+    return np.arange(size)
+
+
+def prove(batch):
+    """Check what was drawn byte by byte, and return which (call, lane) it is."""
+    found = []
+    for obs, action, reward, after, done in zip(
+        batch["observations"], batch["actions"], batch["rewards"], batch["next_observations"],
+        batch["dones"], strict=True,
+    ):  # fmt: skip
+        number, lane = divmod(int(reward), 64)
+        assert action == number + lane, f"action {action} of lane {lane} of call {number}"
+        assert done == ((number + lane) % 5 == 0)
+        at = f"lane {lane} of call {number}"
+        assert after.tolist() == led_to(number, lane + 1)[lane].tolist(), f"{at} led to {after}"
+        if obs[2]:
+            assert obs[0] < number, f"{at} goes on from {obs}"
+            assert obs.tolist() == led_to(int(obs[0]), lane + 1)[lane].tolist(), f"{at}: {obs}"
+        else:
+            assert obs.tolist() == began_afresh(number, lane + 1)[lane].tolist(), f"{at}: {obs}"
+        found.append((number, lane))
+    return found
+
+
+def look(buf):
+    """Return the calls stored, and the transitions that can't be drawn as their next observation was lost."""
+    ring = buf._ring.buffer
+    rows = [ring.load_episode(i) for i in range(ring.num_episodes)]
+    calls = [(int(r["rewards"][0]) // 64, len(r["rewards"])) for r in rows]
+    stored = [(n, lane) for n, lanes in calls for lane in range(lanes)][-buf.capacity :]
+    assert len(buf) == len(stored), f"{len(buf)} of {stored}"
+    drawn = set()
+    if stored:
+        sampler, buf.sampler = buf.sampler, in_order
+        counter = buf.state_dict()
+        for _ in range(4):  # what is lost is drawn anew, and may be again
+            try:
+                drawn |= set(prove(buf.sample(len(stored), step=0)))
+            except LappedError:
+                continue
+            if len(drawn) == len(stored):
+                break
+        buf.sampler = sampler
+        buf.load_state_dict(counter)
+    assert drawn <= set(stored), f"drew {drawn - set(stored)}, which are not among {stored}"
+    return tuple(calls), set(stored) - drawn
+
+
+class TransitionSession(Session):
+    """A session on a `TransitionReplayBuffer`. `Expect.also`: the calls that a cut took the next observations of."""
+
+    draw_step = staticmethod(draw_step_of(STEPS))
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        if self.now.also is None:
+            self.expects[0] = 0, Expect(**{**vars(self.now), "also": frozenset()})
+
+    @classmethod
+    def suited(cls, case):
+        return type(case)(**{**vars(case), "max_steps": 2 * case.spare, "keep": False})
+
+    def make(self):
+        kind = type("Buffer", (TransitionReplayBuffer,), {"disk": self.disk})
+        return kind(
+            self.case.spare, (4,), device=None, obs_dtype=np.int32, seed=7,
+            path=os.path.join(self.root, "buf"), storage=STORAGES[self.case.storage],
+            durability="power" if self.power else "process", sync_every_s=0,
+        )  # fmt: skip
+
+    @classmethod
+    def make_reader(cls, root, disk):
+        kind = type("Buffer", (TransitionReplayBuffer,), {"disk": disk})
+        return kind.open(os.path.join(root, "buf"), "r", device=None)
+
+    @staticmethod
+    def store_of(buf):
+        return buf._ring.buffer._owned
+
+    @classmethod
+    def look_at(cls, buf):
+        return look(buf)[0]
+
+    def sampling(self):
+        state = self.buf.state_dict()
+        return state["step"], state["rng"]["state"]["state"]
+
+    def put(self, number, length):
+        stored = self.look()
+        arguments = call_of(number, length, stored[-1] if stored else None)
+        self.buf.add(*arguments)
+
+    def judge_also(self, before):
+        calls, lost = look(self.buf)
+        gone = {number for number, _ in lost}
+        may = set(before.also)
+        if self.cut and not before.power:
+            may |= {number for number, _ in calls[-1:]}
+        live = self.store_now.live  # a call that a cut spoiled was dropped between two others
+        starts, ends = live.starts, live.starts + live.lengths
+        may |= {calls[i][0] for i in np.flatnonzero(starts[1:] != ends[:-1])}
+        assert gone <= may, f"calls {gone - may} have lost their next observations; {may} may have"
+        return frozenset(gone)
+
+    def do_sample(self):
+        if len(self.buf) > 1 and not look(self.buf)[1]:
+            self.buf.sample(2)
