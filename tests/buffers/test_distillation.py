@@ -173,7 +173,7 @@ def test_a_bad_add_changes_nothing(changed, message, make):
         ({"retention": "last"}, "keep_rounds goes with"),
         ({"keep_rounds": 3}, "keep_rounds goes with"),
         ({"retention": "last", "keep_rounds": 0}, "keep_rounds must be positive"),
-        ({"beta": 1.5}, "beta must be between"),
+        ({"beta": 1.5}, "beta, if it is no function of the round, must lie between"),
         ({"to": "tensordict"}, "to must be one of"),
         ({"to": "numpy", "device": "cpu"}, "are for tensors"),
         ({"device": "nowhere"}, "can.t be used here"),

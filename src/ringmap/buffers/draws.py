@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.samplers.base import generator
 from ringmap.datasets.batch import worker
 
 __all__ = ["Draws"]
@@ -17,8 +18,8 @@ __all__ = ["Draws"]
 class Draws:
     """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._rng = np.random.default_rng(seed)
+    def __init__(self, seed: int | None = None, where: str = "Draws") -> None:
+        self._rng = generator(seed, where, "seed")
         self._worker: int | None = None
 
     @property

@@ -14,6 +14,7 @@ Not here: where columns are stored, as what they are handed out (handout.py).
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -215,9 +216,12 @@ def dtype_of(given: Any, where: str) -> np.dtype[Any]:
         str(given).removeprefix("torch.") if type(given).__module__.startswith("torch") else given
     )
     try:
-        return portable(np.dtype(name))
+        dtype = portable(np.dtype(name))
     except TypeError:
         raise InputError(f"{where}: {given!r} is no dtype of a column") from None
+    if dtype.kind not in "biufc":
+        raise InputError(f"{where}: {given!r} is no dtype of numbers")
+    return dtype
 
 
 def as_array(value: Any, where: str, name: str) -> Array:
@@ -243,7 +247,7 @@ def _spec(name: str, given: Any, dtype: np.dtype[Any], where: str) -> ColumnSpec
         given, dtype = given[0], dtype_of(given[1], where)
     try:
         sizes = (given,) if isinstance(given, int | np.integer) else given
-        shape = tuple(int(size) for size in sizes)
+        shape = tuple(operator.index(size) for size in sizes)
         if any(size < 0 for size in shape):
             raise ValueError(shape)
     except (TypeError, ValueError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import operator
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from ringmap.storage.store import Settings
 __all__ = [
     "Options",
     "check_reads",
+    "check_whole",
+    "fraction",
     "log_progress",
     "must_agree",
     "positive",
@@ -62,11 +65,30 @@ class Options:
 def positive(where: str, name: str, value: Any) -> None:
     """Raise InputError unless `value` is a positive integer."""
     try:
-        good = operator.index(value) > 0
+        good = operator.index(value) > 0 and not isinstance(value, bool)
     except TypeError:
         good = False
     if not good:
         raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
+
+
+def fraction(where: str, name: str, value: Any) -> None:
+    """Raise InputError unless `value` is a number between 0 and 1."""
+    try:
+        good = 0 <= float(value) <= 1 and not isinstance(value, str)
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise InputError(f"{where}: {name} must lie between 0 and 1, got {value!r}")
+
+
+def check_whole(where: str, state: Any, names: Iterable[str]) -> None:
+    """Raise InputError unless a state has what `state_dict` puts into it."""
+    missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
+    if missing:
+        raise InputError(
+            f"{where}: the state has no {missing}; give what state_dict returned. Nothing was changed"
+        )
 
 
 def spare_of(max_steps: int, asked: int | None, where: str) -> int:

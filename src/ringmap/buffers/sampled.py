@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.buffers.beacon import Beacon
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import check_whole, positive
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.clips.index import ClipPairs
-from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.samplers.base import Sampler, generator
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
@@ -67,8 +67,8 @@ class Sampled(Dataset):
     _draws_as: int | None = None
 
     def _sampling_with(self, sampler: Sampler | None, seed: int | None) -> None:
-        self._sampler = sampler
-        self._rng = np.random.default_rng(seed)
+        self._sampler = _callable(sampler)
+        self._rng = generator(seed, "ReplayBuffer", "seed")
         self._counter = 0
         self._draws = self._draws_stored = 0
         self._pins: dict[int, Pinned] = {}
@@ -88,6 +88,7 @@ class Sampled(Dataset):
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:
+        _callable(sampler)
         if sampler is not self._sampler and hasattr(self._sampler, "close"):
             self._sampler.close()  # type: ignore[union-attr]
         self._sampler = None if isinstance(sampler, DefaultSampler) else sampler
@@ -523,7 +524,17 @@ class Sampled(Dataset):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken."""
+        """Go on sampling where `state_dict` was taken.
+
+        Raises:
+            InputError: it is no such state, or that of a buffer with another sampler.
+        """
+        check_whole("load_state_dict", state, ("rng", "step"))
+        if "sampler" in state and not hasattr(self._sampler, "load_state_dict"):
+            raise InputError(
+                "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first. Nothing was "
+                "changed"
+            )
         self._source  # noqa: B018 - a fork makes another generator
         self._draw_apart()
         self._rng.bit_generator.state = state["rng"]
@@ -555,6 +566,12 @@ class Sampled(Dataset):
                     f"ReplayBuffer.sample: out[{name!r}] must be a C-contiguous array {spec.dtype} {shape}, got {got}"
                 )
         return dict(out)
+
+
+def _callable(sampler: Sampler | None) -> Sampler | None:
+    if sampler is not None and not callable(sampler):
+        raise InputError(f"ReplayBuffer: sampler must be callable, or None, got {sampler!r}")
+    return sampler
 
 
 class DefaultSampler:

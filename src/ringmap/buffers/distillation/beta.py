@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringmap.errors import InputError
+from ringmap.buffers.options import fraction, positive
 
 __all__ = ["ExponentialBeta", "LinearBeta"]
 
@@ -28,10 +28,9 @@ class LinearBeta:
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.rounds > 0:
-            raise InputError(f"LinearBeta: rounds must be positive, got {self.rounds!r}")
+        positive("LinearBeta", "rounds", self.rounds)
         for name in ("start", "end"):
-            _probability("LinearBeta", name, getattr(self, name))
+            fraction("LinearBeta", name, getattr(self, name))
 
     def __call__(self, round: int) -> float:
         """Return the probability that the teacher acts in this round."""
@@ -52,13 +51,8 @@ class ExponentialBeta:
     decay: float
 
     def __post_init__(self) -> None:
-        _probability("ExponentialBeta", "decay", self.decay)
+        fraction("ExponentialBeta", "decay", self.decay)
 
     def __call__(self, round: int) -> float:
         """Return the probability that the teacher acts in this round."""
         return float(self.decay ** max(round, 0))
-
-
-def _probability(where: str, name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise InputError(f"{where}: {name} must lie between 0 and 1, got {value!r}")

@@ -26,7 +26,7 @@ from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
 from ringmap.buffers.handout import HandOut
 from ringmap.buffers.nested import nested
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, LappedError, NoClipsError, ReadOnlyError
 
@@ -537,6 +537,7 @@ class DistillationBuffer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, over the same rows; where those are of later rounds already, in the newest."""
+        check_whole(f"{_WHERE}.load_state_dict", state, self._rounds.state)
         newest = self._round_of_newest()
         self._rounds.state = dict(state)
         self._rounds.number = max(self._rounds.number, newest)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.draws import Draws
+from ringmap.buffers.options import fraction
 from ringmap.errors import InputError
 from ringmap.storage.casting import cast
 
@@ -36,12 +37,10 @@ class Rounds:
     def __init__(
         self, beta: float | Callable[[int], float] | None, seed: int | None, where: str
     ) -> None:
-        if beta is not None and not callable(beta) and not 0 <= beta <= 1:
-            raise InputError(
-                f"{where}: beta must be between 0 and 1 or a function of the round, got {beta!r}"
-            )
+        if beta is not None and not callable(beta):
+            fraction(where, "beta, if it is no function of the round,", beta)
         self._beta = beta
-        self.draws = Draws(seed)
+        self.draws = Draws(seed, where)
         self.number = -1
         """-1 before the first row or `start_round`."""
         self.version = 0

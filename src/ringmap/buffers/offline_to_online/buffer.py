@@ -27,7 +27,7 @@ from ringmap.buffers.nested import nested
 from ringmap.buffers.offline_to_online.halves import Half, StepsHalf, half_of
 from ringmap.buffers.offline_to_online.joining import joined
 from ringmap.buffers.offline_to_online.share import Share
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import InputError, NoClipsError
 
@@ -118,6 +118,12 @@ class OfflineToOnlineReplayBuffer:
             raise InputError(
                 f"{_WHERE}: path is for the ring of online_capacity; online_storage has its own home"
             )
+        if transform is not None and not callable(transform):
+            raise InputError(
+                f"{_WHERE}: transform must be a function of the batch, got {transform!r}"
+            )
+        if provenance is not None and (not isinstance(provenance, str) or not provenance):
+            raise InputError(f"{_WHERE}: provenance must be a column's name, got {provenance!r}")
         self._out = HandOut(to, device, bool(pin_memory))
         self._out.check(_WHERE)
         offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
@@ -144,7 +150,7 @@ class OfflineToOnlineReplayBuffer:
         self.batch_size = batch_size
         self.transform = transform
         self.provenance = provenance
-        self._draws = Draws(seed)
+        self._draws = Draws(seed, _WHERE)
         if self._ring is not None:
             saved = self._ring.buffer.notes.get("mix")
             if saved is not None:
@@ -327,7 +333,12 @@ class OfflineToOnlineReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on mixing where `state_dict` was taken, over the same data."""
+        """Go on mixing where `state_dict` was taken, over the same data.
+
+        Raises:
+            InputError: it is no such state.
+        """
+        check_whole(f"{_WHERE}.load_state_dict", state, (*self._mix(), "offline", "online"))
         self._resume(state, whatever_base=True)
         self._offline.load_state_dict(state["offline"])
         self._online.load_state_dict(state["online"])

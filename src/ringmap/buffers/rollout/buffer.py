@@ -18,7 +18,7 @@ import numpy as np
 
 from ringmap.buffers.handout import check_device
 from ringmap.buffers.nested import Leaves
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import check_whole, fraction, positive
 from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.errors import CorruptError, InputError, NoClipsError
@@ -93,10 +93,8 @@ class RolloutBuffer:
         positive(where, "num_steps", num_steps)
         self.num_envs, self.num_steps = int(num_envs), int(num_steps)
         self.device = check_device("cpu" if device is None else device, where)
-        if num_privileged_obs < 0:
-            raise InputError(
-                f"{where}: num_privileged_obs must not be negative, got {num_privileged_obs}"
-            )
+        if num_privileged_obs != 0:
+            positive(where, "num_privileged_obs", num_privileged_obs)
         if privileged_obs_shape is None and num_privileged_obs:
             privileged_obs_shape = (int(num_privileged_obs),)
         trees = {
@@ -113,7 +111,10 @@ class RolloutBuffer:
         if seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed(seed)
+            try:
+                self._generator.manual_seed(seed)
+            except (TypeError, ValueError, RuntimeError):
+                raise InputError(f"{where}: seed must be an integer, got {seed!r}") from None
         self._step = 0
         self._computed = False
 
@@ -212,8 +213,8 @@ class RolloutBuffer:
 
         Args:
             last_values: `(N,)` or `(N, 1)`, the critic's, of the observation after the last step.
-            gamma: the discount.
-            gae_lambda: of the advantage estimation.
+            gamma: the discount, between 0 and 1.
+            gae_lambda: of the advantage estimation, between 0 and 1.
 
         Raises:
             InputError: nothing is stored, or a shape does not fit.
@@ -221,6 +222,8 @@ class RolloutBuffer:
         where = f"{type(self).__name__}.compute_returns_and_advantages"
         if not self._step:
             raise InputError(f"{where}: no step is stored")
+        fraction(where, "gamma", gamma)
+        fraction(where, "gae_lambda", gae_lambda)
         stored = self._tensors.by_name
         last = self._tensors.row("values", last_values, where).to(
             self.device, stored["values"].dtype
@@ -403,6 +406,7 @@ class RolloutBuffer:
             InputError: it is of a buffer of another size or with other columns. Nothing was changed.
         """
         where = f"{type(self).__name__}.load_state_dict"
+        check_whole(where, state, ("tensors", "step", "num_steps", "computed", "rng"))
         tensors, step = state["tensors"], int(state["step"])
         if state["num_steps"] != self.num_steps:
             raise InputError(

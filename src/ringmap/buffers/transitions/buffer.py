@@ -27,7 +27,7 @@ import numpy as np
 
 from ringmap.buffers.handout import HandOut, check_device
 from ringmap.buffers.nested import as_array
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
@@ -154,8 +154,7 @@ class TransitionReplayBuffer:
         where = type(self).__name__
         try:
             positive(where, "n_step", n_step)
-            if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
-                raise InputError(f"{where}: gamma must lie in [0, 1], got {gamma!r}")
+            fraction(where, "gamma", gamma)
             self.device = check_device(device, where)
         except InputError:
             ring.close()
@@ -214,13 +213,13 @@ class TransitionReplayBuffer:
             observations, next_observations, critic_observations, next_critic_observations, where
         )
         count = len(rows[columns.observed[0]])
+        rest = columns.rest(actions, rewards, dones, truncated, count, where)
         if not count:
             return
         if count > self.capacity:
             raise InputError(
                 f"{where}: {count} transitions exceed capacity={self.capacity}; raise capacity or add fewer at a time"
             )
-        rest = columns.rest(actions, rewards, dones, truncated, count, where)
         begun = np.zeros(count, np.bool_) if fresh is None else np.asarray(fresh, np.bool_)
         if begun.shape not in ((), (count,)):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
@@ -392,7 +391,11 @@ class TransitionReplayBuffer:
         return self._ring.buffer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken."""
+        """Go on sampling where `state_dict` was taken.
+
+        Raises:
+            InputError: it is no such state, or that of a buffer with another sampler. Nothing was changed.
+        """
         self._ring.buffer.load_state_dict(state)
 
     def check(self) -> list[Any]:

@@ -80,12 +80,12 @@ class Draws:
         self.load_small_state(state)
 
 
-def generator(seed: Seed, where: str) -> np.random.Generator:
+def generator(seed: Seed, where: str, name: str = "rng") -> np.random.Generator:
     """Return a generator: the one given, or a new one with this seed."""
     try:
         return np.random.default_rng(seed)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where}: rng must be a Generator, a seed or None: {error}") from None
+        raise InputError(f"{where}: {name} must be a Generator, a seed or None: {error}") from None
 
 
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ def positive(where: str, name: str, value: Any, integer: bool = True) -> Any:
     """Return `value` if it is a positive number."""
     try:
         number = operator.index(value) if integer else float(value)
-        if 0 < number < float("inf"):
+        if 0 < number < float("inf") and not isinstance(value, bool):
             return number
     except (TypeError, ValueError):
         pass
