@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import errno
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.errors import InputError
+from ringmap.errors import CorruptError, EnvironmentFault, InputError
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import portable
 
@@ -86,9 +87,22 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
 
 
 def decode_data(data: bytes) -> dict[str, Any]:
-    """Return what `encode_data` packed: values of the same types, arrays as fresh copies."""
+    """Return what `encode_data` packed: values of the same types, arrays as fresh copies.
+
+    Raises:
+        CorruptError: it is nothing that `encode_data` makes.
+    """
     if not data:
         return {}
+    try:
+        return _decode_data(data)
+    except (
+        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError
+    ) as error:  # fmt: skip
+        raise CorruptError(f"episode data do not make sense: {error!r}") from None
+
+
+def _decode_data(data: bytes) -> dict[str, Any]:
     size = int.from_bytes(data[:4], "little")
     at = 4 + size
     values: dict[str, Any] = {}
@@ -239,6 +253,10 @@ class Segments:
                 blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
             except FileNotFoundError:
                 return None
+            except MemoryError as error:  # no word on whether it is whole: an episode is not dropped for it
+                raise EnvironmentFault(
+                    errno.ENOMEM, f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory"
+                ) from error
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
 
     def current(self) -> File:

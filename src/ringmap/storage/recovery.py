@@ -26,13 +26,15 @@ from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, EpisodeTable, Rec
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
 
-__all__ = ["Found", "Progress", "bad_episodes", "find"]
+__all__ = ["Found", "Progress", "bad_episodes", "find", "refuse_impossible"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
 """Called with `(done, of)` while episodes are verified."""
 
 log = logging.getLogger("ringmap")
+
+_MOST = 1 << 62
 
 
 @dataclass(slots=True)
@@ -187,6 +189,29 @@ def broken_order(records: Array) -> list[str]:
             at = int(np.argmax(bad)) + (len(records) - len(bad))
             faults.append(f"record {int(records['seq'][at])} {what}")
     return faults
+
+
+def refuse_impossible(
+    records: Array, state: tuple[int, int, int], max_steps: int, path: str
+) -> None:
+    """Raise if records with checksums that hold, or the state `(seq, tail, head)`, can't be of such a ring.
+
+    Whoever forges a record can give it a checksum: memory is never asked for by its word alone. O(records).
+    """
+    seq, tail, head = state
+    starts, lengths = records["start"], records["length"]
+    if not (0 <= tail <= head < _MOST and head - tail <= max_steps):
+        fault = f"the state of record {seq} reaches from position {tail} to {head}"
+    elif len(records) and (lengths.min() < 0 or lengths.max() > max_steps):
+        fault = f"a record has {int(lengths.max())} steps, or {int(lengths.min())}"
+    elif len(records) and (starts.min() < 0 or starts.max() > head):
+        fault = f"a record starts at position {int(starts.max())}, or {int(starts.min())}"
+    else:
+        return
+    raise CorruptError(
+        f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; run "
+        "ringmap.check on the buffer"
+    )
 
 
 def bad_episodes(
