@@ -253,9 +253,12 @@ class Segments:
                 blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
             except FileNotFoundError:
                 return None
-            except MemoryError as error:  # no word on whether it is whole: an episode is not dropped for it
+            except (
+                MemoryError
+            ) as error:  # no word on whether it is whole: an episode is not dropped for it
                 raise EnvironmentFault(
-                    errno.ENOMEM, f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory"
+                    errno.ENOMEM,
+                    f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
                 ) from error
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
 

@@ -95,7 +95,10 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
     if links := links_in(disk, folder):  # of what lies behind them nothing can be said
         what = "is {}, expected a folder: what leads elsewhere is not followed"
         paths = [os.path.join(folder, name) for name in links]
-        return [Finding(n, what.format(disk.kind(p) or "a file")) for n, p in zip(links, paths, strict=True)]
+        return [
+            Finding(n, what.format(disk.kind(p) or "a file"))
+            for n, p in zip(links, paths, strict=True)
+        ]
     try:
         survey = Survey(disk, folder)
     except NewerVersionError as error:

@@ -73,9 +73,8 @@ class WriterLock:
             LockedError: another handle holds it; the message names the process.
             EnvironmentFault: the file system has no locks.
         """
-        if kind := self._disk.kind(self.path):
-            if kind != "missing":
-                raise NotAFileError(self.path, kind)
+        if (kind := self._disk.kind(self.path)) and kind != "missing":
+            raise NotAFileError(self.path, kind)
         # Known before it is taken, so that `release` gives it back whatever interrupts this.
         lock = self._lock = FileLock(
             self.path,

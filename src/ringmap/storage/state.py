@@ -90,7 +90,9 @@ class StateFile:
     def faults(cls, disk: Disk, path: str) -> list[str]:
         """Return what is wrong with the file as a whole, in words."""
         if kind := disk.kind(path):
-            return [f"state file is {kind}" + ("" if kind == "missing" else ", expected a regular file")]
+            return [
+                f"state file is {kind}" + ("" if kind == "missing" else ", expected a regular file")
+            ]
         size = disk.size(path)
         return [] if size == cls.nbytes else [f"state file has {size} bytes, expected {cls.nbytes}"]
 

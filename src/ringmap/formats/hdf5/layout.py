@@ -19,17 +19,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 from typing import Any
 
 import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
+from ringmap.formats.common.inside import LARGEST_ROW, check_row, refuse_vast
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
+__all__ = [
+    "EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns", "refuse_sparse",
+]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,6 +47,9 @@ MAX_CHUNK_ROWS = 16384
 """A chunk of a narrow column ends here: 1 MB of it would be mostly air in a small dataset."""
 
 _CACHE_NBYTES = 32 << 20
+
+_PACKED = 100_000
+"""Bytes that a filter may pack into one: Zstandard's best, for constant rows."""
 
 
 class Column:
@@ -63,6 +70,7 @@ class Column:
                 f"{dataset.file.filename}: column {name!r} keeps its rows in other files, which are "
                 "not followed; copy it into this file (h5repack)"
             )
+        refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)
         self._text = h5py.check_string_dtype(stored) is not None and stored.kind == "O"
@@ -149,6 +157,25 @@ class Column:
         fits = self.spec.dtype.itemsize and width <= self.spec.dtype.itemsize // 4
         dtype = self.spec.dtype if fits else np.dtype(f"<U{max(width, 1)}")
         return np.array(texts, dtype).reshape(found.shape)
+
+
+def refuse_sparse(path: str, name: str, dataset: Any) -> None:
+    """Raise if a dataset declares rows or chunks that its file can't hold: HDF5 makes room for them first.
+
+    Raises:
+        CorruptError: it does.
+    """
+    plist, itemsize = dataset.id.get_create_plist(), dataset.dtype.itemsize
+    row = math.prod(dataset.shape[1:]) * itemsize
+    check_row(path, name, row)
+    if dataset.chunks is not None and math.prod(dataset.chunks) * itemsize > LARGEST_ROW:
+        raise CorruptError(
+            f"{path}: column {name!r} has chunks {dataset.chunks} of {dataset.dtype}, expected at most "
+            f"{LARGEST_ROW:,} bytes each"
+        )
+    ratio = _PACKED if plist.get_nfilters() else 1
+    stored = dataset.id.get_storage_size()
+    refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, stored, ratio)
 
 
 def create_column(

@@ -147,7 +147,10 @@ class MemmapColumn:
     ) -> list[str]:
         """Return what is wrong with the file as a whole, in words; rows are not read."""
         if kind := disk.kind(path):
-            return [f"column file is {kind}" + ("" if kind == "missing" else ", expected a regular file")]
+            return [
+                f"column file is {kind}"
+                + ("" if kind == "missing" else ", expected a regular file")
+            ]
         expected, size = cls.nbytes(spec, rows, label), disk.size(path)
         if size != expected:
             return [f"column file has {size} bytes, expected {expected}"]

@@ -152,7 +152,9 @@ class ZarrColumn:
         """Return what is wrong with the folder as a whole, in words; chunks are not read."""
         if not disk.is_folder(path):
             kind = disk.kind(path) or "a file"
-            return [f"column folder is {kind}" + ("" if kind == "missing" else ", expected a folder")]
+            return [
+                f"column folder is {kind}" + ("" if kind == "missing" else ", expected a folder")
+            ]
         try:
             data = disk.read_file(os.path.join(path, _METADATA), _METADATA_LIMIT)
         except FileNotFoundError:
