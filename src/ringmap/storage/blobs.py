@@ -28,16 +28,31 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.errors import CorruptError, EnvironmentFault, InputError
+from ringmap.errors import EnvironmentFault, InputError
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import portable
 
-__all__ = ["SEGMENT_NBYTES", "Segments", "decode_blob", "decode_data", "encode_blob", "encode_data"]
+__all__ = [
+    "LARGEST_BLOB",
+    "LAST_OFFSET",
+    "SEGMENT_NBYTES",
+    "Segments",
+    "decode_blob",
+    "decode_data",
+    "encode_blob",
+    "encode_data",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SEGMENT_NBYTES = 4 << 20
 """A segment that has reached this size gets a successor."""
+
+LARGEST_BLOB = 3 << 32
+"""A blob has three parts, whose sizes take 32 bits each."""
+
+LAST_OFFSET = 1 << 30
+"""Where a blob may begin: segments get a successor long before."""
 
 _HEAD = struct.Struct("<III")
 
@@ -90,7 +105,7 @@ def decode_data(data: bytes) -> dict[str, Any]:
     """Return what `encode_data` packed: values of the same types, arrays as fresh copies.
 
     Raises:
-        CorruptError: it is nothing that `encode_data` makes.
+        ValueError: it is nothing that `encode_data` makes.
     """
     if not data:
         return {}
@@ -99,7 +114,7 @@ def decode_data(data: bytes) -> dict[str, Any]:
     except (
         ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError
     ) as error:  # fmt: skip
-        raise CorruptError(f"episode data do not make sense: {error!r}") from None
+        raise ValueError(f"episode data do not make sense: {error!r}") from None
 
 
 def _decode_data(data: bytes) -> dict[str, Any]:

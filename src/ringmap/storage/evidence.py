@@ -8,6 +8,7 @@ Not here: which file is which (identity.py, parts.py).
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import EnvironmentFault
 from ringmap.storage.columns.memmap import read_label
 from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.episodes import EpisodeTable
@@ -103,8 +105,27 @@ class Files:
         def read(file: File) -> bytes:
             return file.read(max(0, min(size, file.size() - offset)), offset)
 
-        found: bytes = self._look(name, read) or b""
+        try:
+            found: bytes = self._look(name, read) or b""
+        except MemoryError as error:  # no word on whether it is whole
+            raise EnvironmentFault(
+                errno.ENOMEM, f"{self.path(name)}: {size:,} bytes of it do not fit in memory"
+            ) from error
         return found
+
+    def is_blank(self, name: str, offset: int) -> bool:
+        """Tell whether nothing but zeros lies in a file from `offset` on. Holes cost nothing."""
+
+        def look(file: File) -> bool:
+            at, stop = offset, file.size()
+            while (at := max(at, file.next_data(at))) < stop:
+                data = file.read(_BLOCK, at)
+                if data.strip(b"\0"):
+                    return False
+                at += max(1, len(data))
+            return True
+
+        return self._look(name, look) is not False
 
     def label(self, name: str) -> dict[str, Any] | None:
         """Return what a column's file or folder says of itself."""

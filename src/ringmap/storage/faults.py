@@ -241,6 +241,8 @@ def stream_of(survey: Survey, folder: str) -> Stream | None:
     files, manifest = survey.files, survey.parts.manifest
     assert manifest is not None
     stream = None
+    if not files.is_file(f"{folder}/steps.bin"):  # a link leads elsewhere
+        return None
     for _ in range(3):  # a frame may be under way
         try:
             stream = read_stream(files.disk, files.path(f"{folder}/steps.bin"), manifest.max_steps)

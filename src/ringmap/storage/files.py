@@ -15,6 +15,7 @@ Not here: what is written where, and in which order (store.py, birth.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.errors import EnvironmentFault
 from ringmap.storage.system import Data, System, kind_of
 
 __all__ = ["Disk", "File", "FileHandle"]
@@ -156,7 +158,14 @@ class FileHandle:
         """Return the whole file as a read-only uint8 array that shows later writes."""
         if self.size() == 0:
             return np.empty(0, np.uint8)
-        mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
+        try:
+            mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
+        except (OSError, OverflowError, ValueError) as error:
+            raise EnvironmentFault(
+                getattr(error, "errno", None) or errno.ENOMEM,
+                f"{self.path}: {self.size():,} bytes can't be mapped ({error}); raise the limit of address space "
+                "(ulimit -v), or open the buffer with reads='pread'",
+            ) from error
         if random:
             self.disk.system.expect_random(mapped)
         return np.frombuffer(mapped, np.uint8)

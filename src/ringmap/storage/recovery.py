@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.storage.blobs import Segments, decode_blob
+from ringmap.storage.blobs import LARGEST_BLOB, LAST_OFFSET, Segments, decode_blob
 from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, EpisodeTable, Record
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
 
-__all__ = ["Found", "Progress", "bad_episodes", "find", "refuse_impossible"]
+__all__ = ["MOST", "Found", "Progress", "bad_episodes", "blobs_fit", "find", "refuse_impossible"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
@@ -34,7 +34,8 @@ Progress = Callable[[int, int], None]
 
 log = logging.getLogger("ringmap")
 
-_MOST = 1 << 62
+MOST = 1 << 62
+"""Positions are below this: what is computed from them stays in 64 bits."""
 
 
 @dataclass(slots=True)
@@ -200,18 +201,26 @@ def refuse_impossible(
     """
     seq, tail, head = state
     starts, lengths = records["start"], records["length"]
-    if not (0 <= tail <= head < _MOST and head - tail <= max_steps):
+    if not (0 <= tail <= head < MOST and head - tail <= max_steps):
         fault = f"the state of record {seq} reaches from position {tail} to {head}"
     elif len(records) and (lengths.min() < 0 or lengths.max() > max_steps):
         fault = f"a record has {int(lengths.max())} steps, or {int(lengths.min())}"
     elif len(records) and (starts.min() < 0 or starts.max() > head):
         fault = f"a record starts at position {int(starts.max())}, or {int(starts.min())}"
+    elif len(records) and not blobs_fit(records).all():
+        fault = f"a record's blob has {int(records['blob_size'].max()):,} bytes"
     else:
         return
     raise CorruptError(
         f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; run "
         "ringmap.check on the buffer"
     )
+
+
+def blobs_fit(records: Array) -> Array:
+    """Return which records name a blob of a size, and in a place, that there can be."""
+    fit: Array = (records["blob_size"] <= LARGEST_BLOB) & (records["blob_offset"] <= LAST_OFFSET)
+    return fit
 
 
 def bad_episodes(

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ringmap.errors import CorruptError
 from ringmap.storage.blobs import decode_data, encode_data
 from ringmap.storage.files import Disk, File
 from ringmap.storage.system import NotAFileError
@@ -64,7 +65,12 @@ class Successors:
             found = _read(self._disk, path, self._uuid)
             if found is not None and found[:2] == (head, rows_sum):
                 self._next = 1 - slot
-                arrays = decode_data(found[2])
+                try:
+                    arrays = decode_data(found[2])
+                except ValueError as error:
+                    raise CorruptError(
+                        f"{path}: {error}; run ringmap.check on the buffer"
+                    ) from None
                 return {n: np.asarray(v) for n, v in arrays.items()} or None
         return None
 

@@ -36,7 +36,9 @@ def refuse_harm(folder: str) -> None:
     path = os.path.join(folder, "metadata.json")
     found = read_json(path)
     stored = sum(
-        os.stat(os.path.join(at, name)).st_size for at, _, names in os.walk(folder) for name in names
+        os.stat(os.path.join(at, name)).st_size
+        for at, _, names in os.walk(folder)
+        for name in names
     )
     for name in ("total_episodes", "total_steps"):
         count = found.get(name, 0) if isinstance(found, dict) else -1

@@ -118,7 +118,12 @@ def codec_of(chain: Chain, spec: ColumnSpec, steps: int) -> Codec:
     """Return what encodes and decodes chunks of `steps` rows."""
     first, rest = chain[0], chain[1:]
     if first["name"] == "bytes" and all(codec["name"] in _DIRECT for codec in rest):
-        return Direct(rest, spec, steps)
+        try:
+            return Direct(rest, spec, steps)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise Undecodable(
+                f"column {spec.name!r}: codecs {chain} do not make sense: {error!r}"
+            ) from None
     return ThroughZarr(chain, spec, steps)
 
 
@@ -368,8 +373,9 @@ class ThroughZarr:
         """Fill `out`, or raise Undecodable."""
         from zarr.core.buffer import default_buffer_prototype
 
-        store, array = self._array("left")
+        store: dict[str, Any] = {}
         try:
+            store, array = self._array("left")
             for codec in reversed(self._bounded):
                 data = _undo(codec, data, self._most)
             store[self._key] = default_buffer_prototype().buffer.from_bytes(data)
