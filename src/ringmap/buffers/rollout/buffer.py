@@ -433,8 +433,12 @@ class RolloutBuffer:
         """
         import torch
 
-        if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for its other end
-            raise CorruptError(f"{os.fspath(path)}: is no regular file, expected one of a RolloutBuffer")
+        if os.path.exists(path) and not os.path.isfile(
+            path
+        ):  # opening a pipe would wait for its other end
+            raise CorruptError(
+                f"{os.fspath(path)}: is no regular file, expected one of a RolloutBuffer"
+            )
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
             version = state["version"]
@@ -450,7 +454,9 @@ class RolloutBuffer:
                 for name, tensor in state["tensors"].items()
             )
             if not fits or not isinstance(state["rng"], torch.Tensor):
-                raise ValueError(f"step {state['step']} of {self.num_steps}, or what is stored is no tensor")
+                raise ValueError(
+                    f"step {state['step']} of {self.num_steps}, or what is stored is no tensor"
+                )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"{os.fspath(path)}: does not make sense: {error!r}") from None
         self.load_state_dict(state)

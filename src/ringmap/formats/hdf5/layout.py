@@ -19,14 +19,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import math
 from typing import Any
 
 import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
-from ringmap.formats.common.inside import LARGEST_ROW, check_row, refuse_vast
+from ringmap.formats.common.inside import refuse_sparse
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.schema import ColumnSpec
@@ -47,9 +46,6 @@ MAX_CHUNK_ROWS = 16384
 """A chunk of a narrow column ends here: 1 MB of it would be mostly air in a small dataset."""
 
 _CACHE_NBYTES = 32 << 20
-
-_PACKED = 100_000
-"""Bytes that a filter may pack into one: Zstandard's best, for constant rows."""
 
 
 class Column:
@@ -157,25 +153,6 @@ class Column:
         fits = self.spec.dtype.itemsize and width <= self.spec.dtype.itemsize // 4
         dtype = self.spec.dtype if fits else np.dtype(f"<U{max(width, 1)}")
         return np.array(texts, dtype).reshape(found.shape)
-
-
-def refuse_sparse(path: str, name: str, dataset: Any) -> None:
-    """Raise if a dataset declares rows or chunks that its file can't hold: HDF5 makes room for them first.
-
-    Raises:
-        CorruptError: it does.
-    """
-    plist, itemsize = dataset.id.get_create_plist(), dataset.dtype.itemsize
-    row = math.prod(dataset.shape[1:]) * itemsize
-    check_row(path, name, row)
-    if dataset.chunks is not None and math.prod(dataset.chunks) * itemsize > LARGEST_ROW:
-        raise CorruptError(
-            f"{path}: column {name!r} has chunks {dataset.chunks} of {dataset.dtype}, expected at most "
-            f"{LARGEST_ROW:,} bytes each"
-        )
-    ratio = _PACKED if plist.get_nfilters() else 1
-    stored = dataset.id.get_storage_size()
-    refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, stored, ratio)
 
 
 def create_column(

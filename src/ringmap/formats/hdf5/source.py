@@ -24,7 +24,7 @@ from ringmap.errors import (
     UnknownColumnError,
     UnknownFormatError,
 )
-from ringmap.formats.common.inside import kind_at
+from ringmap.formats.common.inside import kind_at, refuse_sparse
 from ringmap.formats.common.source import damage_named
 from ringmap.formats.hdf5.journal import mend
 from ringmap.formats.hdf5.layout import (
@@ -32,7 +32,6 @@ from ringmap.formats.hdf5.layout import (
     EPISODE_OFFSETS,
     Column,
     find_columns,
-    refuse_sparse,
 )
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import Schema

@@ -16,7 +16,13 @@ from typing import Any
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common.images import size_of
-from ringmap.formats.common.inside import LARGEST_ROW, kind_at, read_json, refuse_links
+from ringmap.formats.common.inside import (
+    LARGEST_ROW,
+    kind_at,
+    read_json,
+    refuse_links,
+    refuse_sparse,
+)
 
 __all__ = ["refuse_episode", "refuse_harm"]
 
@@ -109,8 +115,6 @@ def _check_group(group: Any, depth: int) -> None:
 
 def _check_dataset(found: Any) -> None:
     import h5py
-
-    from ringmap.formats.hdf5.layout import refuse_sparse
 
     path = f"{found.file.filename}: {found.name}"
     if found.is_virtual or found.external:

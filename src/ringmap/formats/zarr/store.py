@@ -18,6 +18,7 @@ import os
 from typing import Any
 
 import numpy as np
+from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from ringmap.errors import CorruptError
@@ -65,7 +66,7 @@ class InsideStore(LocalStore):
         self._arrays: dict[str, tuple[list[Codec], int] | None] = {}
         self._sound: set[str] = set()
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
         """Return the bytes of a file, None where there is none.
 
         Raises:
@@ -74,7 +75,7 @@ class InsideStore(LocalStore):
         data = await asyncio.to_thread(self._read, key)
         if data is None:
             return None
-        whole = prototype.buffer.from_bytes(data)
+        whole = (prototype or default_buffer_prototype()).buffer.from_bytes(data)
         if byte_range is None:
             return whole
         start = getattr(byte_range, "start", getattr(byte_range, "offset", None))
