@@ -265,6 +265,18 @@ def _(at, out):
     forge_record(at, length=1 << 40)
 
 
+@case("buffer", "an older episode has 2**40 steps", "record")
+def _(at, out):
+    from ringmap.storage.episodes import EpisodeTable
+    from ringmap.storage.files import Disk
+
+    with open(join(at, "manifest.json"), "rb") as file:
+        slots = json.load(file)["table_slots"]
+    table = EpisodeTable.open(Disk(), join(at, "episodes.npy"), slots, uuid_of(at), True)
+    table.write(replace(table.read(2), length=1 << 40))
+    table.close()
+
+
 @case("buffer", "an episode starts ahead of the beginning", "record")
 def _(at, out):
     forge_record(at, start=-100, length=7)
@@ -394,13 +406,19 @@ def _(at, out):
     chunk(at, gzip.compress(bytes(768 * 100), 9))
 
 
-@case("zstd", "a chunk becomes 1 GiB", "c.0.0.0.0")
+@case("zstd", "a chunk of 5 KB becomes 160 MB", "c.0.0.0.0")
 def _(at, out):
-    # A frame of 8192 blocks that each repeat a zero 128 KiB long (RFC 8878), 4 bytes a block.
+    # A frame of 1300 blocks that each repeat a zero 128 KiB long (RFC 8878), 4 bytes a block.
     blocks = b"".join(
-        ((1 << 17) << 3 | 1 << 1 | (i == 8191)).to_bytes(3, "little") + b"\0" for i in range(8192)
+        ((1 << 17) << 3 | 1 << 1 | (i == 1299)).to_bytes(3, "little") + b"\0" for i in range(1300)
     )
-    chunk(at, b"\x28\xb5\x2f\xfd" + bytes([3 << 6 | 0, 0x70]) + BOMB.to_bytes(8, "little") + blocks)
+    chunk(
+        at,
+        b"\x28\xb5\x2f\xfd"
+        + bytes([3 << 6 | 0, 0x70])
+        + (1300 << 17).to_bytes(8, "little")
+        + blocks,
+    )
 
 
 @case("blosc twice", "a chunk becomes 1 GiB within its second codec", "c.0.0.0.0")
@@ -712,6 +730,13 @@ def _(at, out):
     columns(at, lambda c: c.__setitem__(4, [1 << 19, 1 << 19, 3]) if c[0] == "pixels" else None)
 
 
+@case("folder", "an image is of a format that no dataset has", "ep_0_step_0.png")
+def _(at, out):
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(join(at, "pixels/ep_0_step_0.png"), "TIFF")
+
+
 @case("folder", "an image is PostScript, which pillow has Ghostscript run", "ep_0_step_0.png")
 def _(at, out):
     write(
@@ -897,6 +922,14 @@ def _(at, out):
     write(join(at, "meta/episode_ends/0"), pickle.dumps(Payload(out)))
 
 
+@case("zarr", "chunks are packed by a codec that nothing is known of", "base64")
+def _(at, out):
+    import numcodecs
+
+    edit(join(at, "data/action/.zarray"), lambda body: body.update(compressor={"id": "base64"}))
+    write(join(at, "data/action/0.0"), numcodecs.Base64().encode(bytes(16384 * 8)))
+
+
 @case("zarr", "a column holds Python objects", "action")
 def _(at, out):
     edit(
@@ -1035,6 +1068,24 @@ def _(at, out):
 @case("video", "a video is a list that asks a server", "ep_0.mp4")
 def _(at, out):
     text = "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:9/secret.ts\n#EXT-X-ENDLIST\n"
+    write(join(at, "pixels/ep_0.mp4"), text.encode())
+
+
+@case("video", "a video is a playlist of other files", "ep_0.mp4")
+def _(at, out):
+    import av
+
+    # In the container that playlists are made of; its frames are those of the column.
+    with (
+        av.open(join(at, "pixels/ep_0.mp4")) as source,
+        av.open(join(out, "moved.ts"), "w", format="mpegts") as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    text = f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:1\n#EXTINF:1.0,\n{out}/moved.ts\n#EXT-X-ENDLIST\n"
     write(join(at, "pixels/ep_0.mp4"), text.encode())
 
 

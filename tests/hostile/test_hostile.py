@@ -24,7 +24,7 @@ pytestmark = linux
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/explanation/untrusted-data.md"
 
-MOST_NBYTES = 256 << 20
+MOST_NBYTES = 128 << 20
 SECONDS = 5
 MAY = ("repair", "repair, dry", "snapshot")
 """A repair mends what it can, and a snapshot copies chunks and data as they are: both without looking into them."""
