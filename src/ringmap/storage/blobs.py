@@ -15,8 +15,8 @@ Not here: when a segment may go (store.py).
 from __future__ import annotations
 
 import contextlib
-import functools
 import errno
+import functools
 import json
 import logging
 import os
@@ -112,7 +112,7 @@ def decode_data(data: bytes) -> dict[str, Any]:
     try:
         return _decode_data(data)
     except (
-        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError
+        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
     ) as error:  # fmt: skip
         raise ValueError(f"episode data do not make sense: {error!r}") from None
 

@@ -1,6 +1,6 @@
 """What a dataset may make us open: regular files below its own folder, of a size that makes sense.
 
-    DIR/pixels -> /home/you        refused: a link leads elsewhere
+    DIR/pixels -> ../../you        refused: a link leads elsewhere
     DIR/a.npz  a pipe              refused: opening it would wait, maybe for ever
     "columns": [["x", "../y"]]     refused: a name that a file says is one name, not a path
     shape (2**40,) in 1 KB         refused: more is declared than so few bytes can hold
