@@ -371,7 +371,7 @@ def _(at, out):
 
 @case("transitions", "successors claim to be as large as a disk", opens=True)
 def _(at, out):
-    head = struct.pack("<8sqQQ", b"RINGMAPN", 20, 1 << 39, 0)
+    head = struct.pack("<8sqQQQ", b"RINGMAPN", 20, 0, 1 << 39, 0)
     check = xxhash.xxh3_64_intdigest(uuid_of(at) + head).to_bytes(8, "little")
     for name in ("successors.0.bin", "successors.1.bin"):
         vast(join(at, name))

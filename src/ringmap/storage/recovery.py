@@ -200,21 +200,27 @@ def refuse_impossible(
     Whoever forges a record can give it a checksum: memory is never asked for by its word alone. O(records).
     """
     seq, tail, head = state
-    starts, lengths = records["start"], records["length"]
+    # As unsigned numbers, negative ones are huge: one walk tells of both.
+    fields = ("length", "start", "blob_size", "blob_offset")
+    most = [int(records[name].view("<u8").max(initial=0)) for name in fields]
     if not (0 <= tail <= head < MOST and head - tail <= max_steps):
         fault = f"the state of record {seq} reaches from position {tail} to {head}"
-    elif len(records) and (lengths.min() < 0 or lengths.max() > max_steps):
-        fault = f"a record has {int(lengths.max())} steps, or {int(lengths.min())}"
-    elif len(records) and (starts.min() < 0 or starts.max() > head):
-        fault = f"a record starts at position {int(starts.max())}, or {int(starts.min())}"
-    elif len(records) and not blobs_fit(records).all():
-        fault = f"a record's blob has {int(records['blob_size'].max()):,} bytes"
+    elif most[0] > max_steps:
+        fault = f"a record has {_signed(most[0])} steps"
+    elif most[1] > head:
+        fault = f"a record starts at position {_signed(most[1])}"
+    elif most[2] > LARGEST_BLOB or most[3] > LAST_OFFSET:
+        fault = f"a record's blob has {most[2]:,} bytes from byte {most[3]:,} on"
     else:
         return
     raise CorruptError(
         f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; run "
         "ringmap.check on the buffer"
     )
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 def blobs_fit(records: Array) -> Array:
