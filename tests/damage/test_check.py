@@ -421,7 +421,7 @@ VANDALS = {
     "a pipe": (lambda v: os.mkfifo(v.folder / "pipe"), "pipe", "not part of a buffer"),
     "a link to a column": (
         lambda v: (os.rename(v.folder / PIXELS, v.folder.with_suffix(".x")), os.symlink(v.folder.with_suffix(".x"), v.folder / PIXELS)),
-        PIXELS, "missing"),
+        PIXELS, "is a symbolic link"),
 }  # fmt: skip
 
 

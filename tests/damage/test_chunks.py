@@ -161,8 +161,11 @@ VANDALS = {
     "a chunk that links to another": (link_to_another_chunk, "are damaged"),
     "no chunk at all": (no_chunks, "is missing"),
     "no folder": (no_folder, "column folder is missing"),
-    "a folder that is a link": (folder_a_link, "column folder is missing"),
-    "a folder that is a file": (folder_a_file, "column folder is missing"),
+    "a folder that is a link": (
+        folder_a_link,
+        "column folder is a symbolic link, expected a folder",
+    ),
+    "a folder that is a file": (folder_a_file, "column folder is a file, expected a folder"),
     "a folder of another buffer": (folder_of_another_buffer, "of another buffer"),
     "zarr.json missing": (json_missing, "zarr.json is missing"),
     "zarr.json empty": (json_edit(lambda data: b""), "zarr.json is not that of"),

@@ -14,7 +14,7 @@ from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, LockedError
 from ringmap.storage import system as module
 from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.system import NotAFileError, System
 from tests.buffers.steps import episode, prove, stored
 
 
@@ -28,6 +28,48 @@ def fd(tmp_path):
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     yield fd
     os.close(fd)
+
+
+def test_nothing_but_a_regular_file_is_opened(system, tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "folder").mkdir()
+    os.symlink("file", tmp_path / "link")
+    os.symlink("nowhere", tmp_path / "dangling")
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {
+        "link": "a symbolic link",
+        "dangling": "a symbolic link",
+        "folder": "a folder",
+        "pipe": "a pipe",
+    }
+    for flags in (os.O_RDONLY, os.O_RDWR):
+        for name, kind in kinds.items():
+            with pytest.raises(NotAFileError, match=f"{name}: is {kind}, expected a regular file"):
+                system.open_file(str(tmp_path / name), flags)
+        fd, found = system.open_file(str(tmp_path / "file"), flags)
+        assert found.st_size == 1
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+        with pytest.raises(FileNotFoundError):
+            system.open_file(str(tmp_path / "none"), flags)
+
+
+def test_the_fallback_sees_what_is_swapped_in_between(tmp_path, monkeypatch):
+    for name in ("file", "other"):
+        (tmp_path / name).write_bytes(b"x")
+    looked = os.stat(tmp_path / "other")
+    monkeypatch.setattr(os, "stat", lambda path, follow_symlinks=True: looked)
+    with pytest.raises(NotAFileError, match="another file than a moment ago"):
+        System(portable=True).open_file(str(tmp_path / "file"), os.O_RDONLY)
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(system, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").touch()
+    os.symlink("folder", tmp_path / "link")
+    Disk(system).remove_folder(str(tmp_path / "link"))
+    assert (tmp_path / "folder/file").exists()
+    assert not os.path.lexists(tmp_path / "link")
 
 
 def test_bytes_go_where_they_are_told(system, fd):

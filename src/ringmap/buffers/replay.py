@@ -39,6 +39,7 @@ from ringmap.datasets.batch import worker
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import (
     ClosedError,
+    CorruptError,
     InputError,
     ReadOnlyError,
 )
@@ -272,9 +273,21 @@ class ReplayBuffer(Sampled):
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
             if saved is not None:
-                self._counter = int(saved["step"])
-                self._rng.bit_generator.state = saved["rng"]
-                self._restore_sampler(saved.get("sampler"))
+                try:
+                    self._counter = int(saved["step"])
+                    self._rng.bit_generator.state = saved["rng"]
+                    self._restore_sampler(saved.get("sampler"))
+                except (
+                    LookupError,
+                    TypeError,
+                    ValueError,
+                    AttributeError,
+                    ArithmeticError,
+                ) as error:
+                    raise CorruptError(
+                        f"{source.folder}: the state of sampling that its newest commit carries does not make sense: "
+                        f"{error!r}; run ringmap.check on the buffer"
+                    ) from None
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
             from ringmap.storage.streaming import settle_open

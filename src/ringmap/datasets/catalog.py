@@ -128,7 +128,9 @@ def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
 def _datasets_in(folder: Path) -> list[Path]:
     """Return the datasets that lie directly in a folder, without the side tables of others."""
     found = [
-        p for p in sorted(folder.iterdir()) if p.name[0] != "." and detect_format(p) is not None
+        p
+        for p in sorted(folder.iterdir())
+        if p.name[0] != "." and not p.is_symlink() and detect_format(p) is not None
     ]
     mains = {p.name.removesuffix(".lance") for p in found if p.suffix == ".lance"}
     return [

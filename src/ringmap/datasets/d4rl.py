@@ -64,7 +64,7 @@ class D4RLDataset(Dataset):
         try:
             with h5py.File(self.path, "r") as file:
                 wanted = [n for n in (*_NAMES, "timeouts", "next_observations") if n in file]
-                raw = {name: np.asarray(file[name][()]) for name in wanted}
+                raw = {name: np.asarray(_column(file, name)[()]) for name in wanted}
         except OSError as error:
             raise CorruptError(f"{self.path}: not an HDF5 file that can be read: {error}") from None
         missing = [name for name in _NAMES if name not in raw]
@@ -129,3 +129,18 @@ def _episodes_of(raw: dict[str, Array]) -> tuple[dict[str, Array], Array]:
         "reward": raw["rewards"].reshape(count), "terminated": terminated, "truncated": truncated,
     }  # fmt: skip
     return {name: values[kept] for name, values in columns.items()}, sizes[sizes > 0]
+
+
+def _column(file: Any, name: str) -> Any:
+    """Return a dataset of the file itself: what a link, or storage elsewhere, leads to is not read."""
+    import h5py
+
+    from ringmap.formats.common.inside import refuse_sparse
+
+    found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
+        raise CorruptError(
+            f"{file.filename}: {name!r} is no dataset of this file; links are not followed"
+        )
+    refuse_sparse(file.filename, name, found)
+    return found

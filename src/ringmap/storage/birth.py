@@ -25,9 +25,11 @@ from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest, read_limit
 from ringmap.storage.state import StateFile
+from ringmap.storage.system import NotAFileError
 
 __all__ = [
-    "Paths", "examine", "make_columns", "make_folder", "make_home", "read_manifest", "sizes_when_full",
+    "Paths", "examine", "links_in", "make_columns", "make_folder", "make_home", "read_manifest", "refuse_links",
+    "sizes_when_full",
     "warn_of_space",
 ]  # fmt: skip
 
@@ -92,7 +94,7 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
 def _has_commits(disk: Disk, folder: str) -> bool:
     try:
         data = disk.read_file(Paths(folder).state, StateFile.nbytes)
-    except OSError:
+    except (OSError, NotAFileError):
         return False
     return StateFile.witnesses_commits(data)
 
@@ -185,6 +187,29 @@ def make_columns(disk: Disk, paths: Paths, manifest: Manifest) -> Manifest:
     return manifest
 
 
+def links_in(disk: Disk, folder: str) -> list[str]:
+    """Return the folders of a buffer that are links, or no folders: whatever lies in them lies elsewhere."""
+    paths = Paths(folder)
+    inner = (paths.columns, paths.new_columns, paths.data, paths.open)
+    return [
+        os.path.basename(path) for path in inner if disk.exists(path) and not disk.is_folder(path)
+    ]
+
+
+def refuse_links(disk: Disk, folder: str) -> None:
+    """Raise unless the folders of a buffer lie in it: nothing outside is read, written or removed.
+
+    Raises:
+        CorruptError: one of them is a link, or no folder.
+    """
+    for name in links_in(disk, folder):
+        path = os.path.join(folder, name)
+        raise CorruptError(
+            f"{path}: is {disk.kind(path) or 'a file'}, expected a folder: what leads elsewhere is not followed; "
+            "put the folder itself there"
+        )
+
+
 def read_manifest(disk: Disk, folder: str) -> Manifest:
     """Return the manifest of the buffer at `folder`.
 
@@ -195,6 +220,7 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
     path = Paths(folder).manifest
     try:
         data = disk.read_file(path, read_limit())
+        refuse_links(disk, folder)
     except (FileNotFoundError, NotADirectoryError):
         examine(disk, folder)  # says more where it can
         raise NotFoundError(

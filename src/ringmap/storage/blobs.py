@@ -15,6 +15,7 @@ Not here: when a segment may go (store.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -27,16 +28,31 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.errors import InputError
+from ringmap.errors import EnvironmentFault, InputError
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import portable
 
-__all__ = ["SEGMENT_NBYTES", "Segments", "decode_blob", "decode_data", "encode_blob", "encode_data"]
+__all__ = [
+    "LARGEST_BLOB",
+    "LAST_OFFSET",
+    "SEGMENT_NBYTES",
+    "Segments",
+    "decode_blob",
+    "decode_data",
+    "encode_blob",
+    "encode_data",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SEGMENT_NBYTES = 4 << 20
 """A segment that has reached this size gets a successor."""
+
+LARGEST_BLOB = 3 << 32
+"""A blob has three parts, whose sizes take 32 bits each."""
+
+LAST_OFFSET = 1 << 30
+"""Where a blob may begin: segments get a successor long before."""
 
 _HEAD = struct.Struct("<III")
 
@@ -86,9 +102,22 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
 
 
 def decode_data(data: bytes) -> dict[str, Any]:
-    """Return what `encode_data` packed: values of the same types, arrays as fresh copies."""
+    """Return what `encode_data` packed: values of the same types, arrays as fresh copies.
+
+    Raises:
+        ValueError: it is nothing that `encode_data` makes.
+    """
     if not data:
         return {}
+    try:
+        return _decode_data(data)
+    except (
+        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
+        raise ValueError(f"episode data do not make sense: {error!r}") from None
+
+
+def _decode_data(data: bytes) -> dict[str, Any]:
     size = int.from_bytes(data[:4], "little")
     at = 4 + size
     values: dict[str, Any] = {}
@@ -239,6 +268,13 @@ class Segments:
                 blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
             except FileNotFoundError:
                 return None
+            except (
+                MemoryError
+            ) as error:  # no word on whether it is whole: an episode is not dropped for it
+                raise EnvironmentFault(
+                    errno.ENOMEM,
+                    f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
+                ) from error
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
 
     def current(self) -> File:

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError
-from ringmap.storage.birth import Paths
+from ringmap.storage.birth import Paths, links_in
 from ringmap.storage.episodes import DROPPED, EPISODE, Record
 from ringmap.storage.evidence import MANIFEST
 from ringmap.storage.faults import Finding, faults_in
@@ -92,6 +92,13 @@ def check_source(source: Source, faults: list[str]) -> list[Finding]:
 
 def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> list[Finding]:
     """Return what is wrong with the buffer in `folder` of a disk."""
+    if links := links_in(disk, folder):  # of what lies behind them nothing can be said
+        what = "is {}, expected a folder: what leads elsewhere is not followed"
+        paths = [os.path.join(folder, name) for name in links]
+        return [
+            Finding(n, what.format(disk.kind(p) or "a file"))
+            for n, p in zip(links, paths, strict=True)
+        ]
     try:
         survey = Survey(disk, folder)
     except NewerVersionError as error:

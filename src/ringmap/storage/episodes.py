@@ -145,8 +145,11 @@ class EpisodeTable:
     @classmethod
     def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
         """Return what is wrong with the file as a whole, in words; records are not read."""
-        if not disk.exists(path):
-            return ["episode table is missing"]
+        if kind := disk.kind(path):
+            return [
+                f"episode table is {kind}"
+                + ("" if kind == "missing" else ", expected a regular file")
+            ]
         size = disk.size(path)
         if size != cls.nbytes(slots):
             return [f"episode table has {size} bytes, expected {cls.nbytes(slots)}"]

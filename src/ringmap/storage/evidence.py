@@ -7,6 +7,8 @@ Not here: which file is which (identity.py, parts.py).
 
 from __future__ import annotations
 
+import bisect
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import EnvironmentFault
 from ringmap.storage.columns.memmap import read_label
 from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk, File
 from ringmap.storage.memory import MemoryFile
 from ringmap.storage.state import State, StateFile
+from ringmap.storage.system import NotAFileError
 
 __all__ = ["MANIFEST", "STATE", "TABLE", "Files", "Part", "copy_of", "words_of"]
 
@@ -55,11 +59,20 @@ class Files:
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names of what lies in a folder, with the folder's own before them."""
         prefix = f"{folder}/" if folder else ""
+        if folder and not self.is_folder(folder):  # a link would lead elsewhere
+            return []
         return [prefix + name for name in self.disk.names(self.path(folder))]
+
+    def is_folder(self, name: str) -> bool:
+        """Tell whether a folder is there, and lies in folders of the directory itself."""
+        parts = name.split("/")
+        paths = ("/".join(parts[: i + 1]) for i in range(len(parts)))
+        return all(self.disk.is_folder(self.path(path)) for path in paths)
 
     def is_file(self, name: str) -> bool:
         """Tell whether a regular file is there: reading a pipe would never end."""
-        return self.disk.is_file(self.path(name))
+        above = name.rpartition("/")[0]
+        return self.disk.is_file(self.path(name)) and (not above or self.is_folder(above))
 
     def all(self) -> list[str]:
         """Return the regular files of the directory and its folders."""
@@ -74,8 +87,7 @@ class Files:
 
     def is_array(self, name: str) -> bool:
         """Tell whether a folder is there that a Zarr array may lie in: one with its `zarr.json`, or its name."""
-        path = self.path(name)
-        if not self.disk.is_folder(path):
+        if not self.is_folder(name):
             return False
         return name.endswith(".zarr") or self.is_file(f"{name}/zarr.json")
 
@@ -93,8 +105,27 @@ class Files:
         def read(file: File) -> bytes:
             return file.read(max(0, min(size, file.size() - offset)), offset)
 
-        found: bytes = self._look(name, read) or b""
+        try:
+            found: bytes = self._look(name, read) or b""
+        except MemoryError as error:  # no word on whether it is whole
+            raise EnvironmentFault(
+                errno.ENOMEM, f"{self.path(name)}: {size:,} bytes of it do not fit in memory"
+            ) from error
         return found
+
+    def is_blank(self, name: str, offset: int) -> bool:
+        """Tell whether nothing but zeros lies in a file from `offset` on. Holes cost nothing."""
+
+        def look(file: File) -> bool:
+            at, stop = offset, file.size()
+            while (at := max(at, file.next_data(at))) < stop:
+                data = file.read(_BLOCK, at)
+                if data.strip(b"\0"):
+                    return False
+                at += max(1, len(data))
+            return True
+
+        return self._look(name, look) is not False
 
     def label(self, name: str) -> dict[str, Any] | None:
         """Return what a column's file or folder says of itself."""
@@ -134,19 +165,36 @@ class Files:
             return None
 
 
+class _Copied(MemoryFile):
+    """A copy of a file that knows its holes, as the file did."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, path: str, size: int) -> None:
+        super().__init__(path, size)
+        self.blocks: list[int] = []
+
+    def next_data(self, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        at = bisect.bisect_right(self.blocks, offset - _BLOCK)
+        return max(offset, self.blocks[at]) if at < len(self.blocks) else self.used
+
+
 def copy_of(file: File, size: int) -> MemoryFile:
     """Return the first `size` bytes of a file; what is missing or can't be read is zero.
 
-    Blocks of zeros cost no memory: a table is sparse.
+    Blocks of zeros cost no memory, and holes no time: a table is sparse, and one that is forged may be vast.
     """
-    copied = MemoryFile(file.path, size)
-    for at in range(0, min(size, file.size()), _BLOCK):
+    copied, at, stop = _Copied(file.path, size), 0, min(size, file.size())
+    while (at := max(at, file.next_data(at) // _BLOCK * _BLOCK)) < stop:
         try:
             block = np.frombuffer(file.read(min(_BLOCK, size - at), at), np.uint8)
         except OSError:
-            continue
+            block = np.empty(0, np.uint8)
         if block.any():
             copied.data[at : at + len(block)] = block
+            copied.blocks.append(at)
+        at += _BLOCK
     return copied
 
 
@@ -156,3 +204,5 @@ def words_of(faults: Callable[[], list[str]]) -> list[str]:
         return faults()
     except OSError as error:
         return [f"can't be read: {error.strerror or error}"]
+    except NotAFileError as error:
+        return [f"is {error.kind}, expected a regular file"]

@@ -22,6 +22,7 @@ from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Progress, broken_order
 from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
+from ringmap.storage.system import NotAFileError
 
 __all__ = [
     "ASIDE", "BESIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of",
@@ -240,10 +241,12 @@ def stream_of(survey: Survey, folder: str) -> Stream | None:
     files, manifest = survey.files, survey.parts.manifest
     assert manifest is not None
     stream = None
+    if not files.is_file(f"{folder}/steps.bin"):  # a link leads elsewhere
+        return None
     for _ in range(3):  # a frame may be under way
         try:
             stream = read_stream(files.disk, files.path(f"{folder}/steps.bin"), manifest.max_steps)
-        except OSError:
+        except (OSError, NotAFileError):
             return None
         if not stream.fault:
             break

@@ -15,6 +15,7 @@ Not here: what is written where, and in which order (store.py, birth.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -22,7 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.storage.system import Data, System
+from ringmap.errors import EnvironmentFault
+from ringmap.storage.system import Data, System, kind_of
 
 __all__ = ["Disk", "File", "FileHandle"]
 
@@ -156,7 +158,14 @@ class FileHandle:
         """Return the whole file as a read-only uint8 array that shows later writes."""
         if self.size() == 0:
             return np.empty(0, np.uint8)
-        mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
+        try:
+            mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
+        except (OSError, OverflowError, ValueError) as error:
+            raise EnvironmentFault(
+                getattr(error, "errno", None) or errno.ENOMEM,
+                f"{self.path}: {self.size():,} bytes can't be mapped ({error}); raise the limit of address space "
+                "(ulimit -v), or open the buffer with reads='pread'",
+            ) from error
         if random:
             self.disk.system.expect_random(mapped)
         return np.frombuffer(mapped, np.uint8)
@@ -243,7 +252,7 @@ class Disk:
     def extend(self, path: str, size: int) -> None:
         """Give a file that was cut its size back (repair only: the new bytes are zero)."""
         self.before("extend", path, size)
-        fd = os.open(path, os.O_RDWR | _BINARY)
+        fd, _ = self.system.open_file(path, os.O_RDWR | _BINARY)
         try:
             os.ftruncate(fd, size)
         finally:
@@ -265,10 +274,16 @@ class Disk:
         os.unlink(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder of ours with the files in it; one that is not there is fine."""
+        """Remove a folder of ours with the files in it; one that is not there is fine.
+
+        Of a link to a folder the link goes, never what it leads to.
+        """
+        if os.path.islink(path):
+            self.remove(path)
+            return
         for name in self.names(path):
             inner = os.path.join(path, name)
-            if os.path.isdir(inner) and not os.path.islink(inner):
+            if self.is_folder(inner):
                 self.remove_folder(inner)
             else:
                 self.remove(inner)
@@ -310,15 +325,23 @@ class Disk:
     # -- looks -------------------------------------------------------------------------------
 
     def open(self, path: str, write: bool = False) -> File:
-        """Open a file that exists."""
+        """Open a regular file that exists.
+
+        Raises:
+            NotAFileError: something else is there, which is not opened.
+        """
         flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
-        return FileHandle(self, os.open(path, flags), path)
+        return FileHandle(self, self.system.open_file(path, flags)[0], path)
 
     def read_file(self, path: str, limit: int) -> bytes:
-        """Return a whole file of at most `limit` bytes (what lies beyond is not read)."""
-        fd = os.open(path, os.O_RDONLY | _BINARY)
+        """Return a whole file of at most `limit` bytes (what lies beyond is not read).
+
+        Raises:
+            NotAFileError: something else is there, which is not opened.
+        """
+        fd, found = self.system.open_file(path, os.O_RDONLY | _BINARY)
         try:
-            size = min(limit, os.fstat(fd).st_size)
+            size = min(limit, found.st_size)
             data = self.system.pread(fd, size, 0)
             while len(data) < size:
                 more = self.system.pread(fd, size - len(data), len(data))
@@ -332,6 +355,13 @@ class Disk:
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder is there."""
         return os.path.lexists(path)
+
+    def kind(self, path: str) -> str:
+        """Return what is there, in words: "" for a regular file, "missing" for nothing."""
+        try:
+            return kind_of(os.stat(path, follow_symlinks=False).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return "missing"
 
     def is_file(self, path: str) -> bool:
         """Tell whether a regular file (not a link to one) is there."""

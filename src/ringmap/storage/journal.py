@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import xxhash
 
-from ringmap.errors import SyncFailedError
+from ringmap.errors import CorruptError, SyncFailedError
 from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import Segments, decode_blob, encode_blob
 from ringmap.storage.episodes import DROPPED, EpisodeTable, Record
@@ -158,7 +159,7 @@ class Journal:
             record = self.table.read(seq)
             blob = None if record is None else self.blob_of(record)
             if blob is not None:
-                self.carried = dict(json.loads(decode_blob(blob)[1] or b"{}"))
+                self.carried = _small_state(blob, self.paths.table, seq)
                 return seq == found.seq
         self.carried = dict(kept["state"]) if kept else {}
         return not found.seq or (bool(kept) and int(kept["seq"]) >= found.seq)
@@ -347,3 +348,17 @@ def _segments_in(found: Found) -> dict[int, int]:
     numbers, at = np.unique(found.records["blob_segment"][::-1], return_index=True)
     newest = found.records["seq"][::-1][at]
     return dict(zip(map(int, numbers), map(int, newest), strict=True))
+
+
+def _small_state(blob: bytes, path: str, seq: int) -> dict[str, Any]:
+    """Return the small state in a blob; its checksum holds, but who forges one gives it that."""
+    try:
+        found = json.loads(decode_blob(blob)[1] or b"{}")
+        if not isinstance(found, dict) or not isinstance(found.get("finished", []), list):
+            raise ValueError(f"{type(found).__name__}")
+    except (ValueError, RecursionError, struct.error) as error:
+        raise CorruptError(
+            f"{path}: the small state that record {seq} carries does not make sense: {error}; run ringmap.check on "
+            "the buffer"
+        ) from None
+    return found

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from ringmap.errors import EnvironmentFault, LockedError
 from ringmap.storage.files import Disk
+from ringmap.storage.system import NotAFileError
 
 __all__ = ["WriterLock", "holder_of"]
 
@@ -30,9 +31,8 @@ _NBYTES = 512
 def holder_of(path: str) -> dict[str, Any]:
     """Return what the lock file says of its last holder: pid, host, since, or {} when it says nothing."""
     try:
-        with open(path, "rb") as file:
-            found = json.loads(file.read(4096).rstrip(b"\0 \n") or b"{}")
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(Disk().read_file(path, 4096).rstrip(b"\0 \n") or b"{}")
+    except (OSError, ValueError, RecursionError):  # NotAFileError is a ValueError
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -73,6 +73,8 @@ class WriterLock:
             LockedError: another handle holds it; the message names the process.
             EnvironmentFault: the file system has no locks.
         """
+        if (kind := self._disk.kind(self.path)) and kind != "missing":
+            raise NotAFileError(self.path, kind)
         # Known before it is taken, so that `release` gives it back whatever interrupts this.
         lock = self._lock = FileLock(
             self.path,

@@ -153,6 +153,12 @@ class MemoryDisk(Disk):
         """Tell whether a file or folder is there."""
         return path in self._files or path in self._folders
 
+    def kind(self, path: str) -> str:
+        """Return what is there, in words: "" for a file, "missing" for nothing."""
+        if path in self._files:
+            return ""
+        return "a folder" if path in self._folders else "missing"
+
     def is_file(self, path: str) -> bool:
         """Tell whether a file is there."""
         return path in self._files

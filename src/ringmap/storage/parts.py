@@ -71,9 +71,7 @@ class Parts:
             return words_of(lambda: EpisodeTable.faults(files.disk, files.path(name), slots))
 
         own = faults(TABLE)
-        blank = not files.read(TABLE, EpisodeTable.nbytes(slots), EpisodeTable.nbytes(0)).strip(
-            b"\0"
-        )
+        blank = files.is_blank(TABLE, EpisodeTable.nbytes(0))
         for name in [TABLE, *(n for n in files.all() if n != TABLE and not faults(n))]:
             if files.table(name, slots, manifest.uuid).scan()[1].any():
                 found = own if name == TABLE else [*own, f"it lies at {name}"]

@@ -11,6 +11,7 @@ Not here: sampling, redraws.
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +20,15 @@ from ringmap.storage.birth import read_manifest
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import holder_of
-from ringmap.storage.recovery import Progress, bad_episodes, find
+from ringmap.storage.recovery import Progress, bad_episodes, find, refuse_impossible
 from ringmap.storage.rows import Rows
 from ringmap.storage.schema import Schema
 from ringmap.storage.source import Source
 from ringmap.storage.state import NO_BOOT, State, StateFile
 
 __all__ = ["Reader"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES = 10
 
@@ -90,6 +93,7 @@ class Reader(Source):
             found = find(self.table, shown, boot, witness, self.paths.table)
             if self._changed(shown):
                 continue  # a writer is opening it at this moment
+            self._refuse_impossible(found.records, found.seq, found.tail, found.head)
             if found.seq:
                 self._open_rows(found.head)
             bad: dict[int, str] = {}
@@ -189,6 +193,7 @@ class Reader(Source):
                     f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer"
                 )
             return False
+        self._refuse_impossible(records, shown.seq, shown.tail, shown.head)
         kept = (
             (records["kind"] == EPISODE)
             & (records["flags"] & DROPPED == 0)
@@ -217,6 +222,9 @@ class Reader(Source):
             )
             self._shown = shown
         return True
+
+    def _refuse_impossible(self, records: Array, seq: int, tail: int, head: int) -> None:
+        refuse_impossible(records, (seq, tail, head), self.manifest.max_steps, self.paths.table)
 
     def _open_rows(self, head: int) -> None:
         if self.rows is not None:

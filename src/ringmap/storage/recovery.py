@@ -21,18 +21,21 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.storage.blobs import Segments, decode_blob
+from ringmap.storage.blobs import LARGEST_BLOB, LAST_OFFSET, Segments, decode_blob
 from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, EpisodeTable, Record
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
 
-__all__ = ["Found", "Progress", "bad_episodes", "find"]
+__all__ = ["MOST", "Found", "Progress", "bad_episodes", "blobs_fit", "find", "refuse_impossible"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
 """Called with `(done, of)` while episodes are verified."""
 
 log = logging.getLogger("ringmap")
+
+MOST = 1 << 62
+"""Positions are below this: what is computed from them stays in 64 bits."""
 
 
 @dataclass(slots=True)
@@ -187,6 +190,43 @@ def broken_order(records: Array) -> list[str]:
             at = int(np.argmax(bad)) + (len(records) - len(bad))
             faults.append(f"record {int(records['seq'][at])} {what}")
     return faults
+
+
+def refuse_impossible(
+    records: Array, state: tuple[int, int, int], max_steps: int, path: str
+) -> None:
+    """Raise if records with checksums that hold, or the state `(seq, tail, head)`, can't be of such a ring.
+
+    Whoever forges a record can give it a checksum: memory is never asked for by its word alone. O(records).
+    """
+    seq, tail, head = state
+    # As unsigned numbers, negative ones are huge: one walk tells of both.
+    fields = ("length", "start", "blob_size", "blob_offset")
+    most = [int(records[name].view("<u8").max(initial=0)) for name in fields]
+    if not (0 <= tail <= head < MOST and head - tail <= max_steps):
+        fault = f"the state of record {seq} reaches from position {tail} to {head}"
+    elif most[0] > max_steps:
+        fault = f"a record has {_signed(most[0])} steps"
+    elif most[1] > head:
+        fault = f"a record starts at position {_signed(most[1])}"
+    elif most[2] > LARGEST_BLOB or most[3] > LAST_OFFSET:
+        fault = f"a record's blob has {most[2]:,} bytes from byte {most[3]:,} on"
+    else:
+        return
+    raise CorruptError(
+        f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; run "
+        "ringmap.check on the buffer"
+    )
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+def blobs_fit(records: Array) -> Array:
+    """Return which records name a blob of a size, and in a place, that there can be."""
+    fit: Array = (records["blob_size"] <= LARGEST_BLOB) & (records["blob_offset"] <= LAST_OFFSET)
+    return fit
 
 
 def bad_episodes(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 
 from ringmap.errors import EnvironmentFault
+from ringmap.storage.birth import refuse_links
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import WriterLock
 from ringmap.storage.plan import Action, Plan
@@ -73,6 +74,7 @@ def repair_folder(
     disk: Disk, folder: str, dry_run: bool, progress: Progress | None = None
 ) -> list[Action]:
     """Mend the buffer in `folder` of a disk; see `repair`."""
+    refuse_links(disk, folder)
     Survey(disk, folder).close()  # before the lock leaves a file in a directory that is not ours
     if dry_run:
         return Plan(disk, folder, progress).actions

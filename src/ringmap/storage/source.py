@@ -174,7 +174,13 @@ class Source:
                 f"{self.segments.path(record.blob_segment)}: data of record {record.seq} is damaged or "
                 "missing; run ringmap.check and ringmap.repair on the buffer"
             )
-        return decode_data(decode_blob(blob)[2])
+        try:
+            return decode_data(decode_blob(blob)[2])
+        except ValueError as error:
+            raise CorruptError(
+                f"{self.segments.path(record.blob_segment)}: data of record {record.seq}: {error}; run ringmap.check "
+                "and ringmap.repair on the buffer"
+            ) from None
 
     def close(self) -> None:
         """Give all files back."""

@@ -264,7 +264,7 @@ def _as_stored(
 def _read_steps(disk: Disk, folder: str, max_steps: int) -> tuple[Schema, list[Array]] | None:
     """Return the schema and the whole steps of an open episode, or None when there are none."""
     path = os.path.join(folder, "steps.bin")
-    if not disk.exists(path):
+    if not disk.is_folder(folder) or not disk.is_file(path):  # links lead elsewhere
         return None
     stream = read_stream(disk, path, max_steps)
     if stream.fault:

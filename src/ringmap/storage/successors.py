@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ringmap.errors import CorruptError
 from ringmap.storage.blobs import decode_data, encode_data
 from ringmap.storage.files import Disk, File
+from ringmap.storage.system import NotAFileError
 
 __all__ = ["NAMES", "Successors"]
 
@@ -32,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NAMES = ("successors.0.bin", "successors.1.bin")
 _MAGIC = b"RINGMAPN"
 _HEAD = struct.Struct("<8sqQQQ")
-_LIMIT = 1 << 40
+_LIMIT = 1 << 30
 
 
 class Successors:
@@ -63,7 +65,12 @@ class Successors:
             found = _read(self._disk, path, self._uuid)
             if found is not None and found[:2] == (head, rows_sum):
                 self._next = 1 - slot
-                arrays = decode_data(found[2])
+                try:
+                    arrays = decode_data(found[2])
+                except ValueError as error:
+                    raise CorruptError(
+                        f"{path}: {error}; run ringmap.check on the buffer"
+                    ) from None
                 return {n: np.asarray(v) for n, v in arrays.items()} or None
         return None
 
@@ -140,17 +147,17 @@ class Successors:
 def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, int, bytes] | None:
     """Return the head and the checksum of rows that a file names, and its payload, if it is whole."""
     try:
-        data = disk.read_file(path, _LIMIT)
-    except OSError:
+        data = disk.read_file(path, _HEAD.size + 8)
+        packed = data[: _HEAD.size]
+        check = xxhash.xxh3_64_intdigest(uuid + packed).to_bytes(8, "little")
+        if len(packed) < _HEAD.size or data[_HEAD.size :] != check:
+            return None
+        magic, head, rows_sum, size, payload_sum = _HEAD.unpack(packed)
+        if size > _LIMIT:  # nothing is read for a size that no observation has
+            return None
+        payload = disk.read_file(path, len(data) + size)[len(data) :]
+    except (OSError, NotAFileError):
         return None
-    packed = data[: _HEAD.size]
-    if (
-        xxhash.xxh3_64_intdigest(uuid + packed).to_bytes(8, "little")
-        != data[_HEAD.size : _HEAD.size + 8]
-    ):
-        return None
-    magic, head, rows_sum, size, payload_sum = _HEAD.unpack(packed)
-    payload = data[_HEAD.size + 8 : _HEAD.size + 8 + size]
     if magic != _MAGIC or len(payload) != size or xxhash.xxh3_64_intdigest(payload) != payload_sum:
         return None
     return head, rows_sum, payload

@@ -25,7 +25,7 @@ from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, Record
 from ringmap.storage.evidence import STATE, Files, Part
 from ringmap.storage.files import Disk
 from ringmap.storage.parts import Parts
-from ringmap.storage.recovery import Progress
+from ringmap.storage.recovery import MOST, Progress, blobs_fit
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import UNREADABLE, combine
 from ringmap.storage.state import NO_BOOT, State
@@ -110,9 +110,21 @@ class Survey:
             self.parts.table.at or "", manifest.table_slots, manifest.uuid
         )
         records, valid, _ = self.table.scan()
+        valid &= self._possible(records)
         self.reached = self._find_reached(records, valid)
         if self.reached.seq:
             self.records, self.valid = self.table.read_range(self.reached.first, self.reached.seq)
+            self.valid &= self._possible(self.records)
+
+    def _possible(self, records: Array) -> Array:
+        """Return which records may be those of such a ring: whoever forges one gives it a checksum that holds."""
+        manifest = self.parts.manifest
+        assert manifest is not None
+        start, length, tail = records["start"], records["length"], records["tail"]
+        # What is merely wrong is told in words (`broken_order`); what would keep us busy for years is not looked at.
+        possible: Array = (length <= manifest.rows) & (start < MOST) & (tail < MOST)
+        possible &= blobs_fit(records)
+        return possible
 
     def _find_reached(self, records: Array, valid: Array) -> Reached:
         """Return what the newest record says, unless state.bin or the manifest know of a newer one."""
@@ -135,7 +147,11 @@ class Survey:
             at = (counts["seq"], counts["first"], counts["tail"], counts["head"])
             claims.append(Reached(*at, self.parts.manifest_part.file))
         # Only a forger claims more than the table has room for.
-        return [c for c in claims if c.seq - manifest.table_slots < c.first <= c.seq + 1][-1]
+        return [
+            c
+            for c in claims
+            if c.seq - manifest.table_slots < c.first <= c.seq + 1 and max(c.tail, c.head) < MOST
+        ][-1]
 
     def live(self) -> Array:
         """Return the valid records of the live episodes, oldest first; a damaged flag drops none."""
@@ -162,7 +178,7 @@ class Survey:
                 n
                 for n in map(int, numbers)
                 if n >= again.reached.first
-                and again.table.read(n) is None
+                and not again._is_whole(n)
                 and again.table.read(n + again.table.slots) is None
             ]
             numbers = np.array(kept, np.int64)
@@ -170,6 +186,10 @@ class Survey:
                 again.close()
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
         return [(int(run[0]), int(run[-1])) for run in np.split(numbers, breaks) if len(run)]
+
+    def _is_whole(self, number: int) -> bool:
+        records, valid = self.table.read_range(number, number)
+        return bool((valid & self._possible(records)).all())
 
     def has_moved(self) -> bool:
         """Tell whether a writer has committed since this look."""

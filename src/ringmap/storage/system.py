@@ -15,6 +15,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
 | skip holes | SEEK_DATA | SEEK_DATA | - | they are read: zeros |
 | reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
+| open no link, and wait for nobody | O_NOFOLLOW, O_NONBLOCK | the same | - | lstat, open, compare |
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
@@ -30,12 +31,15 @@ import errno
 import math
 import mmap
 import os
+import stat
 import subprocess
 import sys
 import threading
 import uuid
 
-__all__ = ["Data", "System", "cores"]
+from ringmap.errors import CorruptError
+
+__all__ = ["Data", "NotAFileError", "System", "cores", "kind_of"]
 
 Data = bytes | bytearray | memoryview
 """What can be written."""
@@ -66,12 +70,47 @@ _CANNOT_SHARE = {
 
 _FADVISE = hasattr(os, "posix_fadvise")
 
+_REFUSING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""With these a link is not opened, and a pipe at once: then it is looked at."""
+
+_REFUSED = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}
+"""What the kernel answers where a link, a socket, or a folder that is to be written to, stands there."""
+
+_KINDS = {
+    stat.S_IFREG: "",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
 try:
     import resource
 except ImportError:  # Windows
     _RUSAGE_THREAD = None
 else:
     _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
+
+
+class NotAFileError(CorruptError):
+    """Something else lies where a regular file was expected. `kind`: what, in words."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(
+            f"{path}: is {kind}, expected a regular file: what leads elsewhere is not followed, and what "
+            "another process may hold back is not read; put the file itself there"
+        )
+        self.path, self.kind = path, kind
+
+    def __reduce__(self) -> tuple[type[NotAFileError], tuple[str, str]]:
+        return type(self), (self.path, self.kind)
+
+
+def kind_of(mode: int) -> str:
+    """Return what a file of this mode is, in words; "" for a regular file."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 class System:
@@ -89,6 +128,38 @@ class System:
     def reset_after_fork(self) -> None:
         """Replace the lock, which another thread may have held at the fork."""
         self._seek = threading.Lock()
+
+    def open_file(self, path: str, flags: int) -> tuple[int, os.stat_result]:
+        """Open a regular file that exists; return its descriptor, and what the system says of it.
+
+        Raises:
+            NotAFileError: a link, a pipe, a folder or a device is there. None of them is opened to the end:
+                a link may lead anywhere, and opening a pipe waits for its other end, maybe for ever.
+        """
+        before = None
+        if self.portable or not hasattr(os, "O_NOFOLLOW"):
+            before = os.stat(path, follow_symlinks=False)
+            if kind := kind_of(before.st_mode):
+                raise NotAFileError(path, kind)
+        else:
+            flags |= _REFUSING
+        try:
+            fd = os.open(path, flags)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                kind = kind_of(os.stat(path, follow_symlinks=False).st_mode)
+                if kind:
+                    raise NotAFileError(path, kind) from None
+            raise
+        try:
+            found = os.fstat(fd)
+            kind = kind_of(found.st_mode)
+            if kind or (before is not None and not os.path.samestat(before, found)):
+                raise NotAFileError(path, kind or "another file than a moment ago")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, found
 
     def pwrite(self, fd: int, data: Data, offset: int) -> int:
         """Write at `offset` and return the bytes written, fewer than asked when the disk fills."""
@@ -156,7 +227,7 @@ class System:
         """Force a folder's names to the disk itself."""
         if self.portable or sys.platform == "win32":
             return
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             os.fsync(fd)
         finally:

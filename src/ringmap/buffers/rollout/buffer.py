@@ -433,6 +433,12 @@ class RolloutBuffer:
         """
         import torch
 
+        if os.path.exists(path) and not os.path.isfile(
+            path
+        ):  # opening a pipe would wait for its other end
+            raise CorruptError(
+                f"{os.fspath(path)}: is no regular file, expected one of a RolloutBuffer"
+            )
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
             version = state["version"]
@@ -442,6 +448,17 @@ class RolloutBuffer:
             raise CorruptError(f"{os.fspath(path)}: no file of a RolloutBuffer: {error}") from None
         if version != _VERSION:
             raise CorruptError(f"{os.fspath(path)}: version {version}, expected {_VERSION}")
+        try:
+            fits = 0 <= int(state["step"]) <= self.num_steps and all(
+                isinstance(name, str) and isinstance(tensor, torch.Tensor)
+                for name, tensor in state["tensors"].items()
+            )
+            if not fits or not isinstance(state["rng"], torch.Tensor):
+                raise ValueError(
+                    f"step {state['step']} of {self.num_steps}, or what is stored is no tensor"
+                )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptError(f"{os.fspath(path)}: does not make sense: {error!r}") from None
         self.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:

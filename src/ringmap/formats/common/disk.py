@@ -126,14 +126,16 @@ def append(fd: int, parts: list[Any], offset: int) -> None:
 
 def write_file(path: str, data: bytes) -> None:
     """Write a file that counts for nothing yet."""
-    with open(path, "wb", 0) as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o666), "wb", 0) as file:
         file.write(data)
 
 
 def replace_file(path: str, data: bytes) -> None:
     """Put a file with this content at `path`, in one step; what was there is replaced."""
     beside = path + ".new"
-    with open(beside, "wb") as file:
+    remove(beside)  # a link there would be followed
+    with open(beside, "xb") as file:
         file.write(data)
     replace(beside, path)
 
@@ -170,7 +172,7 @@ def exchange(left: str, right: str) -> bool:
 
 def sync_all(folder: str) -> None:
     """Force all that was written to the file system of a folder to the disk itself."""
-    fd = os.open(folder, os.O_RDONLY)
+    fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         call = getattr(_libc, "syncfs", None)
         if call is None:

@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.batch import worker
-from ringmap.errors import CorruptError, InputError
+from ringmap.errors import CorruptError, InputError, RingmapError
+from ringmap.formats.common.inside import LARGEST_PICTURE, open_binary
 from ringmap.storage.schema import ColumnSpec
 from ringmap.storage.system import cores
 
-__all__ = ["IMAGE_FORMATS", "LARGEST", "check_image_format", "decode_into", "encode", "in_threads"]
+__all__ = [
+    "IMAGE_FORMATS", "LARGEST", "check_image_format", "decode_into", "encode", "in_threads", "opened", "size_of",
+]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,25 +67,60 @@ def encode(images: Array, image_format: str) -> list[bytes]:
     return in_threads(one, list(images))
 
 
+@contextlib.contextmanager
+def opened(file: Any, what: str) -> Iterator[Any]:
+    """Open an image, bytes or a path, for the length of a `with`: PNG or JPEG, whatever its name says.
+
+    Pillow tells formats by their first bytes, and knows some that run programs (EPS: Ghostscript).
+
+    Raises:
+        CorruptError: it is none of the two, has too many pixels, or can't be decoded.
+    """
+    from PIL import Image
+
+    where = what if isinstance(file, bytes | memoryview) else f"{what}: {file}"
+    try:
+        with (
+            io.BytesIO(file) if isinstance(file, bytes | memoryview) else open_binary(file) as raw,
+            Image.open(raw, formats=("PNG", "JPEG")) as image,
+        ):
+            # Pillow's own bound is higher, and only warns at first.
+            if image.width * image.height > LARGEST_PICTURE:
+                raise CorruptError(
+                    f"{where}: a picture of {image.width} by {image.height} pixels, expected at most "
+                    f"{LARGEST_PICTURE:,} in all"
+                )
+            yield image
+    except (RingmapError, FileNotFoundError):
+        raise
+    except Exception as error:  # of every kind, by format
+        raise CorruptError(f"{where} can't be decoded: {error}") from error
+
+
+def size_of(file: Any, what: str) -> tuple[int, int, int]:
+    """Return height, width and channels (1 or 3) of an image, bytes or a path; errors as for `opened`."""
+    with opened(file, what) as image:
+        return image.height, image.width, 1 if image.mode in ("L", "1") else 3
+
+
 def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
     """Decode `files` (bytes or paths) into `out`, (len(files), H, W, C).
 
     Raises:
         CorruptError: one is of another size, or no image.
     """
-    from PIL import Image
 
     def one(item: tuple[Array, Any]) -> None:
         into, file = item
-        given = io.BytesIO(file) if isinstance(file, bytes | memoryview) else file
-        with Image.open(given) as image:
+        where = "" if isinstance(file, bytes | memoryview) else f" in {file}"
+        with opened(file, f"column {spec.name!r}") as image:
+            if (image.height, image.width) != spec.shape[:2]:  # ahead of any memory for its pixels
+                raise CorruptError(
+                    f"column {spec.name!r}: an image of {(image.height, image.width)}, expected "
+                    f"{spec.shape[:2]}{where}"
+                )
             mode = "L" if spec.shape[-1] == 1 else "RGB"
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-        if pixels.shape[:2] != spec.shape[:2]:
-            raise CorruptError(
-                f"column {spec.name!r}: an image of {pixels.shape[:2]}, expected {spec.shape[:2]}"
-                + ("" if isinstance(file, bytes | memoryview) else f" in {file}")
-            )
         into[...] = pixels[..., None] if spec.shape[-1] == 1 else pixels
 
     in_threads(one, list(zip(out, files, strict=True)))

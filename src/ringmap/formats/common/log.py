@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from ringmap.formats.common import disk
+from ringmap.formats.common.inside import open_fd
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
@@ -33,6 +34,9 @@ FILE = ".ringmap.log"
 
 _HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"RINGMAPL"
+
+_HEAD_NBYTES = 64 << 20
+_PIECE = 1 << 20
 
 _ALIGN = 16
 """Arrow refuses arrays that do not start at a multiple of their items' size."""
@@ -99,7 +103,7 @@ class Log:
 
     def open(self) -> None:
         """Open for appending, behind the last whole record."""
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | disk.BINARY, 0o666)
+        self._fd = open_fd(self.path, os.O_RDWR | os.O_CREAT)
         self.size = 0
         for _ in self._each(self._fd):
             pass
@@ -157,7 +161,7 @@ class Log:
             yield from self._each(self._fd)
             return
         try:
-            fd = os.open(self.path, os.O_RDONLY | disk.BINARY)
+            fd = open_fd(self.path)
         except FileNotFoundError:
             return
         try:
@@ -189,13 +193,24 @@ class Log:
             magic, head_size, body_size, checksum = _HEAD.unpack(first)
             if magic != _MAGIC or at + _HEAD.size + head_size + body_size > end:
                 return
+            if head_size > _HEAD_NBYTES or not _holds(fd, at, head_size + body_size, checksum):
+                return
             both = bytearray(head_size + body_size)
             disk.read_into(fd, memoryview(both), at + _HEAD.size)
-            if xxhash.xxh3_64_intdigest(both) != checksum:
-                return
             at += _HEAD.size + len(both)
             self.size = at
             yield _parse(both, head_size)
+
+
+def _holds(fd: int, at: int, size: int, checksum: int) -> bool:
+    """Tell whether a record is whole; no room is made for one that is not, whatever size it claims."""
+    digest, room, done = xxhash.xxh3_64(), memoryview(bytearray(min(size, _PIECE))), 0
+    while done < size:
+        part = room[: min(_PIECE, size - done)]
+        disk.read_into(fd, part, at + _HEAD.size + done)
+        digest.update(part)
+        done += len(part)
+    return digest.intdigest() == checksum
 
 
 def _parse(both: bytearray, head_size: int) -> Record:

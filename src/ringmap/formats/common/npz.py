@@ -2,23 +2,28 @@
 
     FILE.npz    a zip archive, stored: arr_0.npy          (as `np.savez` makes it)
 
-Invariants: a file is replaced in one step; what is read from a stored archive is a map of the file.
+Invariants: a file is replaced in one step; what is read from a stored archive is a map of the file; no
+memory is asked for by a shape that the archive does not hold.
 Not here: which columns there are (tabular.py).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
+from ringmap.formats.common.inside import INFLATED, open_binary, refuse_vast
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = ["KEY", "NpzWriter", "open_npz", "save_npz"]
+__all__ = ["KEY", "NpzWriter", "open_members", "open_npz", "save_npz"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +42,8 @@ class NpzWriter:
     def __init__(self, path: str, spec: ColumnSpec, rows: int) -> None:
         self.path = path
         self._beside = path + ".new"
-        self._archive = zipfile.ZipFile(self._beside, "w", zipfile.ZIP_STORED, allowZip64=True)
+        disk.remove(self._beside)  # a link there would be followed
+        self._archive = zipfile.ZipFile(self._beside, "x", zipfile.ZIP_STORED, allowZip64=True)
         self._member = self._archive.open(f"{KEY}.npy", "w", force_zip64=True)
         header = {
             "descr": np.lib.format.dtype_to_descr(spec.dtype),
@@ -83,25 +89,45 @@ def open_npz(path: str) -> Array:
 
     Raises:
         KeyError: it has no `arr_0`.
-        ValueError, OSError, zipfile.BadZipFile: it is damaged, or holds objects.
+        CorruptError, ValueError, OSError, zipfile.BadZipFile: it is damaged, holds objects, or declares more
+            than it holds.
     """
-    with open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
-        info = archive.getinfo(f"{KEY}.npy")
-        with archive.open(info) as member:
-            start = (
-                raw.tell()
-            )  # zipfile has just read the member's own header: here its data begins
-            version = np.lib.format.read_magic(member)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0  # fmt: skip
-            shape, fortran, dtype = read(member)
-            inside = member.tell()
+    with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:
+        return _array_of(path, raw, archive, KEY, mapped=True)
+
+
+def open_members(path: str, names: Sequence[str]) -> list[Array]:
+    """Return arrays of a .npz file by their names, in memory; errors as for `open_npz`."""
+    with open_binary(path) as raw, zipfile.ZipFile(raw) as archive:
+        return [_array_of(path, raw, archive, name, mapped=False) for name in names]
+
+
+def _array_of(path: str, raw: BinaryIO, archive: zipfile.ZipFile, name: str, mapped: bool) -> Array:
+    info = archive.getinfo(f"{name}.npy")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{path}: {info.filename} is packed by another method than deflate")
+    with archive.open(info) as member:
+        start = raw.tell()  # zipfile has just read the member's own header: here its data begins
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0  # fmt: skip
+        shape, fortran, dtype = read(member)
+        inside = member.tell()
         if dtype.hasobject:
             raise ValueError(f"{path}: holds Python objects, which are not loaded")
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
+        if (
+            min(shape, default=0) < 0 or inside + size > info.file_size
+        ):  # ahead of any memory for it
+            raise CorruptError(
+                f"{path}: {info.filename} declares an array {shape} of {dtype}, {size:,} bytes, but has "
+                f"{max(0, info.file_size - inside):,}"
+            )
+        refuse_vast(f"{path}: {info.filename}", info.file_size, info.compress_size, INFLATED)
         raw.seek(start)
-        plain = info.compress_type == zipfile.ZIP_STORED and not fortran and size > 0
-        if plain and raw.read(6) == b"\x93NUMPY" and start + inside + size <= os.fstat(raw.fileno()).st_size:  # fmt: skip
-            return np.memmap(path, dtype, "r", start + inside, shape)
-    with np.load(path, allow_pickle=False) as loaded:
-        array: Array = loaded[KEY]
+        stored = info.compress_type == zipfile.ZIP_STORED and raw.read(6) == b"\x93NUMPY"
+        whole = start + inside + size <= os.fstat(raw.fileno()).st_size
+        if mapped and stored and whole and not fortran and size:
+            return np.memmap(raw, dtype, "r", start + inside, shape)
+    with archive.open(info) as member:
+        array: Array = np.lib.format.read_array(member, allow_pickle=False)
     return array

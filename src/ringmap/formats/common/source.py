@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import threading
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +30,12 @@ from ringmap.storage.schema import Schema
 __all__ = ["DirectorySource", "damage_named", "offsets_of", "steps_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_RAISED = (
+    OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError, ArithmeticError, AttributeError,
+    EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What libraries raise about damaged bytes."""
 
 _inherited: list[Any] = []
 """Handles that a forked child got from its parent, and must neither use nor close."""
@@ -147,7 +156,7 @@ def damage_named(what: str) -> Iterator[None]:
         yield
     except RingmapError:
         raise
-    except (OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:
+    except _RAISED as error:
         raise CorruptError(f"{what} can't be read: {type(error).__name__}: {error}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # how a library in Rust says that it gave up

@@ -21,8 +21,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ringmap.errors import LockedError
+from ringmap.errors import CorruptError, LockedError
 from ringmap.formats.common import disk
+from ringmap.formats.common.inside import kind_at, read_json
 
 __all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "restore", "staging_folder"]
 
@@ -48,7 +49,7 @@ def lock_folder(path: str) -> int:
         FileNotFoundError: it is not there (any more).
     """
     while True:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             disk.lock(fd, path)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -77,6 +78,8 @@ class Staging:
         self.folder = staging_folder(path)
         self._owns = owns
         disk.make_folder(self.folder)
+        if (kind := kind_at(self.folder)) != "a folder":  # what it led to would be cleared
+            raise CorruptError(f"{self.folder}: is {kind}, expected a folder; remove it")
         self._fd = lock_folder(self.folder)
         try:
             self._clear()  # what a killed writer was building here
@@ -103,7 +106,7 @@ class Staging:
         disk.sync_all(self.folder)
         disk.replace_file(os.path.join(self.folder, PLAN), json.dumps(plan).encode())
         disk.sync_all(self.folder)
-        _carry_out(self.folder, self.parent, self._owns)
+        _carry_out(os.path.join(self.parent, self.items[0]), self.folder, self._owns)
 
     def drop(self) -> None:
         """Remove what was built."""
@@ -124,12 +127,12 @@ class Staging:
 def finish_swap(path: str, owns: Owns) -> None:
     """Finish a swap that was cut short, if one was; leave alone what a writer is at work on."""
     folder = staging_folder(path)
-    if not os.path.exists(os.path.join(folder, PLAN)):
+    if not _has_plan(folder):
         return
     with contextlib.suppress(LockedError, FileNotFoundError):
         fd = lock_folder(folder)
         try:
-            _carry_out(folder, os.path.dirname(path), owns)
+            _carry_out(path, folder, owns)
         finally:
             disk.unlock(fd)
 
@@ -145,20 +148,49 @@ def each_file(folder: str) -> Iterator[str]:
 def restore(path: str) -> None:
     """Put something at `path` again where a swap by two renames was cut short in between."""
     folder = staging_folder(path)
-    if os.path.exists(path) or not os.path.exists(os.path.join(folder, PLAN)):
+    if os.path.exists(path) or not _has_plan(folder):
         return
     with contextlib.suppress(LockedError, FileNotFoundError):
         fd = lock_folder(folder)
         try:
-            _carry_out(folder, os.path.dirname(path), None)
+            _carry_out(path, folder, None)
         finally:
             disk.unlock(fd)
 
 
-def _carry_out(folder: str, parent: str, owns: Owns | None) -> None:
+def _has_plan(folder: str) -> bool:
+    return kind_at(folder) == "a folder" and kind_at(os.path.join(folder, PLAN)) == ""
+
+
+def _read_plan(path: str, folder: str) -> dict[str, list[Any]]:
+    """Return a plan, believing nothing: it may come with a dataset that a stranger made.
+
+    Raises:
+        CorruptError: it is none, or would put or replace anything but the dataset and its side table.
+    """
+    file, name = os.path.join(folder, PLAN), os.path.basename(path)
+    plan = read_json(file)
+    ours = {name, name.removesuffix(".lance") + "_episodes.lance"}
+    fits = isinstance(plan, dict) and set(plan) <= ours
+    if not fits or not all(
+        isinstance(v, list) and len(v) == 2 and all(map(_is_inode, v)) for v in plan.values()
+    ):
+        raise CorruptError(
+            f"{file}: is no plan to replace {sorted(ours)}, by their inodes; if {path} is whole without it, "
+            f"remove {folder}"
+        )
+    return dict(plan)
+
+
+def _is_inode(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)
+    )
+
+
+def _carry_out(path: str, folder: str, owns: Owns | None) -> None:
     """Do what a plan says that is not done yet; without `owns`, delete nothing, and keep the plan."""
-    with open(os.path.join(folder, PLAN), "rb") as file:
-        plan: dict[str, list[Any]] = json.load(file)
+    parent, plan = os.path.dirname(path), _read_plan(path, folder)
     for item, (old, new) in plan.items():
         target, source = os.path.join(parent, item), os.path.join(folder, item)
         now = _inode(target)

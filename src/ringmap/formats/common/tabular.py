@@ -32,9 +32,10 @@ from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import recover
 from ringmap.formats.common.images import LARGEST
+from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, kind_at, read_json
 from ringmap.formats.common.log import Log, Record
 from ringmap.formats.common.names import file_name
-from ringmap.formats.common.npz import NpzWriter, open_npz, save_npz
+from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
@@ -47,6 +48,11 @@ LENGTHS, OFFSETS = "ep_len", "ep_offset"
 TABLE, DATA = "ep_len.json", "ep_len.data"
 
 TABULAR = "npz"
+
+MEDIA = ("jpeg", "jpg", "png", "mp4")
+
+_MOST = 1 << 31
+_MANY = 1 << 16
 
 _MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
 _OURS = (TABLE, DATA, ".ringmap.log", TABLE + ".new", DATA + ".new")
@@ -107,8 +113,9 @@ class TabularLayout:
             return False
         table = os.path.join(path, TABLE)
         if os.path.isfile(table):
-            with contextlib.suppress(OSError, ValueError), open(table, "rb") as file:
-                return bool(json.load(file).get("format") == self.name)
+            with contextlib.suppress(OSError, CorruptError):
+                found = read_json(table)
+                return isinstance(found, dict) and found.get("format") == self.name
         videos = any(
             name.endswith(".mp4")
             for folder in _folders(path)
@@ -142,9 +149,10 @@ class TabularLayout:
         """Return the columns of a dataset, in order; those of other programs by the names of their files."""
         table = os.path.join(path, TABLE)
         if os.path.isfile(table):
-            with open(table, "rb") as file:
-                found = json.load(file)["columns"]
-            return [Column(stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in found]
+            found = read_json(table)["columns"]
+            return [
+                _column(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in found
+            ]
         columns = []
         for name in sorted(os.listdir(path)):
             stem, suffix = os.path.splitext(name)
@@ -162,7 +170,7 @@ class TabularLayout:
         """Take the records of a log over: columns, episode data, offsets, and last the lengths."""
         lengths, offsets = _episodes(path)
         fresh = [
-            (r.number, r.row, r.length, len(r.packed), _first(r, len(lengths)))
+            (r.number, r.row, r.length, len(r.packed), _first(path, r, len(lengths)))
             for r in log.records()
             if r.number >= len(lengths)
         ]
@@ -224,6 +232,7 @@ class TabularSource(DirectorySource):
             self.columns = {c.spec.name: c for c in layout.columns(self.path)}
             self.episode_columns = _data_names(self.path)
             self._handle()
+            self._refuse_vast()
         self.schema = Schema(tuple(c.spec for c in self.columns.values()))
 
     def _open(self) -> Any:
@@ -237,6 +246,26 @@ class TabularSource(DirectorySource):
                         f"{self.path}: column {name!r} has {len(found)} rows, but the episodes need {rows}"
                     )
         return handle
+
+    def _refuse_vast(self) -> None:
+        """Raise if the table tells of more images than there are: `_open` compares the other columns."""
+        rows = _num_rows(self.lengths, self.offsets)
+        for name, column in self.columns.items():
+            if column.how == TABULAR:
+                continue
+            folder = os.path.join(self.path, column.file)
+            if (kind := kind_at(folder)) not in ("a folder", "missing"):
+                raise CorruptError(
+                    f"{folder}: is {kind or 'a file'}, expected the folder of column {name!r}"
+                )
+            if rows > _MANY and self._most_images(folder, column) < rows:
+                raise CorruptError(
+                    f"{self.path}: the episodes have {rows:,} steps, but {folder} can't hold so many images"
+                )
+
+    def _most_images(self, folder: str, column: Column) -> int:
+        """Return how many images a folder can hold at most."""
+        return len(os.listdir(folder)) if os.path.isdir(folder) else 0
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
@@ -282,12 +311,30 @@ class TabularSource(DirectorySource):
         return decode_data(blob[int(ends[episode - 1]) if episode else 0 : int(ends[episode])])
 
 
-def _first(record: Record, episodes: int) -> list[Column] | None:
+def _first(path: str, record: Record, episodes: int) -> list[Column] | None:
     """Return the columns as the very first record notes them."""
     if record.number or episodes:
         return None
     files = record.notes["columns"]
-    return [Column(spec, *files[i]) for i, spec in enumerate(record.schema.columns)]
+    return [_column(path, spec, *files[i]) for i, spec in enumerate(record.schema.columns)]
+
+
+def _column(path: str, spec: ColumnSpec, file: Any, how: Any) -> Column:
+    """Return a column as a file of the dataset describes it, believing nothing.
+
+    Raises:
+        CorruptError: it would lie outside of the folder, or is of a kind or size that no column has.
+    """
+    check_name(path, file)
+    check_row(path, spec.name, spec.row_nbytes)
+    fits = how == TABULAR or (
+        how in MEDIA and is_image(spec) and spec.row_nbytes <= 3 * LARGEST_PICTURE
+    )
+    if not fits:
+        raise CorruptError(
+            f"{path}: column {spec} is stored as {how!r}, expected {TABULAR!r} or an image"
+        )
+    return Column(spec, file, how)
 
 
 def _episodes(path: str) -> tuple[Array, Array]:
@@ -301,6 +348,8 @@ def _episodes(path: str) -> tuple[Array, Array]:
         raise CorruptError(
             f"{path}: {OFFSETS} is {offsets.dtype} {offsets.shape}, expected (E,) integers"
         )
+    if max(lengths.max(initial=0), offsets.max(initial=0)) >= _MOST or (offsets < 0).any():
+        raise CorruptError(f"{path}: {LENGTHS} and {OFFSETS} do not describe episodes")
     return lengths.astype(np.int32), offsets[: len(lengths)].astype(np.int64)
 
 
@@ -309,7 +358,11 @@ def _num_rows(lengths: Array, offsets: Array) -> int:
 
 
 def _folders(path: str) -> list[str]:
-    return sorted(e.name for e in os.scandir(path) if e.is_dir() and not e.name.startswith("."))
+    return sorted(
+        e.name
+        for e in os.scandir(path)
+        if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
+    )
 
 
 def _save_table(path: str, name: str, columns: list[Column]) -> None:
@@ -336,7 +389,8 @@ def _add_data(path: str, log: Log, episodes: int) -> None:
             parts.append(record.packed)
             names += [str(name) for name in record.data if name not in names]
     ends = np.concatenate([ends, len(blob) + np.cumsum(sizes, dtype=np.int64)])
-    with zipfile.ZipFile(file + ".new", "w", zipfile.ZIP_STORED) as archive:
+    disk.remove(file + ".new")  # a link there would be followed
+    with zipfile.ZipFile(file + ".new", "x", zipfile.ZIP_STORED) as archive:
         for member, array in (
             ("ends", ends),
             ("bytes", np.frombuffer(b"".join(parts), np.uint8)),
@@ -348,13 +402,13 @@ def _add_data(path: str, log: Log, episodes: int) -> None:
 
 
 def _load_data(file: str) -> tuple[Array, bytes]:
-    with np.load(file, allow_pickle=False) as loaded:
-        return loaded["ends"], loaded["bytes"].tobytes()
+    ends, blob = open_members(file, ("ends", "bytes"))
+    return ends, blob.tobytes()
 
 
 def _data_names(path: str) -> list[str]:
     file = os.path.join(path, DATA)
     if not os.path.exists(file):
         return []
-    with np.load(file, allow_pickle=False) as loaded:
-        return [str(name) for name in json.loads(loaded["names"].tobytes())]
+    (names,) = open_members(file, ("names",))
+    return [str(name) for name in json.loads(names.tobytes())]

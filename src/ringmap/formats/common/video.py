@@ -23,6 +23,8 @@ import numpy as np
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common.images import in_threads
+from ringmap.formats.common.inside import LARGEST_PICTURE, kind_at
+from ringmap.storage.system import NotAFileError
 
 __all__ = [
     "KEYFRAMES",
@@ -115,11 +117,23 @@ class Decoder:
         import av
 
         self.path = path
+        if kind := kind_at(path):
+            if kind == "missing":
+                raise CorruptError(f"{path}: is missing")
+            raise NotAFileError(path, kind)
         try:
-            self._container = av.open(path)
+            # By its content alone, a file could be a playlist, which makes FFmpeg open others, here or elsewhere.
+            self._container = av.open(path, format="mp4", options={"protocol_whitelist": "file"})
             self._stream = self._container.streams.video[0]
+            self._stream.codec_context.options = {"max_pixels": str(LARGEST_PICTURE)}
+            height, width = self.size
         except (OSError, ValueError, IndexError) as error:
             raise CorruptError(f"{path} can't be read: {error}") from error
+        if height * width > LARGEST_PICTURE:
+            self._container.close()
+            raise CorruptError(
+                f"{path}: frames of {width} by {height} pixels, expected at most {LARGEST_PICTURE:,} in all"
+            )
         self._stream.codec_context.thread_count = 1  # clips are what runs in parallel
         self._frames: Any = None
         self._next = 0
@@ -246,7 +260,7 @@ def decode_runs(
         decoder = decoders.take(path)
         try:
             decoder.read(frames[first:stop].tolist(), out[first:stop])
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError, RuntimeError) as error:
             decoder.close()
             if isinstance(error, CorruptError):
                 raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.formats.common.images import decode_into
+from ringmap.formats.common.images import decode_into, size_of
 from ringmap.formats.common.tabular import Column, TabularLayout, TabularSource
 
 __all__ = ["LAYOUT", "FolderSource", "image_name"]
@@ -33,13 +33,10 @@ class FolderLayout(TabularLayout):
 
     def find_media(self, folder: str) -> tuple[str, tuple[int, int, int]] | None:
         """Return the suffix of the images and their shape, by the first one."""
-        from PIL import Image
-
         for suffix in ("jpeg", "jpg", "png"):
             first = os.path.join(folder, image_name(0, 0, suffix))
             if os.path.exists(first):
-                with Image.open(first) as image:
-                    return suffix, (image.height, image.width, 1 if image.mode == "L" else 3)
+                return suffix, size_of(first, "image")
         return None
 
 

@@ -88,12 +88,14 @@ def _files_in(folder: str) -> list[str]:
     return sorted(
         entry.name
         for entry in os.scandir(folder)
-        if entry.name.endswith(SUFFIXES) and entry.is_file()
+        if entry.name.endswith(SUFFIXES) and entry.is_file(follow_symlinks=False)
     )
 
 
 def _is_signed(path: str) -> bool:
     """Look for HDF5's signature, which stands at byte 0, 512, 1024, ..."""
+    if not os.path.isfile(path):  # opening a pipe would wait for its other end
+        return False
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -19,6 +19,7 @@ import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.formats.common import disk
+from ringmap.formats.common.inside import open_binary, open_fd
 
 __all__ = ["PAGE", "SUFFIX", "apply", "mend", "open_locked", "recover", "runs", "void", "write"]
 
@@ -32,6 +33,7 @@ _MAGIC = b"RINGMAPJ"
 _HEAD = struct.Struct("<8sQQQ")
 _PAGE_HEAD = struct.Struct("<QQQ")
 _RECORD = _PAGE_HEAD.size + PAGE
+_MOST = 16 << 30
 
 
 def write(fd: int, size: int, records: Sequence[tuple[int, bytes, bytes]]) -> None:
@@ -100,7 +102,7 @@ def open_locked(path: str, flags: int = os.O_RDWR) -> int:
         CorruptError: its journal belongs to other content.
     """
     while True:
-        fd = os.open(path, flags | disk.BINARY, 0o666)
+        fd = open_fd(path, flags)
         try:
             disk.lock(fd, path)
             if _is_at(fd, path):
@@ -119,7 +121,9 @@ def mend(path: str) -> None:
         LockedError: a writer is at work.
         EnvironmentFault: the file may not be written by us.
     """
-    if not os.path.exists(path + SUFFIX) or _parse(path + SUFFIX) is None:
+    # A journal is beside the file that it changes: a link to one is no way to have that changed.
+    path = os.path.realpath(path)
+    if not os.path.lexists(path + SUFFIX) or _parse(path + SUFFIX) is None:
         return
     try:
         fd = open_locked(path)
@@ -153,15 +157,19 @@ def runs(pages: Iterable[int]) -> Iterator[tuple[int, int]]:
 def _parse(journal: str) -> tuple[int, list[tuple[int, int, int, bytes]]] | None:
     """Return `(size of the file, [(page, before, after, content)])`, or None unless it is whole."""
     try:
-        with open(journal, "rb") as file:
-            data = file.read()
+        file = open_binary(journal)
     except FileNotFoundError:
         return None
-    if len(data) < _HEAD.size:
-        return None
-    magic, size, count, checksum = _HEAD.unpack_from(data)
-    body = data[_HEAD.size : _HEAD.size + count * _RECORD]  # a longer one's rest may follow
-    if magic != _MAGIC or len(body) != count * _RECORD or checksum != _checksum(size, body):
+    with file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        magic, size, count, checksum = _HEAD.unpack(head)
+        there = os.fstat(file.fileno()).st_size - _HEAD.size
+        if magic != _MAGIC or count * _RECORD > min(there, _MOST):
+            return None
+        body = file.read(count * _RECORD)  # a longer one's rest may follow
+    if len(body) != count * _RECORD or checksum != _checksum(size, body):
         return None
     records = []
     for at in range(0, len(body), _RECORD):

@@ -25,11 +25,14 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
+from ringmap.formats.common.inside import refuse_sparse
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
+__all__ = [
+    "EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns", "refuse_sparse",
+]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,6 +66,7 @@ class Column:
                 f"{dataset.file.filename}: column {name!r} keeps its rows in other files, which are "
                 "not followed; copy it into this file (h5repack)"
             )
+        refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)
         self._text = h5py.check_string_dtype(stored) is not None and stored.kind == "O"

@@ -24,11 +24,18 @@ from ringmap.errors import (
     UnknownColumnError,
     UnknownFormatError,
 )
+from ringmap.formats.common.inside import kind_at, refuse_sparse
 from ringmap.formats.common.source import damage_named
 from ringmap.formats.hdf5.journal import mend
-from ringmap.formats.hdf5.layout import EPISODE_LENGTHS, EPISODE_OFFSETS, Column, find_columns
+from ringmap.formats.hdf5.layout import (
+    EPISODE_LENGTHS,
+    EPISODE_OFFSETS,
+    Column,
+    find_columns,
+)
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import Schema
+from ringmap.storage.system import NotAFileError
 
 __all__ = [
     "NAMES_ATTRIBUTE",
@@ -201,6 +208,8 @@ def open_for_reading(path: str) -> Any:
     """
     if not os.path.exists(path):
         raise NotFoundError(f"{path}: no such file")
+    if not os.path.isfile(path):
+        raise NotAFileError(path, kind_at(os.path.realpath(path)))
     mend(path)
     try:
         return h5py.File(path, "r")
@@ -237,9 +246,16 @@ def read_table(root: Any) -> tuple[Array, Array]:
             raise CorruptError(
                 f"{path}: {name!r} is {values.dtype} {values.shape}, expected integers (E,)"
             )
+        refuse_sparse(path, name, values)
         found.append(values[()].astype(np.int64))
     lengths, offsets = found
-    if len(lengths) != len(offsets) or (lengths < 0).any() or (offsets < 0).any():
+    ends = lengths.max(initial=0), offsets.max(initial=0)
+    if (
+        len(lengths) != len(offsets)
+        or min(lengths.min(initial=0), offsets.min(initial=0)) < 0
+        or ends[0] >= 1 << 31
+        or ends[1] > 1 << 62  # their sum stays a number
+    ):
         raise CorruptError(
             f"{path}: {EPISODE_LENGTHS!r} and {EPISODE_OFFSETS!r} do not describe episodes "
             f"({len(lengths)} and {len(offsets)} entries)"

@@ -24,6 +24,7 @@ from ringmap.formats.lance.layout import (
     episodes_path,
     fields_of,
     lance,
+    opened,
     plan_fields,
     to_arrow,
 )
@@ -37,7 +38,7 @@ _GROUP_NBYTES = 128 << 20
 
 def absorb(path: str, log: Log) -> None:
     """Take the records of a log over into the dataset at `path`."""
-    dataset = lance().dataset(path)
+    dataset = opened(path)
     rows = dataset.count_rows()
     done = 0
     if rows:
@@ -98,7 +99,7 @@ def _add_data(path: str, group: list[Record]) -> None:
     known: list[tuple[int, bytes]] = []
     old = None
     if os.path.exists(path):
-        old = lance().dataset(path)
+        old = opened(path)
         if PACKED in old.schema.names:
             table = old.to_table(columns=[EPISODE, PACKED])
             known = list(zip(table[EPISODE].to_pylist(), table[PACKED].to_pylist(), strict=True))

@@ -28,6 +28,7 @@ import numpy as np
 from ringmap.datasets.layout import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common.images import LARGEST
+from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, refuse_links
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
@@ -43,6 +44,7 @@ __all__ = [
     "fields_of",
     "from_arrow",
     "lance",
+    "opened",
     "plan_fields",
     "to_arrow",
 ]
@@ -102,6 +104,24 @@ def _loud() -> None:
     silence, _silenced.by = getattr(_silenced, "by", None), None
     if silence is not None:
         silence.__exit__(None, None, None)
+
+
+def opened(path: str) -> Any:
+    """Open a dataset whose files all lie in its folder.
+
+    Raises:
+        CorruptError: one is a link, or the dataset says that it has files elsewhere.
+    """
+    refuse_links(path)
+    dataset = lance().dataset(path)
+    for fragment in dataset.get_fragments():
+        for file in fragment.data_files():
+            # Lance may keep files under another base, which is any path or address.
+            if getattr(file, "base_id", None) is not None:
+                raise CorruptError(f"{path}: keeps {file.path} elsewhere, which is not followed")
+            for part in file.path.split("/"):
+                check_name(path, part)
+    return dataset
 
 
 def episodes_path(path: str) -> str:
@@ -230,7 +250,11 @@ def fields_of(schema: Any, path: str) -> list[Field]:
     if given is not None:
         try:
             table = json.loads(given)
-            return [Field(stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in table]
+            return [
+                _field(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in table
+            ]
+        except CorruptError:
+            raise
         except (ValueError, TypeError) as error:
             raise CorruptError(f"{path}: the table of its columns is damaged: {error}") from error
     fields = []
@@ -244,6 +268,7 @@ def fields_of(schema: Any, path: str) -> list[Field]:
             fields.append(Field(ColumnSpec(name, (), np.dtype("U")), name, "text"))
         elif pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
             dtype = np.dtype(kind.value_type.to_pandas_dtype())
+            check_row(path, name, kind.list_size * dtype.itemsize)
             fields.append(Field(ColumnSpec(name, (kind.list_size,), dtype), name, "list"))
         elif _is_number(kind):
             dtype = np.dtype(kind.to_pandas_dtype())
@@ -251,6 +276,15 @@ def fields_of(schema: Any, path: str) -> list[Field]:
         else:
             raise CorruptError(f"{path}: column {name!r} is of type {kind}, which no column is")
     return fields
+
+
+def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:
+    """Return a field as the schema's metadata describes it, believing nothing."""
+    check_row(path, spec.name, spec.row_nbytes)
+    images = how in ("png", "jpeg") and is_image(spec) and spec.row_nbytes <= 3 * LARGEST_PICTURE
+    if not (images or how in ("list", "raw", "text") or (how == "none" and not spec.row_nbytes)):
+        raise ValueError(f"column {spec} is stored as {how!r}")
+    return Field(spec, str(name), how)
 
 
 def _is_number(kind: Any) -> bool:
@@ -288,7 +322,7 @@ class _Layout:
     def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
         from ringmap.formats.lance.source import sized_fields
 
-        dataset = lance().dataset(path)
+        dataset = opened(path)
         rows = dataset.count_rows()
         if not rows:
             return 0, 0, None, {}

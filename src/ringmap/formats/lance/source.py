@@ -7,7 +7,6 @@ Not here: the columns themselves (layout.py), tensors and clips (`ringmap.datase
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.directory import recover
-from ringmap.formats.common.images import decode_into
+from ringmap.formats.common.images import decode_into, size_of
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
 from ringmap.formats.lance.layout import (
     EPISODE,
@@ -29,7 +28,7 @@ from ringmap.formats.lance.layout import (
     episodes_path,
     fields_of,
     from_arrow,
-    lance,
+    opened,
 )
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -72,7 +71,7 @@ class LanceSource(DirectorySource):
             self.episode_columns = _data_names(episodes_path(self.path))
 
     def _open(self) -> Any:
-        return lance().dataset(self.path)
+        return opened(self.path)
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
@@ -122,14 +121,10 @@ def sized_fields(dataset: Any, path: str) -> list[Field]:
     unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
     if not unsized or not dataset.count_rows():
         return fields
-    from PIL import Image
-
     first = dataset.take([0], columns=[f.name for f in unsized])
     sizes = {}
     for field in unsized:
-        with Image.open(io.BytesIO(first.column(field.name)[0].as_py())) as image:
-            channels = 1 if image.mode in ("L", "1") else 3
-            sizes[field.name] = (image.height, image.width, channels)
+        sizes[field.name] = size_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
     return [
         replace(f, spec=ColumnSpec(f.spec.name, sizes[f.name], f.spec.dtype))
         if f.name in sizes
@@ -159,7 +154,7 @@ def _table(dataset: Any, path: str) -> tuple[Array, Array]:
 def _data_names(path: str) -> list[str]:
     if not os.path.isdir(path):
         return []
-    schema = lance().dataset(path).schema
+    schema = opened(path).schema
     given = (schema.metadata or {}).get(METADATA)
     if given is not None:
         return [str(name) for name in json.loads(given)]
@@ -167,7 +162,7 @@ def _data_names(path: str) -> list[str]:
 
 
 def _all_data(path: str) -> list[dict[str, Any]]:
-    table = lance().dataset(path).to_table().to_pylist()
+    table = opened(path).to_table().to_pylist()
     table.sort(key=lambda row: row.get(EPISODE, 0))
     if table and "ringmap" in table[0]:
         return [decode_data(row["ringmap"]) for row in table]

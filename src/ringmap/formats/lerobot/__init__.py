@@ -13,9 +13,10 @@ Not here: older versions (LeRobot converts them), downloads.
 
 from __future__ import annotations
 
-import json
 import os
 
+from ringmap.errors import CorruptError
+from ringmap.formats.common.inside import read_json
 from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
 
@@ -33,7 +34,7 @@ class LeRobot(StoredFormat):
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by `meta/info.json` and its version."""
         try:
-            with open(os.path.join(os.fspath(path), "meta", "info.json"), "rb") as file:
-                return "codebase_version" in json.load(file)
-        except (OSError, ValueError):
+            found = read_json(os.path.join(os.fspath(path), "meta", "info.json"))
+        except (OSError, CorruptError):
             return False
+        return isinstance(found, dict) and "codebase_version" in found

@@ -6,9 +6,9 @@ Not here: the layout's words (this package's docstring), frames (common/video.py
 from __future__ import annotations
 
 import glob
-import io
-import json
 import os
+import re
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +16,15 @@ import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.episodes import EpisodeCache
+from ringmap.formats.common.images import opened
+from ringmap.formats.common.inside import (
+    LARGEST_PICTURE,
+    check_row,
+    kind_at,
+    read_json,
+    refuse_elsewhere,
+    refuse_vast,
+)
 from ringmap.formats.common.source import DirectorySource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.video import Decoders, decode_runs
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -23,6 +32,11 @@ from ringmap.storage.schema import ColumnSpec, Schema
 __all__ = ["LeRobotSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_STEPS_PER_BYTE = 100
+"""Rows that a byte of Parquet may hold; the number of each takes a few bits."""
+
+_LONGEST_TASK = 1 << 16
 
 
 class LeRobotSource(DirectorySource):
@@ -40,8 +54,9 @@ class LeRobotSource(DirectorySource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         with damage_named(self.path):
-            with open(os.path.join(self.path, "meta", "info.json"), "rb") as file:
-                self._info = json.load(file)
+            info = os.path.join(self.path, "meta", "info.json")
+            refuse_elsewhere(self.path, info)
+            self._info = read_json(info)
             version = str(self._info.get("codebase_version"))
             if not version.startswith("v3."):
                 raise UnknownFormatError(
@@ -49,11 +64,49 @@ class LeRobotSource(DirectorySource):
                 )
             self._episodes = _episodes(self.path)
             self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
+            self._refuse_vast()
             self.offsets = offsets_of(self.lengths)
             self._tasks = _tasks(self.path)
             self._videos: dict[str, None] = {}
             self.schema = self._columns()
         self.episode_columns = ["tasks"] if any("tasks" in e for e in self._episodes) else []
+
+    def _refuse_vast(self) -> None:
+        """Raise if the episodes have more steps than the files of rows can hold."""
+        steps = int(self.lengths.sum(dtype=np.int64))
+        if (self.lengths < 0).any():
+            raise CorruptError(f"{self.path}: an episode has {int(self.lengths.min())} steps")
+        stored = 0
+        for folder, _, names in os.walk(os.path.join(self.path, "data")):
+            for name in names:
+                path = os.path.join(folder, name)
+                stored += 0 if kind_at(path) else os.stat(path).st_size
+        refuse_vast(f"{self.path}: rows of all episodes", steps, stored, _STEPS_PER_BYTE)
+
+    def _file(self, template: str, **names: Any) -> str:
+        """Return the path that a template of `info.json` stands for; nothing outside of the folder is one.
+
+        Raises:
+            CorruptError: it leads elsewhere, or asks for more than to put numbers and a name in their places.
+        """
+        given = self._info[template]
+        if not isinstance(given, str) or len(given) > 1000:
+            raise CorruptError(
+                f"{self.path}: {template} in meta/info.json is {given!r}, expected a path"
+            )
+        for _, field, spec, conversion in string.Formatter().parse(given):
+            # Formats can read attributes of what they are given, and pad to any width.
+            plain = field is None or (
+                field in names and not conversion and re.fullmatch("0?[0-9]?d?", spec or "")
+            )
+            if not plain:
+                raise CorruptError(
+                    f"{self.path}: {template} in meta/info.json is {given!r}, expected fields as in "
+                    "'data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet'"
+                )
+        made = os.path.join(self.path, given.format(**names))
+        refuse_elsewhere(self.path, made)
+        return made
 
     def _columns(self) -> Schema:
         specs = []
@@ -72,6 +125,13 @@ class LeRobotSource(DirectorySource):
         if self._tasks and "task_index" in self._info["features"]:
             width = max(map(len, self._tasks.values()), default=1)
             specs.append(ColumnSpec("task", (), np.dtype(f"<U{max(width, 1)}")))
+        for spec in specs:
+            check_row(self.path, spec.name, spec.row_nbytes)
+            if min(spec.shape, default=0) < 0 or (
+                self._info["features"].get(spec.name, {}).get("dtype") in ("video", "image")
+                and spec.row_nbytes > 3 * LARGEST_PICTURE
+            ):
+                raise CorruptError(f"{self.path}: column {spec}: no such pictures are read")
         return Schema(tuple(specs))
 
     def _open(self) -> Any:
@@ -127,13 +187,11 @@ class LeRobotSource(DirectorySource):
 
         def path_of(episode: int) -> str:
             found = self._episodes[episode]
-            return os.path.join(
-                self.path,
-                self._info["video_path"].format(
-                    video_key=spec.name,
-                    chunk_index=found[f"{key}/chunk_index"],
-                    file_index=found[f"{key}/file_index"],
-                ),
+            return self._file(
+                "video_path",
+                video_key=spec.name,
+                chunk_index=found[f"{key}/chunk_index"],
+                file_index=found[f"{key}/file_index"],
             )
 
         decode_runs(self._decoders, out, episodes, frames, path_of)
@@ -144,12 +202,10 @@ class LeRobotSource(DirectorySource):
         import pyarrow.parquet as pq
 
         row = self._episodes[episode]
-        path = os.path.join(
-            self.path,
-            self._info["data_path"].format(
-                chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
-            ),
+        path = self._file(
+            "data_path", chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
         )
+        _refuse_rows(path)
         table = pq.read_table(path, filters=[("episode_index", "=", row["episode_index"])])
         if len(table) != row["length"]:
             raise CorruptError(
@@ -182,6 +238,8 @@ def _episodes(path: str) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     for file in sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet"))):
+        refuse_elsewhere(path, file)
+        _refuse_rows(file)
         names = [n for n in pq.read_schema(file).names if not n.startswith("stats/")]
         rows += pq.read_table(file, columns=names).to_pylist()
     return sorted(rows, key=lambda row: row["episode_index"])
@@ -191,13 +249,29 @@ def _tasks(path: str) -> dict[int, str]:
     import pyarrow.parquet as pq
 
     file = os.path.join(path, "meta", "tasks.parquet")
-    if not os.path.exists(file):
+    if kind_at(file) == "missing":
         return {}
+    refuse_elsewhere(path, file)
+    _refuse_rows(file)
     table = pq.read_table(file).to_pydict()
     texts = next((v for k, v in table.items() if k != "task_index"), None)
     if texts is None:
         return {}
-    return {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
+    found = {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
+    longest = max(map(len, found.values()), default=0)
+    if longest > _LONGEST_TASK:  # each step gets room for the longest
+        raise CorruptError(
+            f"{file}: a task of {longest:,} characters, expected at most {_LONGEST_TASK:,}"
+        )
+    return found
+
+
+def _refuse_rows(path: str) -> None:
+    """Raise if a file declares more rows than its bytes can hold."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_metadata(path).num_rows
+    refuse_vast(f"{path}: rows", rows, os.stat(path).st_size, _STEPS_PER_BYTE)
 
 
 def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
@@ -210,11 +284,13 @@ def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
 
 
 def _images(column: Any, spec: ColumnSpec) -> Array:
-    from PIL import Image
-
     pictures = []
     for value in column.to_pylist():
-        with Image.open(io.BytesIO(value["bytes"])) as image:
+        with opened(value["bytes"], f"column {spec.name!r}") as image:
+            if (image.height, image.width) != spec.shape[:2]:
+                raise CorruptError(
+                    f"column {spec.name!r}: an image of {(image.height, image.width)}, expected {spec.shape[:2]}"
+                )
             pixels = np.asarray(image.convert("L" if spec.shape[-1] == 1 else "RGB"))
         pictures.append(pixels.reshape(spec.shape))
     return np.stack(pictures) if pictures else np.empty((0, *spec.shape), np.uint8)

@@ -14,6 +14,7 @@ import numpy as np
 from ringmap.errors import CorruptError
 from ringmap.formats.common.episodes import EpisodeCache
 from ringmap.formats.common.source import DirectorySource, damage_named, offsets_of
+from ringmap.formats.minari.guard import refuse_episode, refuse_harm
 from ringmap.storage.schema import ColumnSpec, Schema
 
 __all__ = ["MinariSource"]
@@ -54,8 +55,15 @@ class MinariSource(DirectorySource):
     def _open(self) -> Any:
         from minari import MinariDataset
 
-        dataset = MinariDataset(os.path.join(self.path, "data"))
-        return dataset, EpisodeCache(lambda number: _columns_of(dataset[number]))
+        folder = os.path.join(self.path, "data")
+        refuse_harm(folder)
+        dataset = MinariDataset(folder)
+
+        def load(number: int) -> dict[str, Array]:
+            refuse_episode(folder, int(dataset.episode_indices[number]))
+            return _columns_of(dataset[number])
+
+        return dataset, EpisodeCache(load)
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int

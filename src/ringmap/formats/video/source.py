@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.formats.common.inside import kind_at
 from ringmap.formats.common.tabular import Column, TabularLayout, TabularSource
 from ringmap.formats.common.video import Decoder, Decoders, decode_runs
 
@@ -73,6 +74,13 @@ class VideoSource(TabularSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
+
+    def _most_images(self, folder: str, column: Column) -> int:
+        """Return how many images a folder can hold at most: a frame takes a byte of its video."""
+        sizes = (os.path.join(folder, video_name(i)) for i in range(len(self.lengths)))
+        return sum(
+            os.stat(path, follow_symlinks=False).st_size for path in sizes if not kind_at(path)
+        )
 
     def _images(self, out: Array, column: Column, episodes: Array, steps: Array) -> None:
         folder = os.path.join(self.path, column.file)

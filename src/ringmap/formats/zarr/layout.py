@@ -14,6 +14,7 @@ Not here: reading (source.py).
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
+from ringmap.formats.common.inside import check_name, check_row
 from ringmap.formats.common.log import Log, Record
 from ringmap.formats.common.names import file_name
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
@@ -90,8 +92,13 @@ def open_group(path: str, mode: str = "r") -> Any:
     """
     import zarr
 
+    from ringmap.formats.zarr.store import InsideStore
+
     try:
-        return zarr.open_group(path, mode=mode)  # type: ignore[arg-type]
+        store = InsideStore(path, read_only=mode == "r")
+        return zarr.open_group(store, mode=mode, use_consolidated=False)  # type: ignore[arg-type]
+    except CorruptError:
+        raise
     except Exception as error:
         raise CorruptError(f"{path}: zarr can't open it: {error}") from error
 
@@ -121,6 +128,8 @@ def columns_of(group: Any, path: str) -> list[Column]:
         found = []
         for name, file, dtype, shape in given:
             spec = stored_spec(name, shape, dtype)
+            check_name(path, file)
+            check_row(path, name, spec.row_nbytes)
             found.append(Column(spec, data[file] if spec.row_nbytes else None, file))
         return found
     found = []
@@ -131,6 +140,7 @@ def columns_of(group: Any, path: str) -> list[Column]:
         dtype = np.dtype(array.dtype)
         if dtype.kind not in "biufcSU":
             raise CorruptError(f"{path}: data/{name} is of dtype {dtype}, which no column is")
+        check_row(path, name, math.prod(array.shape[1:]) * dtype.itemsize)
         found.append(
             Column(ColumnSpec(name, array.shape[1:], dtype.newbyteorder("=")), array, name)
         )

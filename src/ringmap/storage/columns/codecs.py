@@ -7,7 +7,8 @@ They are Zarr's own, by their names in `zarr.json`. Chains of the common ones ru
 directly (`Direct`); any other runs through zarr-python (`ThroughZarr`), ten times slower. A test
 holds that both say the same.
 
-Invariants: a chain that can't give back every bit is refused before a column is made with it.
+Invariants: nothing is unpacked that becomes more than a chunk takes (bounds.py): a file may be forged.
+A chain that can't give back every bit is refused before a column is made with it.
 Not here: which rows a chunk has, and where its file is (zarr.py).
 """
 
@@ -21,9 +22,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError
+from ringmap.storage.columns.bounds import EXACT, KNOWN, inflate, refuse_bomb
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = ["NAMED", "Codec", "Undecodable", "array_metadata", "as_chain", "codec_of", "normalised"]
+__all__ = [
+    "NAMED", "Codec", "Undecodable", "array_metadata", "as_chain", "codec_of", "most_encoded", "normalised",
+]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Chain = list[dict[str, Any]]
@@ -45,6 +49,9 @@ NAMED: dict[str, list[dict[str, Any]]] = {
 
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _CRC_NBYTES = 4
+
+ENCODED_SPARE = 4096
+"""Bytes by which a chunk that can't be compressed may grow."""
 
 
 class Undecodable(CorruptError):
@@ -111,7 +118,12 @@ def codec_of(chain: Chain, spec: ColumnSpec, steps: int) -> Codec:
     """Return what encodes and decodes chunks of `steps` rows."""
     first, rest = chain[0], chain[1:]
     if first["name"] == "bytes" and all(codec["name"] in _DIRECT for codec in rest):
-        return Direct(rest, spec, steps)
+        try:
+            return Direct(rest, spec, steps)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise Undecodable(
+                f"column {spec.name!r}: codecs {chain} do not make sense: {error!r}"
+            ) from None
     return ThroughZarr(chain, spec, steps)
 
 
@@ -199,6 +211,7 @@ class Direct:
 
     def __init__(self, chain: Sequence[Mapping[str, Any]], spec: ColumnSpec, steps: int) -> None:
         self._nbytes = steps * spec.row_nbytes
+        self._most = most_encoded(self._nbytes)
         self._stages = [_DIRECT[codec["name"]](codec.get("configuration", {})) for codec in chain]
 
     def encode(self, rows: Array) -> bytes:
@@ -213,9 +226,9 @@ class Direct:
         flat = out.reshape(-1)
         try:
             for stage in self._stages[:0:-1]:
-                data = stage.decode(data, None)
+                data = stage.decode(data, None, self._most)
             if self._stages:
-                data = self._stages[0].decode(data, flat)
+                data = self._stages[0].decode(data, flat, self._nbytes)
         except Undecodable:
             raise
         except Exception as error:  # of every kind, by codec
@@ -245,9 +258,10 @@ class _Blosc:
         """Return `data` compressed."""
         return self._blosc.compress(data, *self._options)
 
-    def decode(self, data: bytes, out: Array | None) -> bytes | None:
+    def decode(self, data: bytes, out: Array | None, most: int) -> bytes | None:
         """Return `data` as it was, or None when it was put into `out`, which it fills."""
         if out is None:
+            refuse_bomb("blosc", {}, data[:16], most)
             whole: bytes = self._blosc.decompress(data)
             return whole
         nbytes = int.from_bytes(data[4:8], "little")
@@ -269,8 +283,9 @@ class _Zstd:
         """Return `data` compressed."""
         return self._codec.encode(data)
 
-    def decode(self, data: bytes, out: Array | None) -> bytes | None:
+    def decode(self, data: bytes, out: Array | None, most: int) -> bytes | None:
         """Return `data` as it was."""
+        refuse_bomb("zstd", {}, data[:32], most)
         whole: bytes = self._codec.decode(data)
         return whole
 
@@ -287,9 +302,9 @@ class _Gzip:
         """Return `data` compressed."""
         return bytes(self._codec.encode(data))
 
-    def decode(self, data: bytes, out: Array | None) -> bytes | None:
+    def decode(self, data: bytes, out: Array | None, most: int) -> bytes | None:
         """Return `data` as it was."""
-        return bytes(self._codec.decode(data))
+        return inflate("gzip", {}, data, most)
 
 
 class _Crc32c:
@@ -305,7 +320,7 @@ class _Crc32c:
         whole = bytes(data)
         return whole + self._value(whole).to_bytes(_CRC_NBYTES, "little")
 
-    def decode(self, data: bytes, out: Array | None) -> bytes | None:
+    def decode(self, data: bytes, out: Array | None, most: int) -> bytes | None:
         """Return `data` without its checksum."""
         body = data[:-_CRC_NBYTES]
         if self._value(body).to_bytes(_CRC_NBYTES, "little") != data[-_CRC_NBYTES:]:
@@ -320,26 +335,36 @@ _DIRECT: dict[str, Any] = {"blosc": _Blosc, "zstd": _Zstd, "gzip": _Gzip, "crc32
 
 
 class ThroughZarr:
-    """Any chain, by zarr-python: a chunk passes through an array of one chunk in memory, one per thread."""
+    """Any chain, by zarr-python: a chunk passes through an array of one chunk in memory, one per thread.
+
+    When it is decoded, what compressed it last is undone ahead, within bounds, as far as we know that codec.
+    """
 
     def __init__(self, chain: Chain, spec: ColumnSpec, steps: int) -> None:
-        self._metadata = array_metadata(spec, steps, steps, chain)
+        known = len(chain)
+        while known > 1 and _plain_name(chain[known - 1]) in KNOWN | EXACT:
+            known -= 1
+        self._encoded = array_metadata(spec, steps, steps, chain)
+        self._left = array_metadata(spec, steps, steps, chain[:known])
+        self._bounded = chain[known:]
+        self._most = most_encoded(steps * spec.row_nbytes)
         self._key = ".".join(["c", "0", *("0" for _ in spec.shape)])
         self._spec = spec
         self._shape = (steps, *spec.shape)
         self._own = threading.local()
 
-    def _array(self) -> tuple[dict[str, Any], Any]:
-        """Return this thread's store, and the array over it."""
-        if not hasattr(self._own, "pair"):
+    def _array(self, which: str) -> tuple[dict[str, Any], Any]:
+        """Return this thread's store, and the array over it, of the whole chain or of what is left of it."""
+        if not hasattr(self._own, which):
             store: dict[str, Any] = {}
-            self._own.pair = (store, _zarr_array(self._metadata, store))
-        pair: tuple[dict[str, Any], Any] = self._own.pair
+            metadata = self._encoded if which == "encoded" else self._left
+            setattr(self._own, which, (store, _zarr_array(metadata, store)))
+        pair: tuple[dict[str, Any], Any] = getattr(self._own, which)
         return pair
 
     def encode(self, rows: Array) -> bytes:
         """Return the bytes of a whole chunk."""
-        store, array = self._array()
+        store, array = self._array("encoded")
         array[...] = rows.reshape(-1).view(self._spec.dtype).reshape(self._shape)
         data: bytes = store.pop(self._key).to_bytes()
         return data
@@ -348,15 +373,41 @@ class ThroughZarr:
         """Fill `out`, or raise Undecodable."""
         from zarr.core.buffer import default_buffer_prototype
 
-        store, array = self._array()
-        store[self._key] = default_buffer_prototype().buffer.from_bytes(data)
+        store: dict[str, Any] = {}
         try:
+            store, array = self._array("left")
+            for codec in reversed(self._bounded):
+                data = _undo(codec, data, self._most)
+            store[self._key] = default_buffer_prototype().buffer.from_bytes(data)
             values = np.asarray(array[...])
         except Exception as error:  # of every kind, by codec
             raise Undecodable(f"can't be decoded: {error}") from None
         finally:
             store.pop(self._key, None)
         out.reshape(-1)[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def most_encoded(nbytes: int) -> int:
+    """Return the bytes that a chunk of `nbytes` may take at any stage of its chain."""
+    return 2 * nbytes + ENCODED_SPARE
+
+
+def _plain_name(codec: Mapping[str, Any]) -> str:
+    return str(codec["name"]).removeprefix("numcodecs.")
+
+
+def _undo(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
+    """Return what a codec of bytes was given, if that is no more than `most` bytes."""
+    from numcodecs import get_codec
+
+    name, options = _plain_name(codec), dict(codec.get("configuration") or {})
+    if codec["name"] in _DIRECT:
+        whole = _DIRECT[name](options).decode(data, None, most)
+    else:
+        if name in KNOWN:
+            refuse_bomb(name, options, data, most)
+        whole = get_codec({"id": name, **options}).decode(data)
+    return bytes(whole)
 
 
 def _zarr_array(metadata: Mapping[str, Any], store: dict[str, Any] | None = None) -> Any:

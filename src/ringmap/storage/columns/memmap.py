@@ -146,8 +146,11 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
         """Return what is wrong with the file as a whole, in words; rows are not read."""
-        if not disk.is_file(path):
-            return ["column file is missing"]
+        if kind := disk.kind(path):
+            return [
+                f"column file is {kind}"
+                + ("" if kind == "missing" else ", expected a regular file")
+            ]
         expected, size = cls.nbytes(spec, rows, label), disk.size(path)
         if size != expected:
             return [f"column file has {size} bytes, expected {expected}"]

@@ -31,10 +31,11 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
-from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of
+from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of, most_encoded
 from ringmap.storage.columns.cold import LARGE_NBYTES
 from ringmap.storage.files import Disk
 from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.system import NotAFileError
 
 __all__ = ["ZarrColumn", "chunk_steps", "read_zarr_label"]
 
@@ -43,8 +44,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _CACHED_NBYTES = 32 << 20
 _METADATA, _BESIDE = "zarr.json", "next.tmp"
 _METADATA_LIMIT = 1 << 20
-_ENCODED_SPARE = 4096
-"""Bytes by which a chunk that can't be compressed may grow."""
 
 log = logging.getLogger("ringmap")
 
@@ -89,7 +88,7 @@ class ZarrColumn:
         self._codec = codec_of(label["codecs"], spec, self._steps)
         self._prefix = os.path.join(path, "c.")
         self._suffix = ".0" * len(spec.shape)
-        self._limit = self._steps * self._row * 2 + _ENCODED_SPARE
+        self._limit = most_encoded(self._steps * self._row)
         self._cache = ChunkCache(_CACHED_NBYTES)
         self._beside = os.path.join(path, _BESIDE)
         self._dirty: set[int] = set()
@@ -152,11 +151,16 @@ class ZarrColumn:
     ) -> list[str]:
         """Return what is wrong with the folder as a whole, in words; chunks are not read."""
         if not disk.is_folder(path):
-            return ["column folder is missing"]
+            kind = disk.kind(path) or "a file"
+            return [
+                f"column folder is {kind}" + ("" if kind == "missing" else ", expected a folder")
+            ]
         try:
             data = disk.read_file(os.path.join(path, _METADATA), _METADATA_LIMIT)
         except FileNotFoundError:
             return [f"{_METADATA} is missing"]
+        except NotAFileError as error:
+            return [f"{_METADATA} is {error.kind}, expected a regular file"]
         if data == _metadata(spec, rows, label):
             return []
         found = read_zarr_label(data)
@@ -404,8 +408,8 @@ class ZarrColumn:
         """Fill `out` with the rows of a chunk, or raise Undecodable, which says why and not where."""
         try:
             data = self._read(chunk)
-        except IsADirectoryError:
-            raise Undecodable("is a folder, expected a file") from None
+        except NotAFileError as error:
+            raise Undecodable(f"is {error.kind}, expected a file") from None
         if data is None:
             raise Undecodable("is missing")
         self._codec.decode(data, out)

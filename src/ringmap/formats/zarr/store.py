@@ -1,0 +1,178 @@
+"""A Zarr store that believes nothing: the files of one folder, and codecs that only unpack.
+
+    zarr-python -> get("data/pixels/0.0.0") -> a regular file below the folder, no link on the way
+                                            -> packed by codecs of the list, to no more than a chunk
+
+Zarr's metadata names the codecs that read a chunk, and one of numcodecs unpickles, which runs whatever code
+the file brings. Others become as large as the file says. Both are looked at ahead of zarr-python.
+Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened.
+Not here: which arrays are columns (layout.py), how large packed bytes become (storage/columns/bounds.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import LocalStore
+
+from ringmap.errors import CorruptError
+from ringmap.formats.common.inside import (
+    JSON_NBYTES,
+    LARGEST_ROW,
+    open_binary,
+    read_json,
+    refuse_elsewhere,
+)
+from ringmap.storage.columns.bounds import EXACT, KNOWN, refuse_bomb
+from ringmap.storage.columns.codecs import most_encoded
+from ringmap.storage.system import NotAFileError
+
+__all__ = ["InsideStore"]
+
+Codec = tuple[str, dict[str, Any]]
+
+_METADATA = (".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")
+
+_ROWS = frozenset(
+    {
+        "astype",
+        "bitround",
+        "bytes",
+        "delta",
+        "endian",
+        "fixedscaleoffset",
+        "packbits",
+        "quantize",
+        "transpose",
+    }
+)
+"""Codecs of arrays that keep their size, more or less."""
+
+_SLACK = 4
+"""By how much filters may widen rows: float64 stored for float16."""
+
+
+class InsideStore(LocalStore):
+    """The files below `root`, for reading; for writing as `LocalStore` has it."""
+
+    def __init__(self, root: Any, *, read_only: bool = False) -> None:
+        super().__init__(root, read_only=read_only)
+        self._arrays: dict[str, tuple[list[Codec], int] | None] = {}
+        self._sound: set[str] = set()
+
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        """Return the bytes of a file, None where there is none.
+
+        Raises:
+            CorruptError: it lies elsewhere, or is made to do harm.
+        """
+        data = await asyncio.to_thread(self._read, key)
+        if data is None:
+            return None
+        whole = (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+        if byte_range is None:
+            return whole
+        start = getattr(byte_range, "start", getattr(byte_range, "offset", None))
+        if start is None:
+            return whole[max(0, len(data) - byte_range.suffix) :]
+        return whole[start : getattr(byte_range, "end", len(data))]
+
+    def _read(self, key: str) -> bytes | None:
+        path = os.path.join(str(self.root), *key.split("/"))
+        folder, name = os.path.split(path)
+        try:
+            if folder not in self._sound:  # a file's own kind is seen when it is opened
+                refuse_elsewhere(str(self.root), path)
+                self._sound.add(folder)
+            if name in _METADATA:
+                return self._metadata(path, key.rpartition("/")[0])
+            packed = self._array_of(key)
+            with open_binary(path) as file:
+                if packed is None:
+                    return file.read()
+                chain, nbytes = packed
+                data = file.read(most_encoded(nbytes) + 1)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except NotAFileError as error:
+            if error.kind == "a folder":
+                return None
+            raise
+        try:
+            if len(data) > most_encoded(nbytes):
+                raise ValueError(f"has {len(data):,} bytes")
+            packed_by = next(((c, o) for c, o in reversed(chain) if c in KNOWN), None)
+            if (
+                packed_by is not None
+            ):  # one at most: `_packed_by` saw to it; a checksum behind it is no matter
+                refuse_bomb(*packed_by, data, most_encoded(nbytes))
+        except ValueError as error:
+            raise CorruptError(f"{path}: {error}; a chunk has {nbytes:,} bytes") from None
+        return data
+
+    def _metadata(self, path: str, array: str) -> bytes:
+        with open_binary(path) as file:
+            data = file.read(JSON_NBYTES + 1)
+        if len(data) > JSON_NBYTES:
+            raise CorruptError(f"{path}: has more than {JSON_NBYTES:,} bytes, expected metadata")
+        self._arrays[array] = _packed_by(path, read_json(path)) or self._arrays.get(array)
+        return data
+
+    def _array_of(self, key: str) -> tuple[list[Codec], int] | None:
+        """Return how the chunks of the array are packed that a key belongs to."""
+        parts = key.split("/")
+        for stop in range(len(parts) - 1, 0, -1):
+            found = self._arrays.get("/".join(parts[:stop]))
+            if found is not None:
+                return found
+        return None
+
+
+def _packed_by(path: str, metadata: Any) -> tuple[list[Codec], int] | None:
+    """Return the codecs of an array, and the bytes of a chunk; None for metadata of anything else.
+
+    Raises:
+        CorruptError: a codec that is not of the list, chunks that are vast, or nonsense.
+    """
+    if not isinstance(metadata, dict):
+        raise CorruptError(f"{path}: is no metadata of Zarr")
+    if "shape" not in metadata:
+        return None
+    try:
+        if metadata.get("zarr_format") == 2:
+            filters, last = metadata.get("filters") or [], metadata.get("compressor")
+            given = [*filters, *([last] if last else [])]
+            chain = [(str(c["id"]), {k: v for k, v in c.items() if k != "id"}) for c in given]
+            chunk, itemsize = metadata["chunks"], np.dtype(metadata["dtype"]).itemsize
+            if np.dtype(metadata["dtype"]).hasobject:
+                raise ValueError("holds Python objects")
+        else:
+            chain = [
+                (str(c["name"]).removeprefix("numcodecs."), dict(c.get("configuration") or {}))
+                for c in metadata["codecs"]
+            ]
+            chunk = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+            itemsize = np.dtype(metadata["data_type"]).itemsize
+        if not all(type(n) is int and n >= 0 for n in (*metadata["shape"], *chunk)):
+            raise ValueError(f"shape {metadata['shape']}, chunks {chunk}")
+        nbytes = math.prod(chunk) * max(1, itemsize) * _SLACK
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"{path}: does not describe a column: {error!r}") from None
+    unknown = [name for name, _ in chain if name not in KNOWN | EXACT | _ROWS]
+    if unknown or sum(name in KNOWN for name, _ in chain) > 1:
+        raise CorruptError(
+            f"{path}: is read by codecs {json.dumps([name for name, _ in chain])}, expected one that compresses of "
+            f"{sorted(KNOWN)}, and such as {sorted(EXACT | _ROWS)}: others may run code that the file brings, "
+            "or take any amount of memory; store the array with one of these"
+        )
+    if nbytes > LARGEST_ROW * _SLACK:
+        raise CorruptError(
+            f"{path}: has chunks of {nbytes // _SLACK:,} bytes, expected at most {LARGEST_ROW:,}"
+        )
+    return chain, nbytes

@@ -1,0 +1,135 @@
+"""Bounds: how large compressed bytes become, known before room is made for them.
+
+    a file of 5 KB  --"I become 100 GB"-->  refused, before a byte of it is unpacked
+
+Blosc, Zstandard and LZ4 say their size ahead, and their decoders make no more room than that: it is read
+and compared. Deflate, bzip2 and LZMA do not: they are unpacked up to the bound, and no byte further.
+Invariants: nothing larger than the bound is held at any time, a window of LZMA's apart (`_LZMA_NBYTES`).
+Not here: unpacking for good (codecs.py), how large a chunk may be (zarr.py, formats/zarr).
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["EXACT", "KNOWN", "inflate", "refuse_bomb"]
+
+EXACT = frozenset({"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3", "shuffle"})
+"""Codecs of bytes that keep their number, but for a checksum."""
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_LZMA_NBYTES = 256 << 20
+_PIECE = 1 << 20
+
+
+def refuse_bomb(name: str, options: Mapping[str, Any], data: Any, most: int) -> None:
+    """Raise ValueError if bytes that codec `name` packed become more than `most`.
+
+    Cost: Blosc, Zstandard, LZ4: O(1). The others are unpacked once for it.
+
+    Example:
+        >>> import zlib
+        >>> refuse_bomb("zlib", {}, zlib.compress(bytes(100)), 100)
+        >>> refuse_bomb("zlib", {}, zlib.compress(bytes(101)), 100)
+        Traceback (most recent call last):
+        ValueError: becomes more than 100 bytes
+    """
+    data = bytes(data)
+    if name in _SIZES:
+        size = _SIZES[name](data)
+        if size > most:
+            raise ValueError(f"becomes {size} bytes, expected at most {most}")
+    else:
+        inflate(name, options, data, most)
+
+
+def inflate(name: str, options: Mapping[str, Any], data: bytes, most: int) -> bytes:
+    """Return what deflate, bzip2 or LZMA packed, or raise ValueError if that is more than `most` bytes."""
+    parts, size = [], 0
+    try:
+        with _reader(name, options, data) as file:
+            while part := file.read(min(_PIECE, most + 1 - size)):
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    raise ValueError(f"becomes more than {most} bytes")
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"can't be unpacked: {error}") from None
+    return b"".join(parts)
+
+
+def _reader(name: str, options: Mapping[str, Any], data: bytes) -> Any:
+    raw = io.BytesIO(data)
+    if name == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if name == "bz2":
+        return bz2.BZ2File(raw)
+    if name == "zlib":
+        return _Stream(data, zlib.decompressobj())
+    if options.get("format", lzma.FORMAT_XZ) == lzma.FORMAT_RAW:
+        raise ValueError("LZMA without a header does not say how much memory it takes")
+    return _Stream(data, lzma.LZMADecompressor(lzma.FORMAT_AUTO, _LZMA_NBYTES))
+
+
+class _Stream:
+    """What a decompressor gives back, piece by piece."""
+
+    def __init__(self, data: bytes, decompressor: Any) -> None:
+        self._left, self._by = data, decompressor
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes, none at the end."""
+        if self._by.eof or size <= 0:
+            return b""
+        part: bytes = self._by.decompress(self._left, size)
+        self._left = getattr(self._by, "unconsumed_tail", b"")
+        if not part and not self._by.eof:
+            raise EOFError("ends early")
+        return part
+
+
+def _blosc_size(data: bytes) -> int:
+    if len(data) < 16:
+        raise ValueError("is too short")
+    return int.from_bytes(data[4:8], "little")
+
+
+def _lz4_size(data: bytes) -> int:
+    if len(data) < 4:
+        raise ValueError("is too short")
+    return int.from_bytes(data[:4], "little")
+
+
+def _zstd_size(data: bytes) -> int:
+    """Return the size of its content that the header of the frame says (RFC 8878, section 3.1.1.1)."""
+    if data[:4] != _ZSTD_MAGIC or len(data) < 5:
+        raise ValueError("is no frame of Zstandard")
+    flags = data[4]
+    alone = flags >> 5 & 1
+    width = (1 if alone else 0, 2, 4, 8)[flags >> 6]
+    at = 5 + (1 - alone) + (0, 1, 2, 4)[flags & 3]
+    if not width or len(data) < at + width:
+        raise ValueError("does not say how large it becomes")
+    return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0)
+
+
+_SIZES: dict[str, Callable[[bytes], int]] = {
+    "blosc": _blosc_size,
+    "lz4": _lz4_size,
+    "zstd": _zstd_size,
+}
+
+KNOWN = frozenset({*_SIZES, "gzip", "zlib", "bz2", "lzma"})
+"""Codecs of bytes whose size is known, or found out, ahead."""
