@@ -102,7 +102,7 @@ def _has_transitions(path: str) -> bool:
 
     try:
         TransitionReplayBuffer.open(path, device=None).close()
-    except InputError:
+    except (InputError, NotFoundError):  # of something else, or without columns as yet
         return False
     return True
 
