@@ -41,6 +41,9 @@ CUTS = 45
 """Cuts of one life."""
 
 
+_HOME = "RINGMAP_FIRST_NAMESPACE"
+
+
 class Violation(AssertionError):
     """A cut disk showed what it must not."""
 
@@ -51,12 +54,13 @@ class Campaign:
     Args:
         kind: the file system.
         folder: for the images.
+        home: a descriptor of the mount namespace that this process was born in.
         cheats: see `BlockDisk`.
         keep: where the image of a violation is kept, or None.
     """
 
-    def __init__(self, kind, folder, cheats=None, keep=None):
-        self.kind, self.folder, self.cheats, self.keep = kind, folder, cheats, keep
+    def __init__(self, kind, folder, home, cheats=None, keep=None):
+        self.kind, self.folder, self.home, self.cheats, self.keep = kind, folder, home, cheats, keep
         self.counts = collections.Counter()
         self.boots = 1
         self.lives = 0
@@ -69,7 +73,7 @@ class Campaign:
         with pytest.MonkeyPatch.context() as patch:
             same_ids(patch, seed)
             life.settle(patch)
-            mounted = Mounted(self.kind, folder)
+            mounted = Mounted(self.kind, folder, self.home)
             try:
                 with mounted:
                     disk = self._disk(mounted, seed)
@@ -97,7 +101,7 @@ class Campaign:
         for place in sorted(places):
             seed = rng.getrandbits(32)
             goes_on = depth == 0 and rng.random() < 0.15
-            told = mounted.volume.cut(place, seed, self.counts["whole"] > 0)
+            told = mounted.volume.cut(place, seed)
             self.counts["cuts"] += 1
             self.counts["again"] += depth > 0
             self.counts["lossy"] += told["lost"] + told["torn"] > 0
@@ -129,7 +133,7 @@ class Campaign:
         os.makedirs(self.keep, exist_ok=True)
         path = os.path.join(self.keep, f"{self.kind}-{place}-{seed}.img")
         mounted.volume.back()
-        mounted.volume.cut(place, seed, False)
+        mounted.volume.cut(place, seed)
         mounted.volume.save(path)
         return f"; its disk is {path}"
 
@@ -171,15 +175,18 @@ def main(words=None):
     parser.add_argument("--planted", choices=PLANTED)
     parser.add_argument("--keep", help="a folder for the disk of a violation")
     options = parser.parse_args(words)
-    if os.environ.get("RINGMAP_NAMESPACE") != "own":
-        os.environ["RINGMAP_NAMESPACE"] = "own"
+    home = os.environ.pop(_HOME, None)
+    if home is None:
+        home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        os.set_inheritable(home, True)
+        os.environ[_HOME] = str(home)
         again = [sys.executable, "-W", "error", "-m", __spec__.name, *(words or sys.argv[1:])]
         os.execvp("unshare", ["unshare", "--mount", *again])
     logging.getLogger("ringmap").addFilter(lambda record: False)
     began, violation = time.monotonic(), None
     turns = [(what, level) for what in options.only.split(",") for level in options.levels.split(",")]
     with tempfile.TemporaryDirectory(prefix="ringmap-blocks-") as folder:
-        campaign = Campaign(options.kind, folder, PLANTED.get(options.planted), options.keep)
+        campaign = Campaign(options.kind, folder, int(home), PLANTED.get(options.planted), options.keep)
         while (
             campaign.lives < options.lives
             if options.lives is not None

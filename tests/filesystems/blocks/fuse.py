@@ -46,7 +46,7 @@ def mount(folder):
 
 
 def serve(fd, volume, control, command):
-    """Answer the kernel until it is unmounted, and `command()` whenever `control` can be read; False ends it.
+    """Answer the kernel until it is unmounted, and `command()` whenever `control` can be read, until it says False.
 
     Args:
         fd: what `mount` returned.
@@ -71,7 +71,7 @@ def serve(fd, volume, control, command):
                 raise
             _answer(fd, volume, memoryview(room)[:size])
         if control in ready and not command():
-            return
+            poll.unregister(control)
 
 
 def _answer(fd, volume, request):

@@ -23,11 +23,14 @@ from tests.crash.recording import Cut, Machine
 from tests.filesystems.blocks.volume import Served
 
 MAKE = {
-    "ext4": (64, "mkfs.ext4 -q -m 0 -J size=4 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
+    "ext4": (64, "mkfs.ext4 -q -m 0 -b 4096 -J size=4 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
     "xfs": (300, "mkfs.xfs -q -K"),
     "btrfs": (120, "mkfs.btrfs -q -K"),
 }
 """File system -> MiB, and what makes it."""
+
+_SUPERBLOCKS = {"ext4": [0], "xfs": [0], "btrfs": [16, 16384]}
+"""File system -> the blocks of 4096 bytes in which they lie."""
 
 _LOST = {errno.EUCLEAN, errno.EIO, errno.EROFS, errno.EBADMSG}
 """What a file system answers that has lost itself."""
@@ -59,10 +62,11 @@ def missing(kind):
 class Mounted:
     """A new file system of a kind below `folder`, not mounted yet.
 
-    Use it in a mount namespace of its own (`unshare --mount`), so that nothing outlives the process.
+    Use it in a mount namespace of its own (`unshare --mount`), so that nothing outlives the process; `home` is a descriptor
+    of the namespace before.
     """
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, folder, home):
         self.kind = kind
         size, make = MAKE[kind]
         image, self.root = os.path.join(folder, "image"), os.path.join(folder, "root")
@@ -70,7 +74,7 @@ class Mounted:
         with open(image, "wb") as file:
             file.truncate(size << 20)
         subprocess.run([*make.split(), image], check=True, stdout=subprocess.DEVNULL)
-        self.volume = Served(image, os.path.join(folder, "volume"))
+        self.volume = Served(image, os.path.join(folder, "volume"), home, _SUPERBLOCKS[kind])
 
     def __enter__(self):
         words = ["mount", "-t", self.kind, "-o", "loop", self.volume.path, self.root]

@@ -10,10 +10,12 @@
 A cut disk begins a log of its own, so that what is done to it may be cut again; `back` returns to the
 log before. A cut costs what lies behind the last flush, not the size of the disk.
 
-Invariants: a flushed write is on every cut disk behind the flush; a sector of 512 bytes is new or old.
+Invariants: a flushed write is on every cut disk behind the flush; a sector of 512 bytes is new or old. The
+blocks in `whole` are never torn: each of these file systems has one superblock that nothing but a drive's own sector of 4096 bytes protects.
 Not here: who writes (fuse.py), what a file system or a buffer makes of what is left (lives.py).
 """
 
+import ctypes
 import json
 import mmap
 import multiprocessing
@@ -47,7 +49,8 @@ class Level:
 class Volume:
     """The device, in the process that serves it."""
 
-    def __init__(self, image, position):
+    def __init__(self, image, position, whole):
+        self._whole = set(whole)
         with open(image, "rb") as file:
             self._base = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.size = len(self._base)
@@ -99,7 +102,7 @@ class Volume:
 
     # -- as the campaign uses it --
 
-    def cut(self, at, seed, whole):
+    def cut(self, at, seed):
         """Become a disk that a cut behind `at` entries of the log may leave; return what was done."""
         level, rng = self._level, random.Random(seed)
         if level.durable is None or level.flushed > at:
@@ -116,7 +119,8 @@ class Volume:
         rng.shuffle(late)
         kept = torn = 0
         for offset, data in late:
-            if rng.random() < 0.3 and len(data) > SECTOR and not whole and 0 < luck < 1:
+            tears = len(data) > SECTOR and offset // BLOCK not in self._whole
+            if tears and rng.random() < 0.3 and 0 < luck < 1:
                 torn += 1
                 for inside in _torn(rng, len(data)):
                     self._put(blocks, offset + inside, data[inside : inside + SECTOR])
@@ -170,17 +174,25 @@ def _torn(rng, nbytes):
 class Served:
     """A volume in a process of its own, mounted at `folder`: the file `disk` in it is the device.
 
-    It must be a process: one that serves a page to itself, while it holds the interpreter, waits for ever.
+    It must be a process: one that serves a page to itself, while it holds the interpreter, waits for ever. And it must not
+    be in the mount namespace of the volume: the last process to leave that one unmounts it, and would wait for itself.
+
+    Args:
+        image: the file that mkfs made.
+        folder: where it is mounted.
+        home: a descriptor of the mount namespace in which it is served.
+        whole: blocks that are never torn.
     """
 
-    def __init__(self, image, folder):
+    def __init__(self, image, folder, home, whole=()):
+        self._home = home
         self.folder = str(folder)
         os.makedirs(self.folder, exist_ok=True)
         self._position = mmap.mmap(-1, mmap.PAGESIZE)
         fd = fuse.mount(self.folder)
         self._ours, theirs = socket.socketpair()
         self._process = multiprocessing.get_context("fork").Process(
-            target=self._serve, args=(image, fd, theirs), daemon=True
+            target=self._serve, args=(image, fd, theirs, whole), daemon=True
         )
         self._process.start()
         os.close(fd)
@@ -211,20 +223,21 @@ class Served:
         """Unmount it."""
         subprocess.run(["umount", self.folder], check=True)
         self._ours.close()
-        self._process.join(10)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._process.join()
 
-    def _serve(self, image, fd, control):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def _serve(self, image, fd, control, whole):
+        os.setsid()
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)  # it ends when it is unmounted, not before
+        if ctypes.CDLL(None, use_errno=True).setns(self._home, 0):
+            raise OSError(ctypes.get_errno(), "can't go back to the first mount namespace")
         self._ours.close()
-        volume = Volume(image, self._position)
+        volume = Volume(image, self._position, whole)
         lines = control.makefile("rb")
 
         def command():
             line = lines.readline()
-            if not line:
+            if not line:  # whoever used it is gone, or lets go of it: the kernel may have more to write
                 return False
             name, args = json.loads(line)
             control.sendall(json.dumps(getattr(volume, name)(*args)).encode() + b"\n")
