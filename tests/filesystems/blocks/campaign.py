@@ -113,6 +113,7 @@ class Campaign:
                 with mounted:
                     after = self._judge(mounted, life, place, seed, goes_on)
                     last = mounted.volume.position
+                self.counts["small state lost"] += getattr(after, "told", False)
                 if goes_on and after is not None:
                     self._explore(mounted, after, last, rng, depth + 1, f"{where}, cut {place}", 4)
             except FileSystemLost as error:

@@ -27,6 +27,10 @@ WIDTHS = (5, 700, 5000)
 """Bytes of a row's noise: many rows to a sector, rows across sectors, rows across pages."""
 
 
+_SMALL = "which carries the small state, is damaged"
+"""What `check` says at level process, until the next commit, of a `clear` whose own blob a cut took."""
+
+
 @functools.lru_cache(maxsize=4096)
 def _rows(width, number, length):
     t = np.arange(length)
@@ -95,7 +99,9 @@ class Script:
         found = session.buf._owned.seq
         least = self.marks[bisect.bisect_right(self.marks, prefix, key=lambda m: m[0]) - 1][1]
         assert found >= least, f"sequence number {found}, {least} was durable"
-        assert session.buf.check() == []
+        findings = session.buf.check()
+        assert [one for one in findings if session.power or _SMALL not in one.what] == [], findings
+        after.told = bool(findings)
         after.marks = [(0, least), (len(disk.log), found)]
         if goes_on:
             after._run(
