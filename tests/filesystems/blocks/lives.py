@@ -237,12 +237,12 @@ class Transitions:
             assert seen == list(range(seen[0], seen[-1] + 1)), f"a hole in {seen}"
         if seen:
             self._judge_batches(buf)
-        assert buf.check() == []
+        assert (found := buf.check()) == [], found
         first = most + 7  # numbers that no priority was ever given to
         for number in range(first, first + 3):
             self._add(buf, number)
             self._judge_batches(buf)
-        assert buf.check() == []
+        assert (found := buf.check()) == [], found
         buf.flush()
         buf.close()
         return None
