@@ -41,3 +41,16 @@ def test_a_lost_update_takes_the_later_ones_along(tmp_path, lost):
     np.testing.assert_array_equal(found, [5, 1, 1, 8, 1])
     assert buf.check() == []
     buf.close()
+
+
+def test_what_an_earlier_generation_left_is_no_frame(tmp_path):
+    """A position 2 of generation 1 lies where generation 2 looks for its next frame."""
+    buf, sampler = opened(tmp_path / "buf")
+    buf.write_episode({"x": np.arange(64)})
+    buf.sample(1)
+    buf.update_priorities(np.full(64, 2), np.ones(64))
+    sampler._file.checkpoint(sampler.kept_priorities())
+    for count in range(1, 6):
+        buf.update_priorities(np.arange(count), np.ones(count))
+        assert buf.check() == []
+    buf.close()
