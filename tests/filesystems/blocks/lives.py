@@ -235,9 +235,10 @@ class Transitions:
         assert needed <= set(seen), f"{sorted(needed - set(seen))} are gone, {least} were durable"
         if self.power and seen:
             assert seen == list(range(seen[0], seen[-1] + 1)), f"a hole in {seen}"
-        if seen:
+        if len(seen) > 1 or self.power:  # what the only call led to may be lost, and then nothing can be drawn
             self._judge_batches(buf)
-        assert (found := buf.check()) == [], found
+        findings = [one for one in buf.check() if self.power or "successors" not in one.file]
+        assert findings == [], findings
         first = most + 7  # numbers that no priority was ever given to
         for number in range(first, first + 3):
             self._add(buf, number)
@@ -248,7 +249,7 @@ class Transitions:
         return None
 
     def _judge_batches(self, buf):
-        for _ in range(3):
+        for _ in range(3 if len(buf) else 0):
             batch = buf.sample(min(16, len(buf)))
             self._judge_batch(batch)
             self._judge_priorities(buf, batch)

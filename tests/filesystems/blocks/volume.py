@@ -105,7 +105,7 @@ class Volume:
     def cut(self, at, seed):
         """Become a disk that a cut behind `at` entries of the log may leave; return what was done."""
         level, rng = self._level, random.Random(seed)
-        if level.durable is None or level.flushed > at:
+        if level.durable is None or level.flushed >= at:  # the flush itself lies behind it
             level.durable, level.flushed = dict(level.start), 0
         flush = max((i for i in range(level.flushed, at) if level.log[i] is None), default=None)
         if flush is not None:
