@@ -195,7 +195,9 @@ def run(part, command, seconds, seed):
         return row
     words = [str(word).format(**filled) for word in command.words]
     env = {name: value.format(**filled) for name, value in command.env.items()}
-    row.command = " ".join([*(f"{k}={v}" for k, v in env.items()), "python", *map(repr_of, words[1:])])
+    row.command = " ".join(
+        [*(f"{k}={v}" for k, v in env.items()), "python", *map(repr_of, words[1:])]
+    )
     began = time.monotonic()
     process = subprocess.Popen(
         words, cwd=ROOT, env=os.environ | env, text=True, start_new_session=True,
@@ -227,8 +229,12 @@ def repr_of(word):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="in all; controls take what they take")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaign", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="in all; controls take what they take"
+    )
     parser.add_argument("--only", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(words)

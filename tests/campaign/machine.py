@@ -61,7 +61,9 @@ class Beside(machine.DiskMachine):
         context = multiprocessing.get_context("fork")
         self._told, self._stop = context.SimpleQueue(), context.Event()
         self._reader = context.Process(
-            target=read_on, args=(os.path.join(self.folder, "buf"), self._told, self._stop), daemon=True
+            target=read_on,
+            args=(os.path.join(self.folder, "buf"), self._told, self._stop),
+            daemon=True,
         )
         self._reader.start()
 

@@ -17,7 +17,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -121,7 +120,9 @@ class Campaign:
                 print(f"{where}, cut {place} ({told}): {error}", file=sys.stderr)
             except Violation as violation:
                 kept = self._keep(mounted, place, seed)
-                raise Violation(f"{where}, cut {place} of {end} ({told}): {violation}{kept}") from None
+                raise Violation(
+                    f"{where}, cut {place} of {end} ({told}): {violation}{kept}"
+                ) from None
             mounted.volume.back()
 
     def _judge(self, mounted, life, place, seed, goes_on):
@@ -185,9 +186,13 @@ def main(words=None):
         os.execvp("unshare", ["unshare", "--mount", *again])
     logging.getLogger("ringmap").addFilter(lambda record: False)
     began, violation = time.monotonic(), None
-    turns = [(what, level) for what in options.only.split(",") for level in options.levels.split(",")]
+    turns = [
+        (what, level) for what in options.only.split(",") for level in options.levels.split(",")
+    ]
     with tempfile.TemporaryDirectory(prefix="ringmap-blocks-") as folder:
-        campaign = Campaign(options.kind, folder, int(home), PLANTED.get(options.planted), options.keep)
+        campaign = Campaign(
+            options.kind, folder, int(home), PLANTED.get(options.planted), options.keep
+        )
         while (
             campaign.lives < options.lives
             if options.lives is not None

@@ -47,7 +47,9 @@ class Script:
         self.case = Case.draw(seed, power, storage, count=24)
         self.width = self.rng.choice(WIDTHS)
         self.expects = []
-        self.marks = [(0, 0)]  # (position of the log, sequence number that a cut from there on must show)
+        self.marks = [
+            (0, 0)
+        ]  # (position of the log, sequence number that a cut from there on must show)
 
     def settle(self, patch):
         """Make the package and the cases use these sizes."""
@@ -235,7 +237,9 @@ class Transitions:
         assert needed <= set(seen), f"{sorted(needed - set(seen))} are gone, {least} were durable"
         if self.power and seen:
             assert seen == list(range(seen[0], seen[-1] + 1)), f"a hole in {seen}"
-        if len(seen) > 1 or self.power:  # what the only call led to may be lost, and then nothing can be drawn
+        if (
+            len(seen) > 1 or self.power
+        ):  # what the only call led to may be lost, and then nothing can be drawn
             self._judge_batches(buf)
         findings = [one for one in buf.check() if self.power or "successors" not in one.file]
         assert findings == [], findings

@@ -23,7 +23,10 @@ from tests.crash.recording import Cut, Machine
 from tests.filesystems.blocks.volume import Served
 
 MAKE = {
-    "ext4": (64, "mkfs.ext4 -q -m 0 -b 4096 -J size=4 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
+    "ext4": (
+        64,
+        "mkfs.ext4 -q -m 0 -b 4096 -J size=4 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0",
+    ),
     "xfs": (300, "mkfs.xfs -q -K"),
     "btrfs": (120, "mkfs.btrfs -q -K"),
 }

@@ -237,7 +237,9 @@ class Served:
 
         def command():
             line = lines.readline()
-            if not line:  # whoever used it is gone, or lets go of it: the kernel may have more to write
+            if (
+                not line
+            ):  # whoever used it is gone, or lets go of it: the kernel may have more to write
                 return False
             name, args = json.loads(line)
             control.sendall(json.dumps(getattr(volume, name)(*args)).encode() + b"\n")
