@@ -51,7 +51,7 @@ def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampl
         if number == calls - 4:
             buf.flush()
         add(buf, number)
-    ring = buf._ring._owned
+    ring = buf._ring.buffer._owned
     slot = ring.live.starts.tolist()[-1 - lost] % ring.ring.rows
     ring.abandon()
     with open(tmp_path / "buf/columns/000-observations.npy", "r+b") as column:

@@ -59,7 +59,6 @@ class Script:
     def _session(self, mounted, disk, expect, cut):
         session = Session(self.case, mounted.root, {}, 0, expect, cut)
         session.disk = disk
-        session.kind = type("Buffer", (cases.ReplayBuffer,), {"disk": disk})
         session.power = expect.power
         return session
 
@@ -93,7 +92,7 @@ class Script:
         expect = next(e for at, e in reversed(self.expects) if at <= prefix)
         rng = random.Random(prefix)
         if rng.random() < 0.4:
-            read(mounted.root, expect, disk.system.boot, True, self.case.max_steps)
+            read(Session, mounted.root, expect, disk.system.boot, True, self.case.max_steps)
         after = Script.__new__(Script)
         after.rng, after.case, after.width = rng, self.case, self.width
         session = after.session = self._session(mounted, disk, expect, True)
@@ -197,7 +196,7 @@ class Transitions:
 
     def _stop(self):
         """Let go as a kill does."""
-        self.buf._ring._owned.abandon()
+        self.buf._ring.buffer._owned.abandon()
         self.buf = self._disk = self._at = None
         return self
 
@@ -224,8 +223,8 @@ class Transitions:
         most = self.facts[min(at + 1, len(self.facts) - 1)][2]
         buf = self._open(mounted, disk)
         seen = []
-        if buf._ring.num_episodes:
-            for episode in buf._ring.episodes():
+        if buf._ring.buffer.num_episodes:
+            for episode in buf._ring.buffer.episodes():
                 actions = np.array(episode["actions"])
                 number = int(actions[0])
                 assert (actions == [number] * self.lanes).all(), "half a call, or one of two"
