@@ -218,7 +218,13 @@ def run(part, command, seconds, seed):
     row.seconds = time.monotonic() - began
     if command.count is not None:
         command.count(row, text)
-    passed, failed = _number(r"(\d+) passed", text), _number(r"(\d+) (?:failed|error)", text)
+    ends = re.findall(r"(?m)^=* ?((?:\d+ \w+,? )+in [\d.]+s.*)$", text)[
+        -1:
+    ]  # not "3,544 errors, one per ..."
+    passed, failed = (
+        sum(_number(pattern, end) for end in ends)
+        for pattern in (r"\b(\d+) passed", r"\b(\d+) (?:failed|errors?)\b")
+    )
     if command.control:
         row.caught, row.planted = passed, passed + failed
     elif command.count is None:

@@ -186,8 +186,11 @@ def main(words=None):
         os.execvp("unshare", ["unshare", "--mount", *again])
     logging.getLogger("ringmap").addFilter(lambda record: False)
     began, violation = time.monotonic(), None
-    turns = [
-        (what, level) for what in options.only.split(",") for level in options.levels.split(",")
+    lives, levels = options.only.split(","), options.levels.split(",")
+    turns = [  # all lives first, at one level or the other
+        (what, levels[(i + j) % len(levels)])
+        for j in range(len(levels))
+        for i, what in enumerate(lives)
     ]
     with tempfile.TemporaryDirectory(prefix="ringmap-blocks-") as folder:
         campaign = Campaign(
