@@ -40,6 +40,8 @@ _HEADER = struct.Struct("<8sQQqdQ")
 _SLOT = 4096
 _FRAME = struct.Struct("<QQII")
 _RANGE = struct.Struct("<qqd")
+_HEAD = 16
+"""Bytes of a frame up to the end of its generation; zeros there end the log."""
 _POINTS, _RANGES = 1, 2
 _LOG_LEAST = 1 << 18
 _MOST = 1 << 48
@@ -282,8 +284,11 @@ class PriorityFile:
         if self._end + 8 + len(body) > self._stop - self._log:
             return False
         check = xxhash.xxh3_64_intdigest(body, seed=self._seed(self._end))
-        self._file.write(check.to_bytes(8, "little") + body, self._log + self._end)
-        self._end += _aligned(8 + len(body))
+        end = self._end + _aligned(8 + len(body))
+        # What an earlier generation left behind must not be taken for a frame: its positions are small numbers, too.
+        closed = body.ljust(end - self._end - 8 + min(_HEAD, self._stop - self._log - end), b"\0")
+        self._file.write(check.to_bytes(8, "little") + closed, self._log + self._end)
+        self._end = end
         return True
 
     def checkpoint(self, leaves: Leaves) -> None:
