@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import signal
-import sys
 
 import gymnasium
 import numpy as np
@@ -15,52 +13,26 @@ from ringmap.data import (
     ReplayBuffer,
     convert,
     get_format,
-    list_formats,
     load_dataset,
     merge,
 )
 from ringmap.errors import LockedError, ReadOnlyError, ReplacedError
 from ringmap.formats.common import disk
 from ringmap.testing.datasets import make_episode, make_episodes
-
-LOSSLESS = {
-    "hdf5": {},
-    "zarr": {},
-    "lance": {},
-    "folder": {"image_format": "png"},
-    "video": {"lossless": True},
-}
-WRITERS = [name for name in LOSSLESS if name in list_formats()]
-FOLDERS = [name for name in WRITERS if name != "hdf5"]
-SUFFIX = {"hdf5": ".h5", "lance": ".lance", "zarr": ".zarr"}
-
-
-def place(folder, name, stem="made"):
-    return folder / f"{stem}{SUFFIX.get(name, '')}"
-
-
-def write(path, name, episodes, **options):
-    with get_format(name).open_writer(path, **LOSSLESS[name], **options) as writer:
-        writer.write_episodes(episodes)
-    return path
-
-
-def wheres(path):
-    dataset = load_dataset(path)
-    found = [dataset.load_episode(i)["where"].tolist() for i in range(len(dataset.lengths))]
-    data = dataset.get_episode_data().get("n", [None] * len(found))
-    dataset.close()
-    return found, data
-
-
-def with_data(episodes, first=0):
-    return [e | {"_episode_data": {"n": first + i}} for i, e in enumerate(episodes)]
-
+from tests.formats.killing import (
+    FOLDERS,
+    LOSSLESS,
+    WRITERS,
+    append,
+    overwrite,
+    place,
+    run_killed_at,
+    wheres,
+    with_data,
+    write,
+)
 
 # -- killed at every change to the disk ------------------------------------------------------------
-
-CALLS = ("append", "exchange", "make_folder", "remove", "remove_folder", "replace", "replace_file",
-         "sync_all", "truncate", "write_file")  # fmt: skip
 
 
 def steps():
@@ -71,44 +43,11 @@ def steps():
         at += 1 + at // 16
 
 
-def run_killed_at(at, action):
-    """Run `action` in a child that kills itself ahead of change number `at`; return whether it was."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            count = [0]
-
-            def wrap(call):
-                def counted(*args):
-                    # Of the many files that are deleted one by one, every eighth is a step.
-                    count[0] += 1 if call.__name__ != "remove" else 1 / 8
-                    if count[0] > at:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return call(*args)
-
-                return counted
-
-            for name in CALLS:
-                setattr(disk, name, wrap(getattr(disk, name)))
-            action()
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(status)
-    status = os.waitpid(child, 0)[1]
-    assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL, status
-    return status != 0
-
-
 @pytest.mark.parametrize(
     ("name", "exchange"), [*((n, True) for n in FOLDERS), ("lance", False)], ids=str
 )
-def test_overwrite_killed_at_every_step(tmp_path, monkeypatch, name, exchange):
+def test_overwrite_killed_at_every_step(tmp_path, name, exchange):
     """Whenever a replacement is cut short, the old dataset or the new one is there, whole."""
-    if not exchange:
-        monkeypatch.setattr(disk, "exchange", lambda left, right: False)
     old = with_data(make_episodes((3, 2)))
     new = with_data([make_episode(7, 2)], 70)
     keep = write(place(tmp_path, name, "kept"), name, old)
@@ -121,7 +60,7 @@ def test_overwrite_killed_at_every_step(tmp_path, monkeypatch, name, exchange):
             if item.exists():
                 shutil.copytree(item, folder / item.name.replace("kept", "made"))
         path = place(folder, name)
-        killed = run_killed_at(at, lambda path=path: write(path, name, new, mode="overwrite"))
+        killed = run_killed_at(at, overwrite, path, name, new, exchange)
         found = list(wheres(path))
         assert found in (expected_old, expected_new), f"killed at change {at}: {found}"
         seen.append(found == expected_new)
@@ -148,18 +87,10 @@ def test_append_killed_at_every_step(tmp_path, name):
             if item.exists():
                 shutil.copytree(item, folder / item.name.replace("kept", "made"))
         path = place(folder, name)
-        reading, writing = os.pipe()
-
-        def action(path=path, writing=writing):
-            with get_format(name).open_writer(path, **LOSSLESS[name]) as writer:
-                for episode in stored[1:]:
-                    writer.write_episode(episode)
-                    os.write(writing, b".")
-
-        killed = run_killed_at(at, action)
-        os.close(writing)
-        sure = 1 + len(os.read(reading, 10))
-        os.close(reading)
+        told = folder / "told"
+        told.touch()
+        killed = run_killed_at(at, append, path, name, stored[1:], told)
+        sure = 1 + told.stat().st_size
         found, data = wheres(path)
         assert sure <= len(found) <= sure + 1
         assert found == [e["where"].tolist() for e in stored[: len(found)]]
