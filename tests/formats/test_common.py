@@ -176,14 +176,14 @@ def test_a_replaced_dataset_is_refused(tmp_path, name):
         dataset[0]
 
 
-@pytest.mark.parametrize("name", ["lance", "zarr"])
-def test_goals_in_workers(tmp_path, name):
-    """Two forked workers read without hanging or warning, and draw other goals."""
+@pytest.mark.parametrize(("name", "start"), [("lance", "spawn"), ("zarr", "fork")])
+def test_goals_in_workers(tmp_path, name, start):
+    """Two workers read without hanging or warning, and draw other goals."""
     path = write(place(tmp_path, name), name, [make_episode(0, 200)])
     dataset = load_dataset(path, num_steps=2, keys_to_load=["where"])
     _ = dataset[0]
     goals = GoalDataset(dataset, (0, 0, 1, 0), goal_keys={"where": "goal"}, seed=0)
-    loader = DataLoader(goals, sampler=[0] * 32, batch_size=16, num_workers=2, multiprocessing_context="fork")  # fmt: skip
+    loader = DataLoader(goals, sampler=[0] * 32, batch_size=16, num_workers=2, multiprocessing_context=start)  # fmt: skip
     first, second = (batch["goal"][:, 0, 1].tolist() for batch in loader)
     assert min(first + second) > 1
     assert first != second

@@ -10,6 +10,8 @@ Not here: registration, errors of one format alone.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -338,31 +340,35 @@ class FormatTests(DatasetTests):
 
     def kill_while_writing(self, path: Path, episodes: list[Episode], after: int) -> int:
         """Write in a child; SIGKILL it after `after` episodes; return how many writes returned."""
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                with self.format.open_writer(path, **self.writer_options) as writer:
-                    for number, episode in enumerate(episodes):
-                        writer.write_episode(episode)
-                        os.write(writing, b".")
-                        if number + 1 == after + 3:  # slower than the parent: it must die in here
-                            signal.pause()
-            finally:
-                os._exit(1)
-        os.close(writing)
+        context = multiprocessing.get_context("fork" if self.survives_forks else "spawn")
+        told, telling = context.Pipe(duplex=False)
+        args = (self.name, path, self.writer_options, episodes, after + 3, telling)
+        child = context.Process(target=_write_and_tell, args=args)  # type: ignore[attr-defined]
+        child.start()
+        telling.close()
         seen = 0
         while seen < after:
-            got = os.read(reading, after - seen)
-            assert got, f"the writing child died after {seen} episodes"
-            seen += len(got)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        while got := os.read(reading, 100):
-            seen += len(got)
-        os.close(reading)
+            seen += len(told.recv_bytes())
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        with contextlib.suppress(EOFError):
+            while True:
+                seen += len(told.recv_bytes())
+        told.close()
         return seen
+
+
+def _write_and_tell(
+    name: str, path: Path, options: dict[str, Any], episodes: list[Episode], most: int, telling: Any
+) -> None:
+    """Write in a child, and tell of each episode."""
+    with get_format(name).open_writer(path, **options) as writer:
+        for number, episode in enumerate(episodes):
+            writer.write_episode(episode)
+            telling.send_bytes(b".")
+            if number + 1 == most:  # slower than the parent: it must die in here
+                signal.pause()
 
 
 def _interrupted(episode: Episode) -> Iterator[Episode]:

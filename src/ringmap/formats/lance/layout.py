@@ -74,14 +74,23 @@ class Field:
 
 
 def lance() -> Any:
-    """Return the module `lance`, without its warning at each fork.
+    """Return the module `lance`, whose warning at each fork is kept for the process that needs it.
 
-    pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that
-    was opened before a fork (`DirectorySource`), which is what the warning is about.
+    pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that was opened before
+    a fork (`DirectorySource`); but now and then a call in the child does not return. So the child says it, if it uses
+    Lance after all.
     """
     import lance as module
 
-    global _hooked
+    global _hooked, _used_by
+    before, _used_by = _used_by, os.getpid()
+    if before not in (None, _used_by):
+        warnings.warn(
+            "Lance was used before this process was forked, and its threads did not come along: one process in some "
+            "hundreds hangs. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     if not _hooked and hasattr(os, "register_at_fork"):
         _hooked = True
         # Hooks run in reverse order: ours, registered later, before the one that warns.
@@ -90,6 +99,7 @@ def lance() -> Any:
 
 
 _hooked = False
+_used_by: int | None = None
 _silenced = threading.local()
 
 
