@@ -24,6 +24,7 @@ import numpy as np
 from ringmap.errors import CorruptError
 from ringmap.formats.common.images import in_threads
 from ringmap.formats.common.inside import LARGEST_PICTURE, kind_at
+from ringmap.formats.common.source import DirectorySource
 from ringmap.storage.system import NotAFileError
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_DECODERS",
     "Decoder",
     "Decoders",
+    "DecodingSource",
     "Encoding",
     "decode_runs",
     "encode_video",
@@ -234,6 +236,22 @@ class Decoders:
     def __del__(self) -> None:
         if self._pid != os.getpid():
             _inherited.append(self._idle)
+
+
+class DecodingSource(DirectorySource):
+    """A source that keeps decoders open: a process's own, and none in a pickled copy."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._decoders = Decoders()
+
+    def close(self) -> None:
+        """Give the files back; the next read opens them again."""
+        super().close()
+        self._decoders.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
 
 
 def decode_runs(

@@ -25,8 +25,8 @@ from ringmap.formats.common.inside import (
     refuse_elsewhere,
     refuse_vast,
 )
-from ringmap.formats.common.source import DirectorySource, damage_named, offsets_of, steps_of
-from ringmap.formats.common.video import Decoders, decode_runs
+from ringmap.formats.common.source import damage_named, offsets_of, steps_of
+from ringmap.formats.common.video import DecodingSource, decode_runs
 from ringmap.storage.schema import ColumnSpec, Schema
 
 __all__ = ["LeRobotSource"]
@@ -39,7 +39,7 @@ _STEPS_PER_BYTE = 100
 _LONGEST_TASK = 1 << 16
 
 
-class LeRobotSource(DirectorySource):
+class LeRobotSource(DecodingSource):
     """The columns of a LeRobot dataset, as `StoredDataset` reads them.
 
     Args:
@@ -136,18 +136,6 @@ class LeRobotSource(DirectorySource):
 
     def _open(self) -> Any:
         return EpisodeCache(self._load_rows)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._decoders = Decoders()
-
-    def close(self) -> None:
-        """Give the files back; the next read opens them again."""
-        super().close()
-        self._decoders.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmap.formats.common.inside import kind_at
 from ringmap.formats.common.tabular import Column, TabularLayout, TabularSource
-from ringmap.formats.common.video import Decoder, Decoders, decode_runs
+from ringmap.formats.common.video import Decoder, DecodingSource, decode_runs
 
 __all__ = ["LAYOUT", "VideoSource", "video_name"]
 
@@ -47,7 +47,7 @@ class VideoLayout(TabularLayout):
 LAYOUT = VideoLayout("video")
 
 
-class VideoSource(TabularSource):
+class VideoSource(DecodingSource, TabularSource):
     """The columns of a folder of videos, as `StoredDataset` reads them.
 
     Args:
@@ -62,18 +62,6 @@ class VideoSource(TabularSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path, LAYOUT)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._decoders = Decoders()
-
-    def close(self) -> None:
-        """Give the files back; the next read opens them again."""
-        super().close()
-        self._decoders.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
 
     def _most_images(self, folder: str, column: Column) -> int:
         """Return how many images a folder can hold at most: a frame takes a byte of its video."""
