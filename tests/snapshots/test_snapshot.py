@@ -25,6 +25,7 @@ from ringmap.errors import (
     RoleError,
     SyncFailedError,
 )
+from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.birth import read_manifest
 from ringmap.storage.files import Disk, FileHandle
 from ringmap.storage.lock import WriterLock
@@ -664,6 +665,41 @@ def test_a_power_cut_at_every_change(tmp_path):
             shutil.rmtree(root)
     assert whole >= 3
     assert nothing > 40
+
+
+def priorities_after_cuts(tmp_path, cheats):
+    """Return whether each of some cuts after a snapshot had returned left its priorities as they were."""
+    import random
+
+    sampler, rng = PrioritizedSampler(rng=0), random.Random(0)
+    buffer = filled(None, sampler=sampler)
+    buffer.sample(4)
+    ids = np.arange(buffer._source.tail, buffer._source.head)
+    buffer.update_priorities(ids, np.arange(len(ids)))
+    (tmp_path / "root").mkdir()
+    disk = RecordingDisk(str(tmp_path / "root"), cheats=cheats)
+    snapshot_through(disk, buffer, tmp_path / "root/copy")
+    found = []
+    for case in range(10):
+        root = tmp_path / str(case)
+        materialise(disk.model.crash(rng), str(root))
+        copied = PrioritizedSampler(rng=0)
+        with ReplayBuffer.open(root / "copy", sampler=copied) as copy:
+            copy.sample(1)
+            same = np.array_equal(copied.probabilities(ids), sampler.probabilities(ids))
+        found.append(same and ringmap.check(root / "copy") == [])
+    return found
+
+
+def test_priorities_are_durable_when_it_returns(tmp_path):
+    assert all(priorities_after_cuts(tmp_path, lambda *_: False))
+
+
+def test_control_of_durable_priorities(tmp_path):
+    def without(change, path, details):
+        return change == "sync" and "priorities" in path
+
+    assert not all(priorities_after_cuts(tmp_path, without))
 
 
 def test_control_of_the_power_cuts(tmp_path):

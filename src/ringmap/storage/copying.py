@@ -299,11 +299,6 @@ class Copy:
         if leaves is not None:
             kept = leaves.back_to(now.tail, now.head)
             PriorityFile.create(self.disk, self.paths.priorities, manifest.uuid, kept)
-            file = self.disk.open(self.paths.priorities, write=True)
-            try:
-                file.sync()
-            finally:
-                file.close()
 
     def _carried(self, now: Look, segments: Segments) -> dict[str, Any]:
         """Return the small state as of the commit: of a flush after it, or from its blob."""
