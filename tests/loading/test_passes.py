@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ringmap import ReplayBuffer
-from ringmap.buffers.sampled import PINNED
+from ringmap.clips.gather import PINNED
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
 from tests import ROOT
 from tests.loading.conftest import HISTORY, SKIP, end, episode, everything, fill, prove

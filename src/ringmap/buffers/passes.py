@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.buffers.sampled import PINNED
 from ringmap.buffers.view import BufferView
+from ringmap.clips.gather import PINNED
 from ringmap.errors import InputError
 
 if TYPE_CHECKING:

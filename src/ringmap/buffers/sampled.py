@@ -25,7 +25,7 @@ import numpy as np
 
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import check_whole, positive
-from ringmap.clips.gather import ClipReader, Pinned
+from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler, generator
 from ringmap.clips.window import Window
@@ -40,13 +40,10 @@ if TYPE_CHECKING:
     from ringmap.buffers.prefetch import Batches
     from ringmap.buffers.view import BufferView
 
-__all__ = ["PINNED", "DefaultSampler", "Sampled"]
+__all__ = ["DefaultSampler", "Sampled"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-
-PINNED = 1 << 62
-"""An id of PINNED + p means the clip that starts at position p of the ring, in every process and at any time."""
 
 _NEWEST, _STANDS = 0, 1
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.buffers.sampled import PINNED
+from ringmap.clips.gather import PINNED
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 

@@ -23,9 +23,12 @@ from ringmap.storage.columns.cold import Watch
 from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
 
-__all__ = ["ClipReader", "Pinned"]
+__all__ = ["PINNED", "ClipReader", "Pinned"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+PINNED = 1 << 62
+"""An id of PINNED + p means the clip that starts at position p of the ring, in every process and at any time."""
 
 _TRIES = 10
 
