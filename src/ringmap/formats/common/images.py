@@ -1,4 +1,4 @@
-"""Images to bytes and back, by pillow, in parallel threads (it lets go of the GIL).
+"""Images to bytes and back, by pillow, in parallel threads where they pay (it lets go of the GIL).
 
 Invariants: a decoded image has the shape that was asked for: grey keeps its channel axis.
 Not here: which columns are images (`ringmap.datasets.layout.is_image`), video.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 _MIN_PER_THREAD = 4
 
+_WORTH_THREADS = 128 * 128
+"""Pixels: threads that decode smaller images wait for the GIL more than they gain."""
+
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None
 
 
@@ -64,7 +68,8 @@ def encode(images: Array, image_format: str) -> list[bytes]:
         Image.fromarray(shown).save(buffer, **_OPTIONS[image_format])
         return buffer.getvalue()
 
-    return in_threads(one, list(images))
+    # JPEGs are written no faster by two threads than by one, of any size.
+    return in_threads(one, list(images)) if image_format == "png" else [one(i) for i in images]
 
 
 @contextlib.contextmanager
@@ -123,7 +128,12 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
         into[...] = pixels[..., None] if spec.shape[-1] == 1 else pixels
 
-    in_threads(one, list(zip(out, files, strict=True)))
+    pairs = list(zip(out, files, strict=True))
+    if math.prod(spec.shape[:2]) >= _WORTH_THREADS:
+        in_threads(one, pairs)
+    else:
+        for pair in pairs:
+            one(pair)
 
 
 def in_threads(
