@@ -77,7 +77,7 @@ def lance() -> Any:
     """Return the module `lance`, whose warning at each fork is kept for the process that needs it.
 
     pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that was opened before
-    a fork (`DirectorySource`); but now and then a call in the child does not return. So the child says it, if it uses
+    a fork (`DirectorySource`); but now and then a call in the child does not return, or the child crashes. So the child says it, if it uses
     Lance after all.
     """
     import lance as module
@@ -87,7 +87,7 @@ def lance() -> Any:
     if before not in (None, _used_by):
         warnings.warn(
             "Lance was used before this process was forked, and its threads did not come along: one process in some "
-            "hundreds hangs. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'",
+            "hundreds hangs or crashes. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'",
             RuntimeWarning,
             stacklevel=2,
         )
