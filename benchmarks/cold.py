@@ -1,6 +1,6 @@
 """A ring eight times as large as memory may be: random clips, at the disk's own speed or not.
 
-python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT [lance]     what `run` starts: a process with a limit
+python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT PART     what `run` starts: a process with a limit
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import json
 import mmap
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from benchmarks.limit import drop_cache, limit_memory
+from benchmarks.limit import drop_cache, limit_memory, peak_memory
 from benchmarks.place import Place
 from benchmarks.plots import shares
 from benchmarks.rivals import (
@@ -62,9 +61,10 @@ def run(place: Place) -> list[Table]:
                 Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
             )
         numbers = (steps, length, place.size(5, 0), 0 if place.tiny else limit)
-        found = _in_a_process(folder, *numbers)
-        # What Lance and the libraries of the others take together leaves no room for rows.
+        found = _in_a_process(folder, *numbers, "rivals")
+        # What Lance and the libraries of the others take together leaves no room for rows, or for workers.
         found["ways"] |= _in_a_process(folder, *numbers, "lance")["ways"]
+        found |= _in_a_process(folder, *numbers, "loops")
     table.notes += found["notes"]
     for name, one in found["ways"].items():
         table.add(name, one["seconds"])
@@ -74,7 +74,6 @@ def run(place: Place) -> list[Table]:
             name,
             f"{rate:,.0f} MB/s useful, {rate * 1e6 / CLIP:,.0f} clips/s, {one['read']:.1f} bytes read for a useful one",
         )
-    table.fact("peak memory", f"{found['peak'] / 1e6:,.0f} MB")
     rate_of = {name: one["rate"] for name, one in found["ways"].items()}
     ours = rate_of["batches()"]
     table.bar(
@@ -86,6 +85,7 @@ def run(place: Place) -> list[Table]:
     table.bar("sample() / plain memmap gather", rate_of["sample()"] / rate_of[_PLAIN], at_least=50)
     for name, share in found["waiting"].items():
         waiting.fact(f"share of the time waiting, {name}", f"{share:.1%}")
+    waiting.fact("peak memory, maps included", f"{found['peak'] / 1e6:,.0f} MB")
     stages, medians = [], dict[str, dict[str, float]]()
     for way, parts in found["stages"].items():
         stage = Table(f"where a batch's time goes: {way}")
@@ -118,7 +118,9 @@ def _lance(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     }
 
 
-def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
+def _beside_rivals(
+    folder: Path, steps: int, length: int, seconds: float, limit: int
+) -> dict[str, Any]:
     table = Table("")
     # Before anything is written: what a process has mapped from before stays in memory whatever is asked.
     if limit and not limit_memory(limit):
@@ -149,6 +151,14 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
         }
         found = _timed(ways, folder, seconds)
     plain_reads.close()
+    buffer.close()
+    return {"ways": found, "notes": table.notes}
+
+
+def _in_loops(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
+    if limit:
+        limit_memory(limit)
+    buffer = ReplayBuffer.open(folder / "ours", seed=0)
     waiting = {
         "sample()": _waiting(lambda: buffer.sample(BATCH), folder, seconds),
     }
@@ -161,15 +171,14 @@ def _child(folder: Path, steps: int, length: int, seconds: float, limit: int) ->
     buffer.close()
     part = steps // 4 // length * length
     packed = ReplayBuffer(part, HISTORY, path=folder / "packed", seed=0, storage={"pixels": "zarr"})
-    for _, episode in zip(range(part // length), stored, strict=False):
+    for _, episode in zip(
+        range(part // length), Stored.of_pixels(steps // length, length), strict=False
+    ):
         packed.write_episode(episode)
     packed.flush()
     stages |= {f"{way}, Zarr": parts for way, parts in _stages(packed, folder, seconds).items()}
     packed.close()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "ways": found, "waiting": waiting, "stages": stages, "peak": peak, "notes": table.notes
-    }  # fmt: skip
+    return {"waiting": waiting, "stages": stages, "peak": peak_memory()}
 
 
 def _loaded(buffer: ReplayBuffer) -> Generator[object]:
@@ -300,6 +309,6 @@ def _read_bytes() -> int:
 
 
 if __name__ == "__main__":
-    where, steps, length, seconds, limit, *only = sys.argv[1:]
-    child = _lance if only else _child
+    where, steps, length, seconds, limit, part = sys.argv[1:]
+    child = {"rivals": _beside_rivals, "lance": _lance, "loops": _in_loops}[part]
     print(json.dumps(child(Path(where), int(steps), int(length), float(seconds), int(limit))))

@@ -1,32 +1,59 @@
 """A buffer larger than memory becomes a dataset of each format: how much memory that takes.
 
-    python -m benchmarks.dumping --gb 4 --limit-gb 1
-
-Each dump runs in a process of its own, in a group that may not have more memory, page cache included.
+python -m benchmarks.dumping BUFFER DEST FORMAT LIMIT     what `run` starts: a process with a limit, page cache included
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import json
 import shutil
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from benchmarks.limit import drop_cache, limit_memory
+from benchmarks.limit import drop_cache, limit_memory, peak_memory
+from benchmarks.place import Place
+from benchmarks.table import Table
 from ringmap import ReplayBuffer
 from ringmap.data import list_formats, load_dataset
 
-__all__ = ["main"]
+__all__ = ["run"]
 
 LENGTH, SIDE = 500, 96
+FORMATS = ("hdf5", "zarr", "lance", "folder", "video")
 
 
-def fill(path: Path, nbytes: int) -> int:
+def run(place: Place) -> list[Table]:
+    """Fill a ring on disk, and dump it in a process of its own for each format."""
+    nbytes, limit = place.size(4 << 30, 1 << 24), place.size(1 << 30, 3 << 29)
+    with place.folder() as folder:
+        buffer = folder / "buffer"
+        steps = _fill(buffer, nbytes)
+        table = Table(
+            f"{steps * SIDE * SIDE * 3 / 2**30:.2f} GiB of pixels {SIDE}x{SIDE}x3, dumped by a process that may have {limit / 2**30:.1f} GiB",
+            heads=["format", "came back", "s", "peak resident MiB, maps included"],
+        )
+        for name in FORMATS:
+            if name not in list_formats():
+                continue
+            dest = folder / f"made-{name}"
+            drop_cache(buffer)  # what is cached already would be charged to us, not to the child
+            told = _child(buffer, dest, name, limit)
+            assert int(load_dataset(dest, format=name).lengths.sum()) == steps, name
+            peak = f"{told['peak'] >> 20:,}" + (
+                "" if told["limited"] else ", no limit could be set"
+            )
+            table.row(name, "whole", f"{told['seconds']:.0f}", peak)
+            shutil.rmtree(dest, ignore_errors=True)
+            dest.unlink(missing_ok=True)
+    return [table]
+
+
+def _fill(path: Path, nbytes: int) -> int:
     """Fill a buffer on disk with so many bytes; return its steps."""
     row, col = np.mgrid[:SIDE, :SIDE]
     picture = np.stack([row, col, row + col], -1).astype(np.uint8)
@@ -35,54 +62,23 @@ def fill(path: Path, nbytes: int) -> int:
     with ReplayBuffer(episodes * LENGTH, path=path) as buf:
         for number in range(episodes):
             buf.write_episode({"pixels": frames, "episode": np.full(LENGTH, number)})
-        buf.close()
     return episodes * LENGTH
 
 
-def dump_limited(buffer: Path, dest: Path, name: str, limit: int) -> tuple[int, float, int]:
-    """Dump in a child under the limit; return its exit status, seconds, and peak of private memory."""
-    drop_cache(buffer)  # what is cached already would be charged to us, not to the child
-    begin = perf_counter()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            if not limit_memory(limit):
-                print("  (no limit could be set)", flush=True)
-            ReplayBuffer.open(buffer, mode="r").dump(dest, name)
-            status = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    _, status, usage = os.wait4(child, 0)
-    return status, perf_counter() - begin, usage.ru_maxrss * 1024
+def _child(buffer: Path, dest: Path, name: str, limit: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.dumping", str(buffer), str(dest), name, str(limit)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Print a line per format."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--gb", type=float, default=4)
-    parser.add_argument("--limit-gb", type=float, default=1)
-    parser.add_argument("--only", nargs="*", default=["hdf5", "zarr", "lance", "folder", "video"])
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        steps = fill(folder / "buffer", int(given.gb * 2**30))
-        print(f"{steps * SIDE * SIDE * 3 / 2**30:.2f} GiB, limit {given.limit_gb} GiB")
-        print(
-            "| format | dumped | s | peak resident MiB, maps included |\n| --- | --- | --- | --- |"
-        )
-        for name in given.only:
-            if name not in list_formats():
-                continue
-            dest = folder / f"made-{name}"
-            status, took, peak = dump_limited(folder / "buffer", dest, name, int(given.limit_gb * 2**30))  # fmt: skip
-            whole = status == 0 and int(load_dataset(dest, format=name).lengths.sum()) == steps
-            print(f"| {name} | {'whole' if whole else f'FAILED ({status})'} | {took:.0f} | {peak >> 20} |", flush=True)  # fmt: skip
-            shutil.rmtree(dest, ignore_errors=True) if dest.is_dir() else dest.unlink(
-                missing_ok=True
-            )
+def _dump(buffer: str, dest: str, name: str, limit: str) -> None:
+    limited = limit_memory(int(limit))
+    start = perf_counter()
+    ReplayBuffer.open(buffer, mode="r").dump(dest, name)
+    took = perf_counter() - start
+    print(json.dumps({"limited": limited, "seconds": took, "peak": peak_memory()}))
 
 
 if __name__ == "__main__":
-    main()
+    _dump(*sys.argv[1:])

@@ -1,21 +1,16 @@
-"""Formats: what is written comes back, how large it is, and how fast, against each library's own calls.
+"""Formats: what comes back, how large it is, and how fast, against each library's own calls.
 
-    python -m benchmarks.formats                 all tables
-    python -m benchmarks.formats --tiny          so that it can't rot
-
-Ours and the library's own in turn, in one process. Reading: clips of 4, batches of 64, from a DataLoader with
-0 and 2 workers; the rival is the obvious loop, one call per clip and column, that a Dataset's `__getitem__`
-would make. Writing: the rival writes the same rows through the library with no schema, no log and no commits.
+Reading: clips of 4, batches of 64, from a DataLoader with 0 and 2 workers; the rival is the obvious loop, one
+call per clip and column, that a Dataset's `__getitem__` would make. Writing: the rival writes the same rows
+through the library with no schema, no log and no commits.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -25,10 +20,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks.place import Place
+from benchmarks.table import Table
 from benchmarks.timing import quantiles
 from ringmap.data import get_format, list_formats, load_dataset
 
-__all__ = ["main"]
+__all__ = ["run"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -287,11 +284,14 @@ def _pyav(path: str, frames: Array, options: dict[str, Any]) -> None:
 # -- the tables -----------------------------------------------------------------------------------
 
 
-def lossless_table(folder: Path, tiny: bool) -> None:
-    """Print what comes back, per format, dtype and shape."""
+def _lossless(folder: Path) -> Table:
+    """Write every dtype and shape, and compare what comes back."""
     from ringmap.testing.formats import VALUES
 
-    print("\n| format | " + " | ".join(VALUES) + " |\n| --- |" + " --- |" * len(VALUES))
+    table = Table("what comes back of each dtype and shape", heads=["format", *VALUES])
+    table.notes.append(
+        "=: equal, bit for bit; otherwise mean/largest error of 255, for images of noise, the worst case"
+    )
     for case, (name, options) in CASES.items():
         if name not in list_formats():
             continue
@@ -305,17 +305,11 @@ def lossless_table(folder: Path, tiny: bool) -> None:
             assert got.shape == rows.shape
             same = got.tobytes() == rows.tobytes()
             assert same or case in LOSSY
-            error = (
-                ""
-                if same
-                else f"{np.abs(got.astype(float) - rows).mean():.1f}/{np.abs(got.astype(float) - rows).max():.0f}"
-            )
-            cells.append("=" if same else error)
+            off = np.abs(got.astype(float) - rows) if not same else np.zeros(1)
+            cells.append("=" if same else f"{off.mean():.1f}/{off.max():.0f}")
             shutil.rmtree(path, ignore_errors=True)
-        print(f"| {case} | " + " | ".join(cells) + " |")
-    print(
-        "= : equal, bit for bit; otherwise mean/largest error of 255 (images of noise, the worst case)"
-    )
+        table.row(case, *cells)
+    return table
 
 
 def size_of(path: str) -> int:
@@ -362,7 +356,11 @@ def measure(folder: Path, case: str, episodes: list[dict[str, Array]], rounds: i
         for turn in range(rounds):
             for who, source in (("ours", dataset), ("theirs", rival)):
                 order = np.random.default_rng(turn).integers(0, len(rival), BATCH * batches)
-                loader: Any = DataLoader(source, BATCH, sampler=order.tolist(), num_workers=number)
+                # Lance does not survive a fork.
+                how = "spawn" if number and name == "lance" else None
+                loader: Any = DataLoader(
+                    source, BATCH, sampler=order.tolist(), num_workers=number, multiprocessing_context=how
+                )  # fmt: skip
                 steps = iter(loader)
                 next(steps)  # workers have started
                 if number:
@@ -377,41 +375,37 @@ def measure(folder: Path, case: str, episodes: list[dict[str, Array]], rounds: i
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--no-table", action="store_true")
-    given = parser.parse_args(argv)
+def run(place: Place) -> list[Table]:
+    """Compare what comes back, then time each format beside its library."""
     log = logging.getLogger("ringmap")
     level = log.level
     log.setLevel(logging.ERROR)  # that JPEG is lossy
     try:
-        _run(given)
+        with place.folder() as folder:
+            return [_lossless(folder), _rates(place, folder)]
     finally:
         log.setLevel(level)
 
 
-def _run(given: argparse.Namespace) -> None:
-    num, length, side, rounds, batches = (3, 9, 16, 1, 4) if given.tiny else (30, 100, 64, 3, 18)
-    workers = (0,) if given.tiny else (0, 2)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        if not given.no_table:
-            lossless_table(folder, given.tiny)
-        episodes = episodes_of(num, length, side)
-        print(f"\n{num} episodes of {length} steps, pixels {side}x{side}x3 and 3 small columns; clips of {HISTORY}, batch {BATCH}")  # fmt: skip
-        heads = ["format", "pixels: mean / largest error", "size", "write MB/s", "of the library's", *(f"clips/s, {w} workers | x a loop" for w in workers)]  # fmt: skip
-        print("| " + " | ".join(heads) + " |\n|" + " --- |" * (5 + 2 * len(workers)))
-        for case in given.only:
-            if CASES[case][0] in list_formats():
-                found = measure(folder, case, episodes, rounds, batches, workers)
-                reads = [
-                    f"{found[f'read {w}']:,.0f} | {found[f'read ratio {w}']:.1f}" for w in workers
-                ]
-                print(f"| {case} | {found['error']} | {found['size']:.2f} | {found['write']:,.0f} | {found['write ratio']:.2f} | " + " | ".join(reads) + " |", flush=True)  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+def _rates(place: Place, folder: Path) -> Table:
+    num, length, side = place.size(30, 3), place.size(100, 9), place.size(64, 16)
+    rounds, batches = place.size(3, 1), place.size(18, 4)
+    workers = (0,) if place.tiny else (0, 2)
+    episodes = episodes_of(num, length, side)
+    table = Table(
+        f"{num} episodes of {length} steps, pixels {side}x{side}x3 and 3 small columns; clips of {HISTORY}, batches of {BATCH}",
+        heads=["format", "pixels off by, mean / most", "size of the raw bytes", "write MB/s", "x the library's"],
+    )  # fmt: skip
+    for number in workers:
+        table.heads += [f"clips/s, {number} workers", "x a loop"]
+    for case in CASES:
+        if CASES[case][0] in list_formats():
+            found = measure(folder, case, episodes, rounds, batches, workers)
+            reads = [
+                cell
+                for w in workers
+                for cell in (f"{found[f'read {w}']:,.0f}", f"{found[f'read ratio {w}']:.1f}")
+            ]
+            table.row(case, found["error"], f"{found['size']:.2f}", f"{found['write']:,.0f}", f"{found['write ratio']:.2f}", *reads)  # fmt: skip
+    table.notes.append("all in the page cache: it does not show a real disk")
+    return table

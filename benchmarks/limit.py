@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from pathlib import Path
 
-__all__ = ["drop_cache", "limit_memory"]
+__all__ = ["drop_cache", "limit_memory", "peak_memory"]
 
 _ROOTS = {
     "memory.limit_in_bytes": Path("/sys/fs/cgroup/memory"),  # version 1
@@ -36,3 +37,12 @@ def drop_cache(folder: Path) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process ever held, maps included."""
+    with contextlib.suppress(OSError):  # getrusage's own figure starts with the peak of the parent
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

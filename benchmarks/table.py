@@ -16,12 +16,14 @@ __all__ = ["Table"]
 class Table:
     """What one benchmark found.
 
-    `title` says what was timed, on what data; `notes` what the numbers do not show; `judged` whether
-    the sizes are those that the bars are for.
+    `title` says what was timed, on what data; `cells` what is no time, in rows under `heads`; `notes`
+    what the numbers do not show; `judged` whether the sizes are those that the bars are for.
     """
 
     title: str
     times: dict[str, dict[str, float]] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
+    cells: list[list[str]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     ratios: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -39,6 +41,10 @@ class Table:
     def fact(self, name: str, value: Any) -> None:
         """Add a line that is no time."""
         self.facts[name] = value
+
+    def row(self, *cells: str) -> None:
+        """Add a row under the heads."""
+        self.cells.append([*cells])
 
     def ratio(
         self, name: str, other: str, at_most: float | None = None, by: str = "median"
@@ -72,17 +78,49 @@ class Table:
             for name, row in self.times.items():
                 cells = "".join(f"{_time(row[q]):>10}" for q in ("median", "p90", "p99"))
                 lines.append(f"  {name:{width}}  {cells}{row['calls']:>9,}")
+        if self.cells:
+            grid = [self.heads, *self.cells]
+            widths = [max(len(row[i]) for row in grid) for i in range(len(self.heads))]
+            for first, *rest in grid:
+                told = (f"{cell:>{n}}" for cell, n in zip(rest, widths[1:], strict=True))
+                lines.append("  ".join([f"  {first:{widths[0]}}", *told]))
         lines += [f"  {name}: {_fact(value)}" for name, value in self.facts.items()]
         for ratio in self.ratios:
-            lines.append(f"  {ratio['what']}: {_number(ratio['value'])}{self._verdict(ratio)}")
+            verdict = self._verdict(ratio)
+            told = f"  [{verdict}]" if verdict else ""
+            lines.append(f"  {ratio['what']}: {_number(ratio['value'])}{told}")
         return "\n".join([*lines, *(f"  ({note})" for note in self.notes)])
+
+    def markdown(self) -> str:
+        """Return the same for a page."""
+        parts = [f"**{self.title}**"]
+        if self.times:
+            rows = [
+                [name, *(_time(row[q]) for q in QUANTILES), f"{row['calls']:,}"]
+                for name, row in self.times.items()
+            ]
+            parts.append(_grid(["", *QUANTILES, "calls"], rows))
+        if self.cells:
+            parts.append(_grid(self.heads, self.cells))
+        if self.facts:
+            parts.append("\n".join(f"- {name}: {_fact(v)}" for name, v in self.facts.items()))
+        if self.ratios:
+            rows = [[r["what"], _number(r["value"]), self._verdict(r)] for r in self.ratios]
+            parts.append(_grid(["compared", "", "our bar"], rows))
+        return "\n\n".join([*parts, *(f"*{note[0].upper()}{note[1:]}.*" for note in self.notes)])
 
     def _verdict(self, ratio: dict[str, Any]) -> str:
         for key, words in (("at_most", "at most"), ("at_least", "at least")):
             if ratio[key] is not None:
                 met = ("met" if ratio["met"] else "MISSED") if self.judged else "too small to judge"
-                return f"  [{words} {_number(ratio[key])}: {met}]"
+                return f"{words} {_number(ratio[key])}: {met}"
         return ""
+
+
+def _grid(heads: list[str], rows: list[list[str]]) -> str:
+    line = "| --- |" + " ---: |" * (len(heads) - 1)
+    told = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in [heads, *rows]]
+    return "\n".join([told[0], line, *told[1:]])
 
 
 def _number(value: float) -> str:

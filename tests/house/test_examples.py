@@ -1,5 +1,8 @@
+from functools import partial
+
 import pytest
 
+from benchmarks.__main__ import NAMES
 from tests import ROOT
 from tests.house import PYTHON, run
 
@@ -12,4 +15,11 @@ def test_example_runs(example, tmp_path):
 
 
 def test_benchmarks_run(tmp_path):
-    run(PYTHON, "-m", "benchmarks", "--tiny", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    benchmark = partial(run, PYTHON, "-m", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    benchmark("benchmarks", "--tiny", "--out", "results")
+    benchmark("benchmarks.page", "results", "page.md")
+    page = (tmp_path / "page.md").read_text()
+    for name in NAMES:
+        assert f"\n## {name}\n" in page
+    told = benchmark("benchmarks.summary", "results")
+    assert len(told.splitlines()) == 2 + 7
