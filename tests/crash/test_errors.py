@@ -9,9 +9,12 @@ import contextlib
 import errno
 import gc
 import itertools
+import math
 import os
+import random
 import shutil
 import tempfile
+import time
 
 import numpy as np
 import pytest
@@ -296,11 +299,18 @@ def test_every_change_fails_with_a_segment_per_commit(base, monkeypatch, power, 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("segment", [1, 1 << 20])
 def test_all_errors(base, monkeypatch, capsys, storage, segment):
+    """Of every call, or of as many, drawn by SEED, as there is time for: LASTS_S."""
     cases = 0
+    lasts_s, began = float(os.environ.get("LASTS_S", "inf")), time.monotonic()
+    calls = list(itertools.product(SCENARIOS, (False, True)))
+    if lasts_s < math.inf:
+        random.Random(os.environ.get("SEED", "1")).shuffle(calls)
     monkeypatch.setattr(World, "storage", storage)
     monkeypatch.setattr(Segments.__init__, "__defaults__", (segment,))
-    for name, power in itertools.product(SCENARIOS, (False, True)):
+    for name, power in calls:
         cases += strikes(base, name, power, ALL)
+        if time.monotonic() - began > lasts_s:
+            break
     with capsys.disabled():
         print(
             f"\n{storage}, segments of {segment}: {cases:,} errors, one per change, kind and level; violations: 0"

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -302,8 +303,14 @@ class TestCampaign:
         campaign(memory, "ram", kinds=[["in_ram", 1]], scenarios=without, levels=["process"])
 
     def test_random_kills(self, memory):
+        """Of 50 scripts, or of as many as there is time for: LASTS_S, from the one that SEED says on."""
         kinds = [["randomly", 1], ["from_outside", 1]]
-        campaign(memory, "both", kinds=kinds, scripts=list(range(100, 150)))
+        first, began = 100 * int(os.environ.get("SEED", "1")), time.monotonic()
+        lasts_s = float(os.environ.get("LASTS_S", "inf"))
+        for script in range(first, first + 50, 2):
+            campaign(memory, "both", kinds=kinds, scripts=[script, script + 1])
+            if time.monotonic() - began > lasts_s:
+                break
 
     def test_second_writers_and_orphans(self, memory):
         campaign(memory, "both", kinds=[["locked", 1], ["orphan", 1]], scenarios=LONG)
