@@ -68,7 +68,10 @@ class Chunk:
         if google_crc32c.value(body).to_bytes(4, "little") != check:
             return None
         if self.packed:
-            body = blosc.decompress(body)
+            try:
+                body = blosc.decompress(body)
+            except RuntimeError:  # whole, but the chunk of a column that is not compressed
+                return None
         if len(body) != self.nbytes:
             return None
         size = self.nbytes // self.steps
