@@ -96,7 +96,11 @@ class Format:
 
     @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
-        """Return a dataset (`ringmap.data.Dataset`) of what lies at `path`."""
+        """Return a dataset (`ringmap.data.Dataset`) of what lies at `path`.
+
+        Every reader takes the options `num_steps`, `frameskip`, `transform`, and `layout`: "CHW" hands images out with
+        their channels first, "HWC" as they are stored.
+        """
         raise NotImplementedError(f"format {cls.name!r} does not support reading")
 
     @classmethod
