@@ -101,6 +101,14 @@ def test_running_mean():
 
 
 @pytest.mark.parametrize("command", ["plot", "preview"])
+def test_a_file_goes_into_a_folder_that_is_there(cli, replay, tmp_path, command):
+    done = cli(command, replay, "-o", "no/x.png")
+    assert done.code == 2
+    assert f"{command}: --output no/x.png: there is no folder no; make it first" in done.err
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("command", ["plot", "preview"])
 def test_files_are_not_replaced_unless_told(cli, replay, tmp_path, command):
     (tmp_path / "mine.png").write_bytes(b"mine")
     done = cli(command, replay, "-o", "mine.png")
