@@ -80,7 +80,8 @@ def load_dataset(
     if format is not None:
         return get_format(format).open_reader(path, **reader_options)
     found = detect_format(path)
-    if path.is_dir() and (found is None or found.name == "hdf5"):  # which may be one of several in it
+    # A file of HDF5 stands for its folder, in which it may be one of several.
+    if path.is_dir() and (found is None or found.name == "hdf5"):
         inside = _datasets_in(path)
         if len(inside) > 1:
             raise InputError(
