@@ -124,12 +124,17 @@ def split_episode_data(ep_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     """Return `(per-step columns, values constant within the episode)` of an episode.
 
     Raises:
-        InputError: what stands under `_episode_data` is no mapping.
+        InputError: the episode, or what stands under `_episode_data`, is no mapping.
 
     Example:
         >>> split_episode_data({"reward": [0.0, 1.0], "_episode_data": {"seed": 7}})
         ({'reward': [0.0, 1.0]}, {'seed': 7})
     """
+    if not isinstance(ep_data, Mapping):
+        raise InputError(
+            f"an episode is a mapping of column -> one value per step, got {type(ep_data).__name__}; of a list of "
+            "steps make {name: [step[name] for step in steps] for name in steps[0]}"
+        )
     columns = {name: value for name, value in ep_data.items() if name != EPISODE_DATA_KEY}
     constant = ep_data.get(EPISODE_DATA_KEY)
     if constant is None:
