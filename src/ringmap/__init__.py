@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ringmap.storage.repair import repair
     from ringmap.world.world import World
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
     "DistillationBuffer",

@@ -54,6 +54,7 @@ def state_of_a_prioritized():
         (lambda: ReplayBuffer(50, sampler=5), "sampler must be callable"),
         (lambda: setattr(ReplayBuffer(50), "sampler", 5), "sampler must be callable"),
         (lambda: ReplayBuffer(True), "max_steps"),
+        (lambda: ReplayBuffer(50).write_episode([{"x": 1}]), "mapping of column .* got list; of a list of"),
         (lambda: ReplayBuffer(50).load_state_dict({}), r"has no \['rng', 'step'\]"),
         (lambda: transitions(seed="a"), "seed"),
         (lambda: transitions(seed=-1), "seed"),

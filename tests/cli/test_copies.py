@@ -1,6 +1,7 @@
 """Dump, convert, merge, snapshot: what arrives is what was there."""
 
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -29,6 +30,13 @@ def test_dump_by_suffix(cli, replay, tmp_path, dest):
     name = load_format(dest)
     assert done.out == f"wrote {dest}, format {name}: it holds 4 episodes, 45 steps\n"
     same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / dest, layout="HWC"))
+
+
+def test_progress_is_drawn_for_people_only(cli, replay, monkeypatch):
+    monkeypatch.setattr(sys.modules[ReplayBuffer.__module__], "_BAR_AFTER_S", 0)
+    assert cli("dump", replay, "file.h5").err == ""
+    monkeypatch.setattr("ringmap.cli.dump.is_watched", lambda: True)
+    assert "dump to hdf5" in cli("dump", replay, "terminal.h5").err
 
 
 def load_format(dest):

@@ -31,9 +31,10 @@ def test_a_contact_sheet_has_the_frames_of_the_episodes(cli, replay, tmp_path):
 def test_which_episodes(cli, replay):
     done = cli("preview", replay, "-e", "0", "-e", "-1", "--frames", "99")
     assert done.out == "wrote preview.png: 2 episodes, 24 frames of pixels\n"
-    done = cli("preview", replay, "-e", "4", "-o", "other.png")
-    assert done.code == 1
-    assert "out of range for 4 episodes" in done.err
+    for wrong in ("4", "-5"):
+        done = cli("preview", replay, "-e", wrong, "-o", "other.png")
+        assert done.code == 2
+        assert f"preview: --episode {wrong}: replay has 4 episodes, 0 to 3" in done.err
 
 
 def test_a_video_has_every_frame(cli, replay, tmp_path):
@@ -97,6 +98,14 @@ def test_running_mean():
     expected = [values[max(0, i - 19) : i + 1].mean() for i in range(50)]
     assert np.allclose(_running_mean(list(values)), expected)
     assert np.allclose(_running_mean([1.0, 3.0]), [1, 2])
+
+
+@pytest.mark.parametrize("command", ["plot", "preview"])
+def test_a_file_goes_into_a_folder_that_is_there(cli, replay, tmp_path, command):
+    done = cli(command, replay, "-o", "no/x.png")
+    assert done.code == 2
+    assert f"{command}: --output no/x.png: there is no folder no; make it first" in done.err
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("command", ["plot", "preview"])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ringmap.data import get_cache_dir, load_dataset
-from ringmap.errors import NotFoundError, UnknownFormatError
+from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import make_episodes
 
@@ -103,5 +103,5 @@ def test_reader_options(tmp_path):
     assert "seen" in dataset[0]
     with pytest.raises(ValueError, match="unknown format"):
         load_dataset(path, format="nope")
-    with pytest.raises(TypeError, match="nonsense"):
-        load_dataset(path, nonsense=1)
+    with pytest.raises(InputError, match=r"unknown option 'history_len'; known: num_steps"):
+        load_dataset(path, history_len=2)

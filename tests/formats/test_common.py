@@ -350,6 +350,10 @@ def test_a_folder_of_datasets(tmp_path):
     write(inside / "b.zarr", "zarr", make_episodes((2,)))
     with pytest.raises(ValueError, match="Ambiguous"):
         load_dataset(inside)
+    os.rename(inside / "b.zarr", tmp_path / "b.zarr")
+    write(inside / "c.h5", "hdf5", make_episodes((2,)))  # one HDF5 file, but not alone
+    with pytest.raises(ValueError, match=r"Ambiguous.*a\.lance, c\.h5"):
+        load_dataset(inside)
 
 
 def test_ten_thousand_episodes(tmp_path):

@@ -1,10 +1,12 @@
 """Lance: the conformance suite, and what is its own."""
 
 import os
-import warnings
 
 import pytest
+from torch.utils.data import DataLoader
 
+from ringmap.data import get_format, load_dataset
+from ringmap.errors import RoleError
 from ringmap.formats.lance import layout
 from ringmap.testing.formats import FormatTests
 
@@ -15,11 +17,20 @@ class TestLance(FormatTests):
     survives_forks = False
 
 
-def test_a_forked_process_that_uses_it_is_warned_once(monkeypatch):
+def test_a_forked_process_is_refused_every_time(monkeypatch):
     layout.lance()
     monkeypatch.setattr(layout, "_used_by", os.getpid() + 1)  # as after a fork
-    with pytest.warns(RuntimeWarning, match="multiprocessing_context='spawn'"):
-        layout.lance()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layout.lance()
+    for _ in range(2):
+        with pytest.raises(RoleError, match="multiprocessing_context='spawn'"):
+            layout.lance()
+
+
+def test_forked_workers_say_what_to_do(tmp_path):
+    path = tmp_path / "made.lance"
+    with get_format("lance").open_writer(path) as writer:
+        writer.write_episode({"x": [0.0, 1.0, 2.0], "action": [0, 1, 2]})
+    dataset = load_dataset(path)
+    loader = DataLoader(dataset, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(RoleError, match="multiprocessing_context='spawn'"):
+        list(loader)
+    assert len(list(DataLoader(dataset))) == 3

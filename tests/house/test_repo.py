@@ -1,5 +1,6 @@
 import re
 import subprocess
+import tomllib
 
 import pytest
 
@@ -40,6 +41,34 @@ def test_readme_has_two_commands():
     job, test = COMMAND.findall((ROOT / "README.md").read_text())
     assert job.endswith("examples/main_job.py")
     assert test.endswith("-m pytest -n auto")
+
+
+def test_the_package_says_its_version():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    assert f'__version__ = "{version}"\n' in (ROOT / "src/ringmap/__init__.py").read_text()
+
+
+def unlisted(docs):
+    """Return the pages below a folder that no index page above them links to."""
+    found = []
+    for page in docs.rglob("*/*.md"):
+        index = next(i for i in (p / "index.md" for p in page.parents) if i.is_file())
+        if page != index and f"]({page.relative_to(index.parent)})" not in index.read_text():
+            found.append(str(page.relative_to(docs)))
+    return sorted(found)
+
+
+def test_every_page_is_in_an_index():
+    assert unlisted(ROOT / "docs") == []
+
+
+def test_unlisted_control(tmp_path):
+    for name in ("a/index.md", "a/one.md", "a/two.md", "a/b/three.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("[1](one.md), two.md, [3](b/other.md)")
+    (tmp_path / "index.md").write_text("")
+    assert unlisted(tmp_path) == ["a/b/three.md", "a/two.md"]
 
 
 def test_ci_runs_the_command_of_the_readme(tmp_path):

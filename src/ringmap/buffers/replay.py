@@ -654,6 +654,8 @@ class ReplayBuffer(Sampled):
         path: str | os.PathLike[str],
         format: str,
         mode: str = "overwrite",
+        *,
+        progress: bool = True,
         **writer_options: Any,
     ) -> None:
         """Write the stored episodes as a regular dataset, episode by episode, in constant memory.
@@ -662,6 +664,7 @@ class ReplayBuffer(Sampled):
             path: where to; what is there stays until the new one is whole.
             format: name of a registered format.
             mode: "overwrite", "append" or "error".
+            progress: show a progress bar once it takes a while.
             writer_options: for the format's writer.
 
         Raises:
@@ -682,7 +685,10 @@ class ReplayBuffer(Sampled):
                     stacklevel=2,
                 )
         with chosen.open_writer(path, mode=mode, **writer_options) as writer:
-            for episode in _bar(self.episodes(), self.num_episodes, f"dump to {format}"):
+            episodes: Iterable[Any] = self.episodes()
+            if progress:
+                episodes = _bar(episodes, self.num_episodes, f"dump to {format}")
+            for episode in episodes:
                 if dropped:
                     episode.pop(EPISODE_DATA_KEY, None)
                 writer.write_episode(episode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringmap.cli.options import Buffer, Destination, FormatName, Mode
 from ringmap.cli.places import EPISODES, format_for, look, say_written
+from ringmap.cli.progress import is_watched
 
 
 def dump(path: Buffer, dest: Destination, format: FormatName = None, mode: Mode = "error") -> None:
@@ -17,7 +18,7 @@ def dump(path: Buffer, dest: Destination, format: FormatName = None, mode: Mode 
     chosen = format_for(dest, format, "dump")
     buffer = ReplayBuffer.open(path)
     try:
-        buffer.dump(dest, chosen, mode=mode)
+        buffer.dump(dest, chosen, mode=mode, progress=is_watched())
     finally:
         buffer.close()
     say_written(dest, chosen)

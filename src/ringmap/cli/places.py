@@ -171,9 +171,17 @@ def say_written(dest: str, name: str) -> None:
 
 
 def free_path(path: str, where: str, force: bool) -> str:
-    """Return the path of a file to write, or raise ExistsError if it is there and may not be replaced."""
+    """Return the path of a file to write.
+
+    Raises:
+        ExistsError: it is there and may not be replaced.
+        NotFoundError: its folder is not there.
+    """
     from ringmap.errors import ExistsError
 
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise NotFoundError(f"{where}: --output {path}: there is no folder {folder}; make it first")
     if os.path.lexists(path) and not force:
         raise ExistsError(f"{where}: {path} exists; choose another --output, or say --force")
     return path

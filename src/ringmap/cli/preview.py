@@ -70,6 +70,11 @@ def preview(
     if not number:
         raise InputError(f"preview: {path}: no episodes are stored yet")
     chosen = list(episode) if episode else list(range(max(0, number - _NEWEST), number))
+    for wanted in chosen:
+        if not -number <= wanted < number:
+            raise InputError(
+                f"preview: --episode {wanted}: {path} has {count(number, 'episode')}, 0 to {number - 1}"
+            )
     name = _column(dataset, column, path)
     if kind == ".mp4":
         shown = _video(target, dataset, chosen, name, fps)

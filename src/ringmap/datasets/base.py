@@ -50,7 +50,7 @@ class Dataset:
 
     Example:
         >>> class Ramp(Dataset):
-        ...     column_names = ["x", "action"]
+        ...     column_names = property(lambda self: ["x", "action"])
         ...
         ...     def _load_slice(self, ep, start, end):
         ...         rows = np.arange(start, end) + self.offsets[ep]

@@ -80,14 +80,15 @@ def load_dataset(
     if format is not None:
         return get_format(format).open_reader(path, **reader_options)
     found = detect_format(path)
-    if found is None and path.is_dir():
+    # A file of HDF5 stands for its folder, in which it may be one of several.
+    if path.is_dir() and (found is None or found.name == "hdf5"):
         inside = _datasets_in(path)
         if len(inside) > 1:
             raise InputError(
                 f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
                 "the path of one"
             )
-        if inside:
+        if inside and found is None:
             path = inside[0]
             found = detect_format(path)
     if found is None:

@@ -94,6 +94,7 @@ class StoredDataset(Dataset):
         keys_to_load: the columns to hand out; None for all.
         keys_to_cache: columns to hold in memory.
         keys_to_merge: new column -> the columns to join into it (as `merge_col` takes them).
+        unknown: refused by name.
 
     Raises:
         InputError: an option is wrong.
@@ -114,7 +115,13 @@ class StoredDataset(Dataset):
         keys_to_load: Sequence[str] | None = None,
         keys_to_cache: Sequence[str] = (),
         keys_to_merge: Mapping[str, Sequence[str] | str] | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise InputError(
+                f"{source.path}: unknown option {next(iter(unknown))!r}; known: num_steps (a buffer's history_len), "
+                "frameskip, transform, layout, keys_to_load, keys_to_cache, keys_to_merge"
+            )
         if layout not in LAYOUTS:
             raise InputError(f"{source.path}: layout must be one of {LAYOUTS}, got {layout!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)

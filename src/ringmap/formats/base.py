@@ -96,7 +96,11 @@ class Format:
 
     @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
-        """Return a dataset (`ringmap.data.Dataset`) of what lies at `path`."""
+        """Return a dataset (`ringmap.data.Dataset`) of what lies at `path`.
+
+        Every reader takes the options `num_steps`, `frameskip`, `transform`, and `layout`: "CHW" hands images out with
+        their channels first, "HWC" as they are stored.
+        """
         raise NotImplementedError(f"format {cls.name!r} does not support reading")
 
     @classmethod
@@ -120,12 +124,17 @@ def split_episode_data(ep_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     """Return `(per-step columns, values constant within the episode)` of an episode.
 
     Raises:
-        InputError: what stands under `_episode_data` is no mapping.
+        InputError: the episode, or what stands under `_episode_data`, is no mapping.
 
     Example:
         >>> split_episode_data({"reward": [0.0, 1.0], "_episode_data": {"seed": 7}})
         ({'reward': [0.0, 1.0]}, {'seed': 7})
     """
+    if not isinstance(ep_data, Mapping):
+        raise InputError(
+            f"an episode is a mapping of column -> one value per step, got {type(ep_data).__name__}; of a list of "
+            "steps make {name: [step[name] for step in steps] for name in steps[0]}"
+        )
     columns = {name: value for name, value in ep_data.items() if name != EPISODE_DATA_KEY}
     constant = ep_data.get(EPISODE_DATA_KEY)
     if constant is None:

@@ -81,7 +81,7 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
     if foreign:
         raise UnknownFormatError(
             f"{folder}: holds something else ({', '.join(sorted(foreign)[:3])}), and no manifest.json; "
-            "choose an empty or new directory"
+            "name the directory of a buffer, or an empty or new one"
         )
     if "columns" in names or _has_commits(disk, folder):
         raise CorruptError(

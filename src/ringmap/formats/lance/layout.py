@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.layout import is_image
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, RoleError
 from ringmap.formats.common.images import LARGEST
 from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, refuse_links
 from ringmap.formats.common.log import Encoded
@@ -77,20 +77,20 @@ def lance() -> Any:
     """Return the module `lance`, whose warning at each fork is kept for the process that needs it.
 
     pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that was opened before
-    a fork (`DirectorySource`); but now and then a call in the child does not return, or the child crashes. So the child says it, if it uses
-    Lance after all.
+    a fork (`DirectorySource`); but in the child `take` hangs or crashes now and then, on some datasets every other time.
+
+    Raises:
+        RoleError: this process was forked from one that had used Lance.
     """
     import lance as module
 
     global _hooked, _used_by
-    before, _used_by = _used_by, os.getpid()
-    if before not in (None, _used_by):
-        warnings.warn(
-            "Lance was used before this process was forked, and its threads did not come along: one process in some "
-            "hundreds hangs or crashes. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'",
-            RuntimeWarning,
-            stacklevel=2,
+    if _used_by not in (None, os.getpid()):
+        raise RoleError(
+            "Lance was used before this process was forked, and its threads did not come along: reading here would hang "
+            "or crash. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
         )
+    _used_by = os.getpid()
     if not _hooked and hasattr(os, "register_at_fork"):
         _hooked = True
         # Hooks run in reverse order: ours, registered later, before the one that warns.

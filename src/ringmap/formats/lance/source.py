@@ -52,8 +52,8 @@ class LanceSource(DirectorySource):
         UnknownFormatError: it is no Lance dataset.
         CorruptError: it is damaged, or of another layout.
 
-    Processes and threads: Lance reads in threads of its own; pickled or forked, it opens the dataset
-    again by itself.
+    Processes and threads: Lance reads in threads of its own. Pickled, it opens the dataset again by itself; forked,
+        it raises RoleError, since those threads do not come along.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
