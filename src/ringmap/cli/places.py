@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.errors import ExistsError, InputError, NotFoundError, UnknownFormatError
 
 __all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "look", "say_written"]  # fmt: skip
 
@@ -172,8 +172,6 @@ def say_written(dest: str, name: str) -> None:
 
 def free_path(path: str, where: str, force: bool) -> str:
     """Return the path of a file to write, or raise ExistsError if it is there and may not be replaced."""
-    from ringmap.errors import ExistsError
-
     if os.path.lexists(path) and not force:
         raise ExistsError(f"{where}: {path} exists; choose another --output, or say --force")
     return path
