@@ -43,14 +43,14 @@ class Place:
     def machine(self) -> dict[str, Any]:
         """Return what the numbers depend on."""
         # Here, because what is imported above is imported by every process that a benchmark spawns.
-        from ringmap.storage.system import _file_system
+        from ringmap.storage.system import file_system
 
         return {
             "system": platform.platform(),
             "processor": _processor(),
             "cores": os.cpu_count(),
             "load": os.getloadavg()[0],
-            "file_system": _file_system(str(self.scratch)),
+            "file_system": file_system(str(self.scratch)),
             "python": platform.python_version(),
             "numpy": np.__version__,
         }

@@ -1,22 +1,16 @@
 """One buffer, two homes: what is tested here holds in RAM and on disk alike."""
 
-import os
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from ringmap import ReplayBuffer
+from tests.disks import ram_folder
 
 
 @pytest.fixture
-def home(tmp_path):
+def home():
     """A folder where a sync costs nothing, if there is one: these tests cut no power."""
-    if os.access("/dev/shm", os.W_OK):
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ringmap-test-") as folder:
-            yield Path(folder)
-    else:
-        yield tmp_path
+    with ram_folder() as folder:
+        yield folder
 
 
 class Maker:

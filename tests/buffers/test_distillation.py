@@ -23,7 +23,7 @@ from ringmap.errors import (
     ReadOnlyError,
     UnknownFormatError,
 )
-from ringmap.storage.files import Disk
+from tests.disks import FaultyDisk, kill
 
 
 @pytest.fixture
@@ -499,25 +499,12 @@ def test_a_label_of_another_row_at_the_same_place_is_left_out(tmp_path):
 # -- what survives -----------------------------------------------------------------------------
 
 
-class Deadly(Disk):
-    """Kills the process before the N-th change."""
-
-    def __init__(self):
-        super().__init__()
-        self.left = 0
-
-    def before(self, change, path, *details):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def killed_at(change, work):
     """Do `work(disk)` in a process that is killed before its N-th change; tell whether it was."""
     child = os.fork()
     if child == 0:
         try:
-            ReplayBuffer.disk = Deadly()
+            ReplayBuffer.disk = FaultyDisk()
             work(ReplayBuffer.disk, change)
             os._exit(0)
         except BaseException as error:
@@ -563,7 +550,7 @@ def kill_at_every_change(path, log):
 
     def work(disk, change):
         inner = DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo")
-        disk.left = change
+        disk.fail(change, kill)
         inner.relabel(None, better(by))
 
     seen, change, killed = set(), 0, True
@@ -599,7 +586,7 @@ def test_a_kill_between_adds(tmp_path):
         buf = DistillationBuffer(50, path=path, sync_every_s=0, beta=0.5)
         buf.start_round(policy_version=4)
         fill(buf, 5)
-        disk.left = 1
+        disk.fail(1, kill)
         fill(buf, 1, start=5)
 
     assert killed_at(1, work)

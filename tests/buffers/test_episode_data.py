@@ -163,7 +163,7 @@ def test_large_data_goes_with_its_segment(disk_buffer, home):
     assert again.get_episode_data()["n"] == [36, 37, 38, 39]
 
 
-def test_control_data_that_is_not_evicted_is_caught(buffer, monkeypatch):
+def test_control_data_that_is_not_evicted_is_caught(buffer):
     buf = buffer(max_steps=10)
     for number in range(2):
         buf.write_episode(episode(number, 5, {"n": number}))

@@ -438,9 +438,6 @@ def test_priorities_of_a_replay_buffer():
 
 
 def test_transitions_by_priority():
-    samplers = pytest.importorskip("ringmap.samplers", reason="there are no samplers yet")
-    from ringmap import TransitionReplayBuffer
-
     def add(buf, side, count):
         state = np.full((count, 3), side, np.float32)
         zeros = np.zeros(count, np.float32)
@@ -451,7 +448,7 @@ def test_transitions_by_priority():
         TransitionReplayBuffer(
             100, (3,), action_shape=(1,), action_dtype=np.float32, seed=0, sampler=sampler
         )
-        for sampler in (None, samplers.PrioritizedSampler(alpha=1.0, rng=0))
+        for sampler in (None, PrioritizedSampler(alpha=1.0, rng=0))
     )
     add(lambda rows: offline.add(**rows), 0, 10)
     rb = OfflineToOnlineReplayBuffer(offline, online_storage=online, seed=0)
@@ -497,7 +494,7 @@ def test_wrong_arguments(options, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_offline_data(tmp_path):
+def test_wrong_offline_data():
     for given in (3, [1, 2], None):
         with pytest.raises(ValueError, match="offline_dataset must be a dataset"):
             OfflineToOnlineReplayBuffer(given, online_capacity=5)
@@ -570,8 +567,6 @@ def test_every_format_that_is_written_here(name, tmp_path):
 
 
 def test_a_directory_of_a_buffer(tmp_path):
-    if "ringmap" not in list_formats():
-        pytest.skip("the format 'ringmap' is not here")
     with offline_buffer(path=tmp_path / "prior"):
         pass
     rb = OfflineToOnlineReplayBuffer(tmp_path / "prior", online_capacity=20, batch_size=8)
@@ -700,8 +695,6 @@ def test_ids_of_what_is_not_here(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings("ignore:::minari")
 def test_minari(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari", reason="the package minari is not installed (extra minari)")  # fmt: skip
-    if "minari" not in list_formats():
-        pytest.skip("the format 'minari' is not here")
     import gymnasium
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -838,7 +831,7 @@ class Draw(torch.utils.data.IterableDataset):
         yield self.rb.sample(40)["number"].tolist()
 
 
-def test_workers_draw_apart(tmp_path):
+def test_workers_draw_apart():
     offline = ReplayBuffer(max_steps=100)
     offline.write_episode({"number": np.arange(50)})
     rb = OfflineToOnlineReplayBuffer(offline, online_capacity=100, seed=0)

@@ -97,7 +97,7 @@ def test_closing_frees_the_lock_at_once(disk_buffer):
     assert again.num_episodes == 3
 
 
-def test_a_constructor_that_fails_keeps_no_lock(disk_buffer, home, monkeypatch):
+def test_a_constructor_that_fails_keeps_no_lock(disk_buffer, monkeypatch):
     fill(disk_buffer).close()
 
     def refuse(*_, **__):
@@ -269,7 +269,7 @@ except Exception as error:
 """
 
 
-def test_a_child_that_outlives_its_killed_parent_keeps_nobody_out(disk_buffer, home):
+def test_a_child_that_outlives_its_killed_parent_keeps_nobody_out(disk_buffer):
     """And it goes on reading what the next writer stores."""
 
     def parent(talk):
@@ -546,7 +546,7 @@ def test_pickles_of_a_closed_buffer(disk_buffer):
 # -- spawned processes -------------------------------------------------------------------------
 
 
-def test_a_spawned_process_reads_and_follows(disk_buffer, home):
+def test_a_spawned_process_reads_and_follows(disk_buffer):
     buf = fill(disk_buffer)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()

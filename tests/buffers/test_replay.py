@@ -276,7 +276,7 @@ def test_clear_is_one_commit_and_nothing_when_nothing_is_there(buffer):
     assert buf._owned.seq == seq + 1
 
 
-def test_clear_survives(disk_buffer, home):
+def test_clear_survives(disk_buffer):
     buf = disk_buffer(max_steps=20)
     buf.write_episode(episode(0, 3))
     buf.clear()

@@ -377,7 +377,7 @@ def test_the_state_rides_in_each_commit_and_in_a_flush(disk_buffer, home, stored
         prove(again.sample(9), {**LENGTHS, 3: 5}, 2)
 
 
-def test_draws_since_the_last_commit_are_drawn_again_after_a_kill(disk_buffer, home):
+def test_draws_since_the_last_commit_are_drawn_again_after_a_kill(disk_buffer):
     def work(child):
         buf = fill(disk_buffer)
         buf.sample(4)

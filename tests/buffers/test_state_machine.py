@@ -9,7 +9,6 @@ import errno
 import os
 import pickle
 import shutil
-import tempfile
 from contextlib import ExitStack
 from unittest import mock
 
@@ -44,8 +43,7 @@ from ringmap.storage.ring import Ring
 from ringmap.storage.state import StateFile
 from ringmap.storage.store import Store
 from tests.buffers.steps import clip, columns, prove, same
-
-HOME = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+from tests.disks import ram_folder
 
 # -- faults ------------------------------------------------------------------------------------
 
@@ -483,9 +481,7 @@ def relaid(model):
 class DiskMachine(BufferMachine):
     def __init__(self):
         super().__init__()
-        self.folder = self.stack.enter_context(
-            tempfile.TemporaryDirectory(dir=HOME, prefix="ringmap-test-")
-        )
+        self.folder = self.stack.enter_context(ram_folder())
         self.disk = FaultyDisk()
         self.cls = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
         self.readers = []

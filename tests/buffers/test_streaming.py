@@ -23,6 +23,7 @@ from ringmap.storage.files import Disk
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import columns, episode, same, snapshot, stored
 from tests.crash.kill.blows import _in_del, can_be_interrupted
+from tests.disks import FaultyDisk
 
 
 def step(number, t):
@@ -348,26 +349,18 @@ def test_a_child_that_leaves_the_block_by_an_exception_does_not_abandon_its_pare
 # -- a disk that fails, and Ctrl-C -------------------------------------------------------------
 
 
-class Failing(Disk):
-    def __init__(self):
-        super().__init__()
-        self.at = -1
-
-    def before(self, change, path, *details):
-        self.at -= 1
-        if self.at == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_a_disk_that_fills_costs_no_step_that_was_appended(home, durability):
     class Buffer(ReplayBuffer):
-        disk = Failing()
+        disk = FaultyDisk()
 
     for at in range(1, 12):
         buf = Buffer(max_steps=20, path=home / str(at), durability=durability, sync_every_s=0)
         recording = buf.begin_episode()
-        Buffer.disk.at = at
+        Buffer.disk.fail(at, FULL)
         t = failed = 0
         while t < 4:
             try:
@@ -378,7 +371,7 @@ def test_a_disk_that_fills_costs_no_step_that_was_appended(home, durability):
             else:
                 t += 1
             assert recording.num_steps == t
-        Buffer.disk.at = -1
+        Buffer.disk.lift()
         recording.finish()
         assert stored(buf) == [0]
         assert buf.lengths.tolist() == [4]
@@ -388,7 +381,7 @@ def test_a_disk_that_fills_costs_no_step_that_was_appended(home, durability):
 
 def test_a_finish_that_the_disk_refused_is_called_again(home):
     class Buffer(ReplayBuffer):
-        disk = Failing()
+        disk = FaultyDisk()
 
     refused = 0
     for at in range(1, 30):
@@ -396,14 +389,15 @@ def test_a_finish_that_the_disk_refused_is_called_again(home):
         buf.write_episode(episode(0, 5))
         recording = buf.begin_episode()
         record(recording, 1, 4)
-        Buffer.disk.at = at
+        Buffer.disk.fail(at, FULL)
         try:
             recording.finish(terminated=True)
         except EnvironmentFault:
             refused += 1
             assert stored(buf) == [0]
             recording.finish(terminated=True)
-        done, Buffer.disk.at = Buffer.disk.at > 0, -1
+        done = not Buffer.disk.struck
+        Buffer.disk.lift()
         assert stored(buf) == [0, 1]
         assert flags(buf)[-1] == TERMINATED
         buf.close()
@@ -480,7 +474,7 @@ def test_ctrl_c_anywhere_in_append_costs_no_other_step(buffer, first):
     assert lines > 20
 
 
-def test_ctrl_c_anywhere_in_finish(disk_buffer, home):
+def test_ctrl_c_anywhere_in_finish(disk_buffer):
     """At every line: stored once in the end, whether it is called again or the process goes."""
     lines = 0
     while True:
@@ -562,7 +556,7 @@ def test_interrupted_by_a_kill(disk_buffer, home, interrupted, durability):
     assert again.num_episodes == (4 if interrupted == "keep" else 2), "never twice"
 
 
-def test_open_remembers_whether_to_keep(disk_buffer, home):
+def test_open_remembers_whether_to_keep(home):
     killed(home, two_open, interrupted="keep")
     again = ReplayBuffer.open(home / "buf", mode="r+")
     assert again.num_episodes == 4

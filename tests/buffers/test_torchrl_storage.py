@@ -156,7 +156,7 @@ def test_a_loss_learns_from_it(ring):
     assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:10])
 
 
-def test_what_a_world_wrote_can_be_drawn(home):
+def test_what_a_world_wrote_can_be_drawn():
     buf = Episodes(max_steps=100)
     for number in range(5):
         buf.write_episode({"observation": np.full((10, 3), number, "f4"), "action": np.arange(10)})

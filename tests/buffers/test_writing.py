@@ -13,8 +13,8 @@ from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.data import WRITE_MODES
 from ringmap.datasets.layout import EpisodeDict
 from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
-from ringmap.storage.files import Disk
 from tests.buffers.steps import COLUMNS, columns, episode, same, snapshot, stored
+from tests.disks import FaultyDisk, FullDisk
 
 
 @pytest.fixture
@@ -417,24 +417,11 @@ def test_a_write_mode_is_no_business_of_a_buffer():
 # -- the disk says no --------------------------------------------------------------------------
 
 
-class Failing(Disk):
-    """Raises at the `at`-th change from now on, once."""
-
-    def __init__(self):
-        super().__init__()
-        self.at, self.error = -1, None
-
-    def before(self, change, path, *details):
-        self.at -= 1
-        if self.at == 0:
-            raise self.error
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code, durability):
     class Buffer(ReplayBuffer):
-        disk = Failing()
+        disk = FaultyDisk()
 
     def make(name):
         buf = Buffer(max_steps=15, path=home / name, durability=durability, sync_every_s=0, seed=0)
@@ -447,7 +434,7 @@ def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code
         buf = make(str(at))
         buf.sample(3)
         before = snapshot(buf)
-        Buffer.disk.at, Buffer.disk.error = at, OSError(code, os.strerror(code))
+        Buffer.disk.fail(at, OSError(code, os.strerror(code)))
         poisoned = False
         try:
             buf.write_episode(episode(3, 5))
@@ -463,8 +450,8 @@ def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code
                 assert snapshot(buf) == before
                 buf.write_episode(episode(3, 5))
         else:
-            finished += Buffer.disk.at > 0
-        Buffer.disk.at = -1
+            finished += not Buffer.disk.struck
+        Buffer.disk.lift()
         buf.write_episode(episode(4, 5))
         assert stored(buf)[-2:] in ([3, 4], [2, 4])
         buf.close()
@@ -481,15 +468,8 @@ def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code
 
 
 def test_a_disk_that_fills_and_has_room_again(home):
-    class Full(Disk):
-        full = False
-
-        def before(self, change, path, *details):
-            if self.full and change in ("reserve", "write", "create"):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     class Buffer(ReplayBuffer):
-        disk = Full()
+        disk = FullDisk("reserve", "write", "create")
 
     buf = Buffer(max_steps=15, path=home / "buf", sync_every_s=0)
     buf.write_episode(episode(0, 5))
@@ -511,13 +491,13 @@ def test_a_disk_that_fills_and_has_room_again(home):
 
 def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_else(home):
     class Buffer(ReplayBuffer):
-        disk = Failing()
+        disk = FaultyDisk()
 
     for at in range(1, 30):
         buf = Buffer(max_steps=15, path=home / str(at), spare_rows=2, sync_every_s=0)
         for number in range(3):
             buf.write_episode(episode(number, 5))
-        Buffer.disk.at, Buffer.disk.error = at, OSError(errno.ENOSPC, "full")
+        Buffer.disk.fail(at, OSError(errno.ENOSPC, "full"))
         try:
             buf.write_episode(episode(3, 7))
         except SyncFailedError:
@@ -526,8 +506,8 @@ def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_e
             assert stored(buf) in ([0, 1, 2], [1, 2], [2])
         except EnvironmentFault:
             assert stored(buf) in ([0, 1, 2], [1, 2], [2])
-        done = Buffer.disk.at > 0
-        Buffer.disk.at = -1
+        done = not Buffer.disk.struck
+        Buffer.disk.lift()
         buf.write_episode(episode(4, 5))
         assert stored(buf)[-1] == 4
         buf.close()

@@ -118,7 +118,7 @@ def test_wrong_calls_are_one_line_and_a_hint(cli):
     assert done.err.endswith("Try 'ringmap info --help'.\n")
 
 
-def test_errors_are_one_line_on_stderr(cli, tmp_path):
+def test_errors_are_one_line_on_stderr(cli):
     done = cli("info", "nothing")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("ringmap: error: No dataset 'nothing': looked at nothing, ")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import DistillationBuffer, ReplayBuffer
-from ringmap.storage import manifest
+from ringmap.storage.canonical import json_checksum
 from tests.cli.conftest import fill
 
 
@@ -57,7 +57,7 @@ def test_no_answer_is_2(cli, tmp_path, command):
     fill(tmp_path / "new").close()
     body = json.loads((tmp_path / "new/manifest.json").read_text()) | {"version": 99}
     del body["checksum"]
-    text = json.dumps({**body, "checksum": manifest._checksum(body)})
+    text = json.dumps({**body, "checksum": json_checksum(body)})
     (tmp_path / "new/manifest.json").write_text(text)
     done = cli(command, "new")
     if command == "check":  # it is the one finding

@@ -50,11 +50,8 @@ def test_a_video_has_every_frame(cli, replay, tmp_path):
     assert abs(frames[3].astype(int) - large).mean() < 40  # noise, at half the chroma
 
 
-@pytest.mark.parametrize(
-    ("shape", "shown"),
-    [((6, 9), (6, 9)), ((6, 9, 1), (6, 9)), ((6, 9, 4), (6, 9)), ((3, 6, 9), (6, 9))],
-)
-def test_kinds_of_pictures(cli, tmp_path, shape, shown):
+@pytest.mark.parametrize("shape", [(6, 9), (6, 9, 1), (6, 9, 4), (3, 6, 9)])
+def test_kinds_of_pictures(cli, tmp_path, shape):
     buffer = ReplayBuffer(50, path=tmp_path / "k")
     buffer.write_episode({"x": np.zeros(5), "camera": np.full((5, *shape), 200, np.uint8)})
     buffer.close()

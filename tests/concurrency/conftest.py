@@ -1,15 +1,10 @@
-import os
-import tempfile
-from pathlib import Path
-
 import pytest
+
+from tests.disks import ram_folder
 
 
 @pytest.fixture
-def fast(tmp_path):
+def fast():
     """A folder where a sync costs nothing, if there is one: then the writer never waits for a disk."""
-    if os.access("/dev/shm", os.W_OK):
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ringmap-test-") as folder:
-            yield Path(folder)
-    else:
-        yield tmp_path
+    with ram_folder() as folder:
+        yield folder

@@ -34,7 +34,8 @@ from ringmap.errors import (
     UnknownFormatError,
 )
 from ringmap.storage.files import Disk
-from tests.crash.recording import Always, Cut, Machine, Model, RecordingDisk, materialise
+from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
+from tests.disks import Cut
 
 # -- episodes --------------------------------------------------------------------------------------
 

@@ -11,19 +11,15 @@ sync of its folder is so or not, each for itself. A sync that fails marks what w
 as clean, as Linux does: it may be on the disk or not, and no later sync writes it.
 """
 
-import errno
 import os
 import random
 import uuid
 
-from ringmap.storage.files import Disk, FileHandle
+from ringmap.storage.files import FileHandle
 from ringmap.storage.system import System
+from tests.disks import FaultyDisk
 
 GRANULE = 64
-
-
-class Cut(BaseException):
-    """The process dies here: from now on nothing it does reaches the disk."""
 
 
 class Machine(System):
@@ -46,12 +42,10 @@ class Machine(System):
         return 0  # what is copied is read and written: only writes are recorded
 
 
-class RecordingDisk(Disk):
+class RecordingDisk(FaultyDisk):
     """Does every change for real below `root`, and appends it to `log`.
 
-    `fail(at, error)` makes the `at`-th change from now raise `error`, before it happens; `sticky`,
-    all changes from that one on; `only`, counting changes of that kind alone; `partial`, a write that
-    fails after half of its bytes.
+    It may be told to fail (`fail`); with `partial` a write fails after half of its bytes.
     `cheats` is what a control plants: a function of a change that says which are left out of the log.
     """
 
@@ -63,31 +57,17 @@ class RecordingDisk(Disk):
         self.cheats = cheats
         self.hook = None
         self.changes = 0
-        self.lift()
         self.model = Model(self.tree)  # for the numbers only: nothing is ever synced in it
 
     def fail(self, at, error, sticky=False, only=None, partial=False):
-        self._left, self._error, self._sticky, self._only = at, error, sticky, only
+        super().fail(at, error, sticky, only)
         self.partial = partial
-
-    def lift(self):
-        self.fail(0, None)
-
-    @property
-    def struck(self):
-        """Whether the planted error was raised."""
-        return self._error is not None and self._left <= 0
 
     def before(self, change, path, *details):
         self.changes += 1
         if self.hook is not None:
             self.hook(change, path)
-        if self._error is not None and (self._only is None or change == self._only):
-            self._left -= 1
-            if self._left == 0 or (self._left < 0 and self._sticky):
-                if isinstance(self._error, Cut):
-                    self._sticky, self._only = True, None  # the dead change nothing
-                raise self._error
+        super().before(change, path, *details)
         if change == "rmdir":
             self.note("unlink", path)
 
@@ -377,11 +357,3 @@ def same_ids(monkeypatch, seed=0):
     """Make identifiers come from a seed, so that a case can be run again."""
     rng = random.Random(seed)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
-
-
-def out_of_room():
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def broken():
-    return OSError(errno.EIO, os.strerror(errno.EIO))

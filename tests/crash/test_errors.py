@@ -28,8 +28,9 @@ from ringmap.storage.journal import Journal
 from ringmap.storage.lock import WriterLock
 from ringmap.storage.store import Store
 from tests.crash.cases import STORAGES, episode, look, rows_of, sampling_of
-from tests.crash.recording import Cut, RecordingDisk
+from tests.crash.recording import RecordingDisk
 from tests.crash.test_power import _quiet, base
+from tests.disks import Cut
 
 __all__ = ["_quiet", "base"]
 

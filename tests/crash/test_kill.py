@@ -11,16 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests import ROOT
 from tests.crash.kill.planted import PLANTS, UNSEEN
 from tests.crash.kill.script import SCENARIOS, SCENARIOS_OF_OTHERS
+from tests.disks import ram_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
 
@@ -34,13 +33,10 @@ STRACE = shutil.which("strace")
 
 
 @pytest.fixture
-def memory(tmp_path):
+def memory():
     """A folder in RAM where there is one: a kill does not care, and a sync costs nothing there."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ringmap-kill-") as folder:
-        yield Path(folder)
+    with ram_folder() as folder:
+        yield folder
 
 
 def start(root, **job):
@@ -168,12 +164,12 @@ def test_kills_of_other_buffers(memory, family):
 
 @pytest.mark.skipif(STRACE is None, reason="needs strace")
 def test_kills_before_system_calls(memory):
-    try_strace(memory)
+    try_strace()
     chosen = ["birth", "commit that evicts", "flush"]
     passes(memory, kinds=[["system_calls", 4]], scenarios=chosen, levels=["power"])
 
 
-def try_strace(memory):
+def try_strace():
     tried = subprocess.run(
         [STRACE, "-e", "inject=sync:signal=KILL", "true"], capture_output=True, text=True
     )
@@ -323,12 +319,12 @@ class TestCampaign:
         campaign(memory, f"{family}, process", kinds=kinds, levels=["process"], **others)
         campaign(memory, f"{family}, power", kinds=[["changes", 3]], levels=["power"], **others)
         if STRACE is not None:
-            try_strace(memory)
+            try_strace()
             campaign(
                 memory, f"{family}, power", kinds=[["system_calls", 3]], levels=["power"], **others
             )
 
     @pytest.mark.skipif(STRACE is None, reason="needs strace")
     def test_every_system_call(self, memory):
-        try_strace(memory)
+        try_strace()
         campaign(memory, "both", kinds=[["system_calls", 1]], scenarios=ALL)

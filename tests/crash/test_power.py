@@ -9,8 +9,6 @@ import itertools
 import logging
 import os
 import random
-import shutil
-import tempfile
 import time
 
 import numpy as np
@@ -31,10 +29,12 @@ from ringmap.storage.store import Store
 from ringmap.storage.successors import Successors
 from tests.crash import priorities
 from tests.crash.cases import Campaign, Case, Violation
+from tests.crash.kill.planted import successors_after_the_commit
 from tests.crash.labels import LabelSession
 from tests.crash.priorities import PrioritySession
 from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
 from tests.crash.transitions import TransitionSession
+from tests.disks import ram_folder
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
@@ -42,10 +42,8 @@ LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"
 @pytest.fixture
 def base():
     """A folder in RAM, where a sync costs nothing."""
-    home = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="ringmap-crash-", dir=home)
-    yield folder
-    shutil.rmtree(folder)
+    with ram_folder() as folder:
+        yield str(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -374,16 +372,7 @@ def test_control(run, monkeypatch, name):
 
 
 def late_successors(patch):
-    write, turn = Successors.write, Successors.turn
-
-    def turned(self):
-        arguments = self.__dict__.pop("late", None)
-        if arguments is not None:
-            write(self, *arguments)
-        turn(self)
-
-    patch.setattr(Successors, "write", lambda self, *arguments: setattr(self, "late", arguments))
-    patch.setattr(Successors, "turn", turned)
+    successors_after_the_commit(patch.setattr)
 
 
 def successors_by_head_alone(patch):

@@ -1,15 +1,17 @@
-import os
-import tempfile
-from pathlib import Path
-
 import pytest
+
+from ringmap.storage import state
+from tests.disks import ram_folder
 
 
 @pytest.fixture
-def place(tmp_path):
+def place():
     """A folder in RAM where there is one: what is tested here does not depend on the disk."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="ringmap-damage-", dir="/dev/shm") as folder:
-        yield Path(folder)
+    with ram_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """A reader of a slot that stays torn gives up at once: there is no writer that would mend it."""
+    monkeypatch.setattr(state, "_LOOKS", 5)

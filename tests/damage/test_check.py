@@ -14,11 +14,12 @@ from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError
 from ringmap.storage import survey, system
 from ringmap.storage.birth import Paths, read_manifest
+from ringmap.storage.canonical import json_checksum
 from ringmap.storage.check import Finding, check_folder
 from ringmap.storage.episodes import CLEAR, EpisodeTable, Record
 from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
-from ringmap.storage.manifest import VERSION, _checksum
+from ringmap.storage.manifest import VERSION
 from ringmap.storage.state import StateFile
 from tests.damage.buffers import KINDS, episode_of, make
 
@@ -546,7 +547,7 @@ def test_newer_version_is_one_finding(place):
     body["version"] = VERSION + 1
     body["surprise"] = True
     del body["checksum"]
-    (v.folder / "manifest.json").write_text(json.dumps({**body, "checksum": _checksum(body)}))
+    (v.folder / "manifest.json").write_text(json.dumps({**body, "checksum": json_checksum(body)}))
     (finding,) = ringmap.check(v.folder)
     assert (finding.file, "upgrade" in finding.what) == ("manifest.json", True)
     with pytest.raises(NewerVersionError):

@@ -8,20 +8,16 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError
-from ringmap.storage import state
 from ringmap.storage.survey import Survey
 from tests.damage.buffers import make
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import Vandal
 from tests.damage.test_repair import mended
 
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
 OBS, PIXELS = "columns/000-obs-x.zarr", "columns/001-pixels.zarr"
 LEFT, RIGHT = "columns/004-left.zarr", "columns/005-right.zarr"
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(state, "_LOOKS", 5)
 
 
 def chunk_of(v, name, which=-1):

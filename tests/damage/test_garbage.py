@@ -15,10 +15,10 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, RingmapError
 from ringmap.storage import frames
+from ringmap.storage.canonical import json_checksum
 from ringmap.storage.files import Disk
 from ringmap.storage.frames import read_stream
 from ringmap.storage.lock import holder_of
-from ringmap.storage.manifest import _checksum
 from ringmap.storage.schema import ColumnSpec
 from tests.damage.buffers import make, rows_of
 from tests.damage.fuzz import bytes_in
@@ -159,7 +159,7 @@ def test_forged_manifest(place, key):
         for part in front:
             at = at[part]
         at[last] = value
-        path.write_text(json.dumps({**body, "checksum": _checksum(body)}))
+        path.write_text(json.dumps({**body, "checksum": json_checksum(body)}))
         tracemalloc.start()
         for what in (
             lambda: ReplayBuffer.open(place / "a").close(),
@@ -182,7 +182,7 @@ def test_a_manifest_that_contradicts_every_column_is_made_again(place):
     body = json.loads(path.read_bytes())
     del body["checksum"]
     body["max_steps"] += 7
-    path.write_text(json.dumps({**body, "checksum": _checksum(body)}))
+    path.write_text(json.dumps({**body, "checksum": json_checksum(body)}))
     (finding,) = ringmap.check(place / "a")
     assert str(finding) == "manifest.json: contradicts what every column says of itself"
     ringmap.repair(place / "a", dry_run=False)

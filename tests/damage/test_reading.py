@@ -5,14 +5,10 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError
-from ringmap.storage import state
 from tests.damage.buffers import served
 from tests.damage.test_check import VANDALS, Vandal
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(state, "_LOOKS", 5)
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 @pytest.mark.parametrize("slot", [0, 1])

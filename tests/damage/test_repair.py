@@ -9,7 +9,6 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, EnvironmentFault, LockedError, RingmapError, RoleError
 from ringmap.storage import repair as repairing
-from ringmap.storage import state
 from ringmap.storage.files import Disk
 from ringmap.storage.repair import Action, repair_folder
 from tests.damage.buffers import episode_of, make, served
@@ -26,10 +25,7 @@ from tests.damage.test_check import (
     row_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(state, "_LOOKS", 5)
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 def kept(folder, truth, left=()):

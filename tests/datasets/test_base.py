@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from ringmap.data import Dataset, load_dataset
-from ringmap.datasets.base import EpisodeDict, stored_layout
-from ringmap.datasets.layout import to_channels_first, to_channels_last
+from ringmap.datasets.layout import (
+    EpisodeDict,
+    stored_layout,
+    to_channels_first,
+    to_channels_last,
+)
 from ringmap.datasets.stored import StoredDataset
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes

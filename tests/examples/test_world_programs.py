@@ -71,7 +71,7 @@ def test_collect_and_evaluate(name):
     dataset = swm.data.load_dataset("data/expert.h5")
     assert len(dataset.lengths) == 20
     results = world.evaluate(episodes=10, seed=42, video="videos/")
-    assert f"Success rate: {results['success_rate']:.1f}%"
+    assert 0 <= results["success_rate"] <= 100
     assert len(list(Path("videos").glob("episode_*.mp4"))) == 10
     if "TwoRoom" in name:
         assert results["success_rate"] == 100

@@ -43,6 +43,16 @@ def steps():
         at += 1 + at // 16
 
 
+def begun(tmp_path, keep):
+    """Return a new folder with a copy of the dataset `kept`, under the name that `place` gives it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for item in (keep, tmp_path / "kept_episodes.lance"):
+        if item.exists():
+            shutil.copytree(item, folder / item.name.replace("kept", "made"))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("name", "exchange"), [*((n, True) for n in FOLDERS), ("lance", False)], ids=str
 )
@@ -54,11 +64,7 @@ def test_overwrite_killed_at_every_step(tmp_path, name, exchange):
     expected_old, expected_new = ([[e["where"].tolist() for e in es], [e["_episode_data"]["n"] for e in es]] for es in (old, new))  # fmt: skip
     seen = []
     for at in steps():
-        folder = tmp_path / "work"
-        folder.mkdir()
-        for item in (keep, tmp_path / "kept_episodes.lance"):
-            if item.exists():
-                shutil.copytree(item, folder / item.name.replace("kept", "made"))
+        folder = begun(tmp_path, keep)
         path = place(folder, name)
         killed = run_killed_at(at, overwrite, path, name, new, exchange)
         found = list(wheres(path))
@@ -81,11 +87,7 @@ def test_append_killed_at_every_step(tmp_path, name):
     stored = with_data(make_episodes((2, 3, 1)))
     keep = write(place(tmp_path, name, "kept"), name, stored[:1])
     for at in steps():
-        folder = tmp_path / "work"
-        folder.mkdir()
-        for item in (keep, tmp_path / "kept_episodes.lance"):
-            if item.exists():
-                shutil.copytree(item, folder / item.name.replace("kept", "made"))
+        folder = begun(tmp_path, keep)
         path = place(folder, name)
         told = folder / "told"
         told.touch()

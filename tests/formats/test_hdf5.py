@@ -340,7 +340,7 @@ def test_a_fault_at_every_change(tmp_path, what):
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
+def test_a_full_disk_is_named(tmp_path):
     path = write(tmp_path / "a.h5", make_episodes())
     with HDF5Writer(path) as writer:
         with pytest.MonkeyPatch.context() as patch:

@@ -198,13 +198,13 @@ for _name in ("priorities.bin", "successors.0.bin"):
 
 def sign(at, change):
     """Change the manifest, and give it a checksum that holds."""
-    from ringmap.storage.manifest import _checksum
+    from ringmap.storage.canonical import json_checksum
 
     with open(join(at, "manifest.json"), "rb") as file:
         body = json.load(file)
     del body["checksum"]
     change(body)
-    write(join(at, "manifest.json"), {**body, "checksum": _checksum(body)})
+    write(join(at, "manifest.json"), {**body, "checksum": json_checksum(body)})
 
 
 def uuid_of(at):

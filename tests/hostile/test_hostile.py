@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.disks import ram_folder
 from tests.hostile.makers import CASES, FORMATS
 from tests.hostile.sound import KINDS, NEEDS
 
@@ -54,12 +54,9 @@ def run(kinds, home, **env):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home():
     """A folder in RAM where there is one: a thousand syncs take a minute elsewhere."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path_factory.mktemp("hostile")
-        return
-    with tempfile.TemporaryDirectory(prefix="ringmap-hostile-", dir="/dev/shm") as folder:
+    with ram_folder() as folder:
         yield folder
 
 

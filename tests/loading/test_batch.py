@@ -84,7 +84,7 @@ def test_inside_other_datasets(buffer):
     )
 
 
-def test_text_comes_as_lists(tmp_path):
+def test_text_comes_as_lists():
     from ringmap import ReplayBuffer
 
     buf = ReplayBuffer(100, 2)
@@ -114,7 +114,7 @@ class Marked(torch.Tensor):
     """A tensor whose type means something to a collate function."""
 
 
-def test_types_that_somebody_registered_are_collated_their_way(buffer, monkeypatch):
+def test_types_that_somebody_registered_are_collated_their_way(buffer):
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
     buffer.transform = lambda clip: {

@@ -73,7 +73,7 @@ def test_in_a_spawned_worker_of_a_buffer_in_ram():
 
 @WORKERS
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_pass_that_is_resumed_is_the_uninterrupted_one(disk, workers, persistent, tmp_path):
+def test_a_pass_that_is_resumed_is_the_uninterrupted_one(disk, workers, persistent):
     options = {
         "batch_size": 16,
         "num_workers": workers,
@@ -322,7 +322,7 @@ def test_a_split_shares_no_episode(buffer, train):
         buffer.split(1.5)
 
 
-def test_hardly_an_episode_changes_sides_as_a_buffer_grows(tmp_path):
+def test_hardly_an_episode_changes_sides_as_a_buffer_grows():
     buf = ReplayBuffer(100_000)
     fill(buf, 300)
     before = {*buf.split(0.8)[0]._starts.tolist()}

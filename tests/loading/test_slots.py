@@ -61,10 +61,6 @@ def wide(tmp_path):
     made.close()
 
 
-def address(batch):
-    return batch["pixels"].data_ptr()
-
-
 def test_a_slot_is_used_again_once_its_batch_is_gone():
     slots = glue.Slots()
     layout = {"a": ((100, 100), np.dtype("f4")), "text": ((100,), np.dtype("U5"))}

@@ -1,7 +1,6 @@
 """The two faces: the agent sees what the environment returned; what breaks in between leaves no wrong row."""
 
 import contextlib
-import errno
 import gc
 
 import gymnasium
@@ -14,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from ringmap import OfflineToOnlineReplayBuffer, ReplayBuffer
 from ringmap.errors import RolloutError
 from ringmap.recording import ReplayBufferCollectionWrapper
-from ringmap.storage.files import Disk
+from tests.disks import FullDisk
 from tests.recording.reading import assert_holds, full_buffer
 from tests.recording.scripted import Model, Scripted
 from tests.recording.test_construction import vector
@@ -377,29 +376,22 @@ def test_infos_that_change_their_shape_cut_the_episode():
     assert first["info/n"].tolist() == ["", "text"] and first["info/never"].tolist() == ["", ""]
 
 
-class Full(Disk):
-    full = False
-
-    def before(self, change, path, *details):
-        if Full.full and change == "write":
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_disk_costs_the_episodes_that_end_then_and_no_others(tmp_path, monkeypatch, stream):
-    monkeypatch.setattr(ReplayBuffer, "disk", Full())
+    disk = FullDisk("write")
+    monkeypatch.setattr(ReplayBuffer, "disk", disk)
     buf = ReplayBuffer(2000, path=tmp_path / "buf")
     env = ReplayBufferCollectionWrapper(vector(3), buf, stream=stream)
     env.reset()
     errors = 0
     for i in range(60):
-        Full.full = 20 <= i < 30
+        disk.full = 20 <= i < 30
         try:
             env.step(np.full(3, i))
         except OSError as error:
             assert "No space left" in str(error)
             errors += 1
-    Full.full = False
+    disk.full = False
     env.close()
     assert errors
     assert buf.num_episodes > 20

@@ -1,7 +1,5 @@
 """Swapping buffers under a running wrapper: the order of the checks, and that an error changes nothing."""
 
-import errno
-
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv
@@ -9,7 +7,7 @@ from gymnasium.vector import AsyncVectorEnv
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import InputError, RoleError
 from ringmap.recording import ReplayBufferCollectionWrapper
-from ringmap.storage.files import Disk
+from tests.disks import FullDisk
 from tests.recording.reading import assert_holds, full_buffer
 from tests.recording.scripted import Model, Scripted, code, length_of
 from tests.recording.test_construction import vector
@@ -132,27 +130,18 @@ def test_dump_old_dumps_what_was_split_and_is_a_permission(tmp_path):
     assert kept.num_episodes == old.num_episodes >= split > 0
 
 
-class Full(Disk):
-    """A disk that is full once it is told so."""
-
-    full = False
-
-    def before(self, change, path, *details):
-        if Full.full and change == "write":
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-
-
 def test_a_full_disk_leaves_the_old_buffers_and_glues_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(ReplayBuffer, "disk", Full())
+    disk = FullDisk("write")
+    monkeypatch.setattr(ReplayBuffer, "disk", disk)
     old, new = ReplayBuffer(100, path=tmp_path / "old"), ReplayBuffer(100)
     env = running(1, old)
     assert env._recorder.open_slots == [0]
-    Full.full = True
+    disk.full = True
     try:
         with pytest.raises(OSError, match="No space left"):
             env.set_replay_buffers(new, finalize_old_segments=True)
     finally:
-        Full.full = False
+        disk.full = False
     assert env.replay_buffers == [old]
     assert old.num_episodes == new.num_episodes == 0
     for i in range(15):

@@ -13,6 +13,7 @@ from ringmap.samplers import (
     RecencySampler,
     UniformSampler,
 )
+from tests.samplers import chi_squared
 
 LENGTHS = [3, 40, 1, 12, 5]
 
@@ -26,12 +27,6 @@ def filled(sampler, history_len=1, max_steps=100):
 
 def ids(buf, times=64):
     return np.concatenate([buf.sampler(i, buf, 1000, buf.history_len) for i in range(times)])
-
-
-def chi_squared(counts, chances):
-    expected = chances * counts.sum()
-    assert expected.min() > 5
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_uniform_over_clips():

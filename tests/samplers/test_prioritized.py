@@ -17,6 +17,8 @@ from ringmap.samplers import Linear, MixtureSampler, PrioritizedSampler, Uniform
 from ringmap.storage.files import Disk
 from ringmap.storage.priorities import Leaves, PriorityFile
 from tests import ROOT
+from tests.disks import FullDisk
+from tests.samplers import chi_squared
 
 
 def made(lengths, max_steps=100, history_len=1, path=None, **options):
@@ -29,12 +31,6 @@ def made(lengths, max_steps=100, history_len=1, path=None, **options):
 def fill(buf, lengths, first=0):
     for number, length in enumerate(lengths, first):
         buf.write_episode({"id": number * 1000 + np.arange(length)})
-
-
-def chi_squared(counts, chances):
-    expected = chances * counts.sum()
-    assert expected.min() > 5
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 # -- frequencies and weights ---------------------------------------------------------------------
@@ -347,29 +343,22 @@ def test_an_update_larger_than_the_log_is_stored_whole(tmp_path):
 
 
 def test_a_disk_that_fails_changes_nothing(tmp_path):
-    class Full(Disk):
-        armed = False
-
-        def before(self, change, path, *details):
-            if self.armed and path.endswith("priorities.bin") and change == "write":
-                raise OSError(28, "No space left on device")
-
     class Buffer(ReplayBuffer):
-        disk = Full()
+        disk = FullDisk("write", where="priorities.bin")
 
     sampler = PrioritizedSampler(rng=0)
     buf = Buffer(100, sampler=sampler, path=tmp_path / "buf", sync_every_s=0)
     fill(buf, [10])
     buf.sample(1)
     before = sampler._tree.leaves.copy()
-    Buffer.disk.armed = True
+    Buffer.disk.full = True
     with pytest.raises(EnvironmentFault, match="no priority was changed"):
         buf.update_priorities([1], [9.0])
     np.testing.assert_array_equal(sampler._tree.leaves, before)
     fill(buf, [10], first=1)
     with pytest.raises(OSError, match="No space"):
         buf.sample(1)
-    Buffer.disk.armed = False
+    Buffer.disk.full = False
     assert buf.update_priorities([1], [9.0]) == 1
     buf.sample(1)
     assert (sampler._tree.leaves[:20] > 0).all()
@@ -497,7 +486,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", ["header", "leaves", "log"])
-def test_damage_is_named_and_mended(tmp_path, place, caplog):
+def test_damage_is_named_and_mended(tmp_path, place):
     offset, message = PLACES[place]
     path = damaged(tmp_path, offset, 4)
     findings = ringmap.check(tmp_path / "buf")

@@ -32,6 +32,7 @@ from ringmap.storage.lock import WriterLock
 from ringmap.storage.system import System
 from tests.buffers.steps import episode, stored
 from tests.crash.recording import RecordingDisk, materialise
+from tests.disks import FaultyDisk, kill
 from tests.snapshots.race import state_of
 
 LEFT = ".copy.ringmap-unfinished"
@@ -495,19 +496,11 @@ def test_damage_is_named(tmp_path, damage):
 # -- errors, interrupts, kills, power cuts ----------------------------------------------------------
 
 
-class Faulty(Disk):
-    """Raises at the N-th change."""
-
-    def __init__(self, at, error):
-        super().__init__()
-        self.left, self.error = at, error
-
-    def before(self, change, path, *details):
-        self.left -= 1
-        if self.left == 0:
-            if self.error == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise self.error
+def failing(at, error):
+    """Return a disk whose N-th change fails."""
+    disk = FaultyDisk()
+    disk.fail(at, error)
+    return disk
 
 
 def snapshot_through(disk, buffer, path):
@@ -535,7 +528,7 @@ def test_an_error_at_every_change_leaves_nothing(tmp_path, role, error):
     at = 0
     while True:
         at += 1
-        disk = Faulty(at, error)
+        disk = failing(at, error)
         wanted = EnvironmentFault if isinstance(error, OSError) else KeyboardInterrupt
         try:
             snapshot_through(disk, who, tmp_path / "copy")
@@ -543,7 +536,7 @@ def test_an_error_at_every_change_leaves_nothing(tmp_path, role, error):
             if wanted is EnvironmentFault:
                 assert raised.errno == error.errno
                 assert "the buffer is as it was" in str(raised) or "can't lock" in str(raised)
-        if disk.left > 0:
+        if not disk.struck:
             break
         if (
             tmp_path / "copy"
@@ -568,7 +561,7 @@ def test_a_kill_at_every_change(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                snapshot_through(Faulty(at, "kill"), reader, tmp_path / "copy")
+                snapshot_through(failing(at, kill), reader, tmp_path / "copy")
                 os._exit(0)
             except BaseException as error:
                 print(repr(error), file=sys.stderr, flush=True)

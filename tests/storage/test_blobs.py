@@ -263,7 +263,7 @@ def test_what_is_not_ours_is_no_segment(tmp_path):
     assert Segments(Disk(), str(tmp_path)).numbers() == [1]
 
 
-def test_data_is_readable_without_us(tmp_path):
+def test_data_is_readable_without_us():
     """As the format's document says: four bytes of size, JSON heads, payloads in their order."""
     packed = encode_data({"seed": 7, "goal": np.arange(3, dtype="<f4"), "who": b"me"}, "here")
     size = int.from_bytes(packed[:4], "little")

@@ -65,7 +65,7 @@ def test_hints_stop_when_all_is_in_memory_and_begin_again_when_it_is_not():
     assert all(batch(n % 15 == 0) for n in range(100)), "now and then is enough"
 
 
-def test_a_system_that_can_not_be_asked(tmp_path, monkeypatch):
+def test_a_system_that_can_not_be_asked(monkeypatch):
     asked = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *args: asked.append(args), raising=False)
     System().will_need(3, 0, 0)

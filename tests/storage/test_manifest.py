@@ -106,7 +106,7 @@ def signed(**change):
     body = json.loads(make().encode())
     body.update(change)
     body.pop("checksum")
-    return json.dumps({**body, "checksum": module._checksum(body)}).encode()
+    return json.dumps({**body, "checksum": module.json_checksum(body)}).encode()
 
 
 def test_formatting_does_not_count():
@@ -232,9 +232,11 @@ def test_labels_differ_by_column_and_buffer():
 
 
 def test_control_a_checksum_that_forgets_a_part_is_caught(monkeypatch):
-    whole = module._checksum
+    whole = module.json_checksum
     monkeypatch.setattr(
-        module, "_checksum", lambda body: whole({k: v for k, v in body.items() if k != "settings"})
+        module,
+        "json_checksum",
+        lambda body: whole({k: v for k, v in body.items() if k != "settings"}),
     )
     assert Manifest.decode(signed(), PATH) == make()
     body = json.loads(signed())

@@ -16,6 +16,7 @@ from ringmap.storage import system as module
 from ringmap.storage.files import Disk
 from ringmap.storage.system import NotAFileError, System
 from tests.buffers.steps import episode, prove, stored
+from tests.disks import FullDisk
 
 
 @pytest.fixture(params=[False, True], ids=["native", "portable"])
@@ -316,15 +317,8 @@ def test_what_no_sync_vouches_for_is_verified_at_each_opening(tmp_path):
 
 
 def test_a_full_disk_shows_when_it_is_written_to(tmp_path):
-    class Full(Disk):
-        full = False
-
-        def before(self, change, path, *details):
-            if self.full and change == "write" and "columns" in path:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     class Buffer(ReplayBuffer):
-        disk = Full(System(portable=True))
+        disk = FullDisk("write", where="columns", system=System(portable=True))
 
     buf = Buffer(max_steps=40, path=tmp_path / "buf")
     buf.write_episode(episode(0, 5))

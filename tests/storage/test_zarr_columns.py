@@ -315,7 +315,7 @@ def test_zarr_json_is_as_zarr_would_write_it(column, tmp_path):
     assert theirs.shape == (37, 4, 3)
 
 
-def test_faults_of_the_folder_are_named(column, tmp_path):
+def test_faults_of_the_folder_are_named(column):
     def faults():
         return ZarrColumn.faults(Disk(), column.path, PIXELS, 37, column.label)
 

@@ -27,6 +27,7 @@ from ringmap.samplers import (
 )
 from ringmap.storage.files import Disk
 from tests import ROOT
+from tests.disks import FaultyDisk
 from tests.transitions.reference import Life, Reference, in_order, same
 
 
@@ -153,7 +154,7 @@ def test_half_the_bytes_for_pixels(tmp_path):
 # -- the contract --------------------------------------------------------------------------------
 
 
-def test_the_seed_names_are_the_same_classes():
+def test_the_names_of_apexrl_are_the_same_classes():
     from ringmap.buffer.replay_buffer import ReplayBuffer
 
     assert ReplayBuffer is TransitionReplayBuffer
@@ -356,7 +357,7 @@ def test_our_samplers_serve_it(sampler):
         assert set(batch["rewards"].tolist()) <= {s["reward"] for s in reference.steps[-30:]}
 
 
-def test_what_a_slow_sampler_drew_may_be_gone(tmp_path):
+def test_what_a_slow_sampler_drew_may_be_gone():
     """A sampler during which others write: what was overwritten meanwhile is drawn anew, and nothing is torn."""
     buf, life, reference = make(30), Life(0), Reference(30)
 
@@ -414,14 +415,13 @@ def test_episodes_are_not_known():
 
 def test_priorities_follow_the_ring():
     buf = make(40, (1,), sampler=PrioritizedSampler(alpha=1.0, rng=0))
+
+    def play(t):
+        now, then = [2 * t, 2 * t + 1], [2 * t + 2, 2 * t + 3]
+        buf.add([[n] for n in now], now, [0.0, 0.0], [[n] for n in then], [0, 0])
+
     for t in range(30):
-        buf.add(
-            [[2 * t], [2 * t + 1]],
-            [2 * t, 2 * t + 1],
-            [0.0, 0.0],
-            [[2 * t + 2], [2 * t + 3]],
-            [0, 0],
-        )
+        play(t)
     batch = buf.sample(32)
     assert {"ids", "weights"} <= set(batch)
     assert batch["actions"].min() >= 20
@@ -433,13 +433,7 @@ def test_priorities_follow_the_ring():
     )
     assert np.mean(buf.sample(32)["actions"] == batch["actions"][0]) > 0.9
     for t in range(30, 60):
-        buf.add(
-            [[2 * t], [2 * t + 1]],
-            [2 * t, 2 * t + 1],
-            [0.0, 0.0],
-            [[2 * t + 2], [2 * t + 3]],
-            [0, 0],
-        )
+        play(t)
     assert buf.update_priorities(batch["ids"], np.ones(32)) == 0
 
 
@@ -492,46 +486,31 @@ def test_kill_9_and_reopen(tmp_path, times, lanes):
     buf.close()
 
 
-class Killing(Disk):
-    """Raises at the N-th change, once."""
-
-    def __init__(self):
-        super().__init__()
-        self.left = None
-
-    def before(self, change, path, *details):
-        if self.left is not None:
-            self.left -= 1
-            if self.left == 0:
-                self.left = None
-                raise OSError(28, "No space left on device")
-
-
 @pytest.mark.parametrize("reopen", [False, True])
 def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
     """The N-th write of a call fails, for every N: what was there is there, and the call can be made again."""
 
     class Buffer(TransitionReplayBuffer):
-        disk = Killing()
+        disk = FaultyDisk()
 
     options = {"device": None, "sampler": in_order, "sync_every_s": 0, "n_step": 2}
     buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
     life, reference, failed = Life(5), Reference(40, 2), 0
     for turn in range(120):
         step = life.step(3)
-        Buffer.disk.left = 1 + turn % 12
+        Buffer.disk.fail(1 + turn % 12, OSError(28, "No space left on device"))
         try:
             buf.add(*step[:5], truncated=step[5])
         except EnvironmentFault:
             failed += 1
-            Buffer.disk.left = None
+            Buffer.disk.lift()
             compare(buf, reference)
             if reopen:
                 buf._ring.buffer._owned.abandon()
                 buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
                 compare(buf, reference)
             buf.add(*step[:5], truncated=step[5])
-        Buffer.disk.left = None
+        Buffer.disk.lift()
         reference.add(*step)
         compare(buf, reference)
     assert failed > 30
@@ -564,10 +543,7 @@ def test_roles_of_copies(tmp_path):
 
 
 def test_a_copy_is_made_whatever_disk_other_buffers_have_by_now(tmp_path, monkeypatch):
-    from ringmap import ReplayBuffer
-    from ringmap.storage.files import Disk
-
-    monkeypatch.setattr(ReplayBuffer, "disk", Disk())
+    monkeypatch.setattr(ringmap.ReplayBuffer, "disk", Disk())
     buf, life, reference = make(path=tmp_path / "buf"), Life(0), Reference(50)
     add(buf, reference, life.step(2))
     compare(pickle.loads(pickle.dumps(buf)), reference)

@@ -284,7 +284,7 @@ def test_videos_beside_a_dataset(make, stored, tmp_path):
                 assert np.abs(panel[:, :31] - episode[step][:, :31]).mean() < 8
 
 
-def test_a_video_needs_pixels(make, stored, tmp_path):
+def test_a_video_needs_pixels(make, tmp_path):
     pytest.importorskip("av", reason="PyAV is not installed (the extra video)")
     world = make("ringmap/TwoRoom-v1", 1)
     world.set_policy(ExpertPolicy())

@@ -5,7 +5,7 @@ import torch
 from gymnasium import spaces
 
 from ringmap.errors import ClosedError, InputError, RolloutError
-from ringmap.world import EnvPool
+from ringmap.world import EnvPool, MegaWrapper
 from tests.world.envs import Faulty, Proof
 
 
@@ -84,10 +84,6 @@ def test_what_an_environment_does_to_its_arrays_does_not_show(pool):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_masked_environment_is_left_alone(workers):
-    pool = EnvPool([Proof] * 4, workers)
-    from ringmap.world import MegaWrapper
-
-    pool.close()
     pool = EnvPool([lambda: MegaWrapper(Proof(), add_pixels=False)] * 4, workers)
     pool.reset(seed=5)
     assert pool.seeds == [5, 6, 7, 8]

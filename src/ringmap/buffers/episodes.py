@@ -88,7 +88,7 @@ class StoredEpisodes:
             else:
                 episodes = np.searchsorted(offsets, numbers, side="right") - 1
                 positions = starts[episodes] + numbers - offsets[episodes]
-            found = {name: rows.by_name[name].take(positions % rows.ring.rows) for name in names}
+            found = {name: rows.take(name, positions) for name in names}
             if not len(positions) or positions.min() >= source.newest_tail():
                 return found
             source.refresh()

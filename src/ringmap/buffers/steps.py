@@ -204,7 +204,7 @@ class StepRing:
         source = self.buffer._source
         stored = source.rows
         assert stored is not None
-        columns = {n: c.take(ids % stored.ring.rows) for n, c in stored.by_name.items()}
+        columns = {name: stored.take(name, ids) for name in stored.schema.names}
         return columns, self.holds(ids) & (ids >= source.newest_tail())
 
     def column(self, name: str, ids: Array) -> Array:
@@ -216,7 +216,7 @@ class StepRing:
         source = self.buffer._source
         rows = source.rows
         assert rows is not None
-        values: Array = rows.by_name[name].take(ids % rows.ring.rows)
+        values = rows.take(name, ids)
         if len(ids) and int(ids.min()) < source.newest_tail():
             raise LappedError(
                 f"{source.folder}: rows were evicted by the writer before they could be read; raise the capacity"

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.errors import ExistsError, InputError, NotFoundError, UnknownFormatError
 
 __all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "look", "say_written"]  # fmt: skip
 
@@ -177,8 +177,6 @@ def free_path(path: str, where: str, force: bool) -> str:
         ExistsError: it is there and may not be replaced.
         NotFoundError: its folder is not there.
     """
-    from ringmap.errors import ExistsError
-
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise NotFoundError(f"{where}: --output {path}: there is no folder {folder}; make it first")

@@ -9,7 +9,7 @@ import typer
 from ringmap.cli.options import Force, Place
 from ringmap.cli.places import EPISODES, episodes_at, free_path, look
 from ringmap.cli.table import rows_of
-from ringmap.cli.terminal import show
+from ringmap.cli.terminal import clean, show
 from ringmap.errors import InputError, MissingExtraError
 
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The PNG to write.")]
@@ -50,8 +50,6 @@ def _draw(
         raise MissingExtraError(
             'plot: drawing needs matplotlib: pip install "ringmap[plot]"'
         ) from error
-    from ringmap.cli.terminal import clean
-
     panels = len(series) + (0 if commits is None else 2)
     figure = Figure(figsize=(8, 2.2 * panels), layout="constrained")
     axes = list(figure.subplots(panels, 1, squeeze=False)[:, 0])

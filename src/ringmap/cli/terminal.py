@@ -94,14 +94,14 @@ def console() -> Console:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def count(number: int, noun: str = "", several: str = "") -> str:
+def count(number: int, noun: str = "") -> str:
     """Return a number, with a noun in its number.
 
     Example:
         >>> count(1, "episode"), count(12_345, "episode")
         ('1 episode', '12,345 episodes')
     """
-    return f"{number:,} {noun if number == 1 else several or noun + 's'}" if noun else f"{number:,}"
+    return f"{number:,} {noun if number == 1 else noun + 's'}" if noun else f"{number:,}"
 
 
 def nbytes(number: int) -> str:

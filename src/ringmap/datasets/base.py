@@ -21,11 +21,11 @@ import numpy as np
 
 from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.datasets.batch import as_clip
-from ringmap.datasets.layout import EpisodeDict, stored_layout
+from ringmap.datasets.layout import stored_layout
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 
-__all__ = ["Dataset", "EpisodeDict", "Transform", "clip_ids", "fold_actions", "stored_layout"]
+__all__ = ["Dataset", "Transform", "clip_ids", "fold_actions", "num_rows"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -341,27 +341,20 @@ class Dataset:
     def _episode_numbers(self, idx: int | Sequence[int] | Array | None) -> Array:
         """Return episode numbers as an array, checked, negative ones counted from the end."""
         count = len(self.lengths)
-        if idx is None:
-            return np.arange(count)
+        return np.arange(count) if idx is None else self._numbers(idx, count, "episode")
+
+    def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
+        """Return row numbers as an array, checked, negative ones counted from the end."""
+        return self._numbers(idx, num_rows(self.lengths, self.offsets), "row")
+
+    def _numbers(self, idx: int | Sequence[int] | Array, count: int, what: str) -> Array:
         numbers = np.asarray(idx, np.int64).reshape(-1)
         wrong = numbers[(numbers < -count) | (numbers >= count)]
         if len(wrong):
             raise ClipIndexError(
-                f"{type(self).__name__}: episode {wrong[0]} is out of range for {count} episodes"
+                f"{type(self).__name__}: {what} {wrong[0]} is out of range for {count} {what}s"
             )
         return np.where(numbers < 0, numbers + count, numbers)
-
-    def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
-        """Return row numbers as an array, checked, negative ones counted from the end."""
-        ends = self.offsets + self.lengths
-        count = int(ends.max()) if len(ends) else 0
-        rows = np.asarray(idx, np.int64).reshape(-1)
-        wrong = rows[(rows < -count) | (rows >= count)]
-        if len(wrong):
-            raise ClipIndexError(
-                f"{type(self).__name__}: row {wrong[0]} is out of range for {count} rows"
-            )
-        return np.where(rows < 0, rows + count, rows)
 
     def _check_column(self, col: str, method: str) -> None:
         if col not in self.column_names:
@@ -381,6 +374,11 @@ class Dataset:
             f"{type(self).__name__}(episodes={len(self.lengths)}, steps={int(self.lengths.sum())}, "
             f"num_steps={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names})"
         )
+
+
+def num_rows(lengths: Array, offsets: Array) -> int:
+    """Return how many rows these episodes reach over: one past the last row of any."""
+    return int((offsets + lengths).max()) if len(lengths) else 0
 
 
 def clip_ids(indices: Any, where: str) -> Array:

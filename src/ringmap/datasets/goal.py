@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex
-from ringmap.datasets.base import Dataset
+from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import as_clip, worker
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
@@ -184,8 +184,6 @@ class GoalDataset(Dataset):
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips with their goals; goals are drawn anew at each call."""
-        from ringmap.datasets.base import clip_ids
-
         episodes, starts = self._locate(clip_ids(indices, "GoalDataset"))
         if not len(episodes):
             return []

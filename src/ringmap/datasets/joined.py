@@ -5,7 +5,7 @@
 
 Invariants: nothing is copied or held but the parts; each part is asked once per batch. A part
 that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the call.
-Not here: goals (goal.py), datasets merged into a new file (catalog.py).
+Not here: goals (goal.py), datasets merged into a new file (transfer.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex
-from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.datasets.base import Dataset, clip_ids, num_rows
 from ringmap.datasets.layout import EpisodeDict
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.live import LiveEpisodes
@@ -376,4 +376,4 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
 
 
 def _num_rows(part: Any) -> int:
-    return int((np.asarray(part.offsets) + part.lengths).max()) if len(part.lengths) else 0
+    return num_rows(np.asarray(part.lengths), np.asarray(part.offsets))

@@ -30,7 +30,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
-__all__ = ["MAX_SLOTS", "Parcel", "Slots", "register", "worker_slots"]
+__all__ = ["MAX_SLOTS", "Parcel", "Slots", "as_tensor", "register", "worker_slots"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

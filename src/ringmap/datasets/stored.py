@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.datasets.base import Dataset, Transform, clip_ids
+from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.batch import as_clip, of_columns
 from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
@@ -277,7 +277,9 @@ class StoredDataset(Dataset):
         self._check_column(col, "get_col_data")
         if col in self._cache:
             return self._cache[col].copy()
-        rows: Array = self._windows([col], np.zeros(1, np.int64), self._num_rows, 1)[col][0]
+        rows: Array = self._windows(
+            [col], np.zeros(1, np.int64), num_rows(self.lengths, self.offsets), 1
+        )[col][0]
         return rows
 
     def get_dim(self, col: str) -> int:
@@ -343,10 +345,6 @@ class StoredDataset(Dataset):
         self._turned = self._turned | {target} if turned else self._turned - {target}
 
     # -- helpers -----------------------------------------------------------------------------
-
-    @property
-    def _num_rows(self) -> int:
-        return int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
 
     def _windows(
         self, names: Sequence[str], starts: Array, length: int, stride: int

@@ -4,7 +4,7 @@
 
 A dtype that differs is taken only where every value stays equal in the schema's: what is
 written comes back equal, dtype and all. (A buffer lets floats round; a dataset does not.)
-Invariants: `check` writes nothing and keeps nothing; what it returns fits the schema.
+Invariants: `check_episode` writes nothing and keeps nothing; what it returns fits the schema.
 Not here: where the rows go (each format's writer).
 """
 

@@ -9,7 +9,7 @@ out, no compaction. A number is never used again.
 
 Invariants: a record names segment, offset, size and checksum of its blob; blobs lie in
 commit order; nothing is read that the checksum does not vouch for.
-Not here: when a segment may go (store.py).
+Not here: when a segment may go (journal.py).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ __all__ = [
     "decode_data",
     "encode_blob",
     "encode_data",
+    "segment_name",
+    "segment_number",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -24,10 +24,22 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.files import Disk, File
+from ringmap.storage.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
 
-__all__ = ["CLEAR", "DROPPED", "EPISODE", "INTERRUPTED", "RECORD", "RETIRE", "TERMINATED",
-           "TRUNCATED", "EpisodeTable", "Record"]  # fmt: skip
+__all__ = [
+    "CLEAR",
+    "DROPPED",
+    "EPISODE",
+    "INTERRUPTED",
+    "RECORD",
+    "RETIRE",
+    "SPARE_SLOTS",
+    "TERMINATED",
+    "TRUNCATED",
+    "EpisodeTable",
+    "Record",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -61,8 +73,6 @@ _FLAGS_WORD = _FLAGS_BYTE // 8
 _ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
 _FEW = 512
 """Records for which calls of xxhash, one by one, are faster than the same in NumPy."""
-
-_HEADER = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +125,20 @@ class EpisodeTable:
         self._walk: tuple[Array, Array, Array] | None = None
         if mapped:
             # For walks over records that are there; the rest of the map is never touched, see `_read`.
-            view = file.map()[_HEADER : _HEADER + slots * RECORD.itemsize].view(RECORD)
+            view = file.map()[HEADER_NBYTES : HEADER_NBYTES + slots * RECORD.itemsize].view(RECORD)
             self._walk = view["start"], view["kind"], view["flags"]
 
     @staticmethod
     def nbytes(slots: int) -> int:
         """Return the exact size of the file."""
-        return _HEADER + slots * RECORD.itemsize
+        return HEADER_NBYTES + slots * RECORD.itemsize
 
     @classmethod
     def create(cls, disk: Disk, path: str, slots: int) -> None:
         """Make an empty table, at its full (sparse) size, and sync it."""
         file = disk.create(path, cls.nbytes(slots))
         try:
-            file.write(_header(slots), 0)
+            file.write(npy_header(RECORD.descr, (slots,)), 0)
             file.sync()
         finally:
             file.close()
@@ -155,7 +165,7 @@ class EpisodeTable:
             return [f"episode table has {size} bytes, expected {cls.nbytes(slots)}"]
         file = disk.open(path)
         try:
-            if file.read(_HEADER, 0) != _header(slots):
+            if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):
                 return [f"header is not that of {slots} records"]
             return []
         finally:
@@ -171,11 +181,11 @@ class EpisodeTable:
             record.kind, record.flags, 0,
         )  # fmt: skip
         data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
-        self._file.write(data, _HEADER + (record.seq % self.slots) * RECORD.itemsize)
+        self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)
 
     def zero(self, slot: int) -> None:
         """Wipe a slot."""
-        self._file.write(bytes(RECORD.itemsize), _HEADER + slot * RECORD.itemsize)
+        self._file.write(bytes(RECORD.itemsize), HEADER_NBYTES + slot * RECORD.itemsize)
 
     def read(self, seq: int) -> Record | None:
         """Return record `seq`, or None when its slot holds anything else. O(1)."""
@@ -246,7 +256,7 @@ class EpisodeTable:
             checked = words.copy()
             checked[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
             words[:, -1] = xxh3_64_of_rows(checked, self._seed)
-            self._file.write(block.view(np.uint8).data, _HEADER + slot * RECORD.itemsize)
+            self._file.write(block.view(np.uint8).data, HEADER_NBYTES + slot * RECORD.itemsize)
             at += len(block)
 
     def scan(self) -> tuple[Array, Array, Array]:
@@ -256,7 +266,7 @@ class EpisodeTable:
         at = 0
         while at < self.slots:
             # Most of a young table was never written: holes, which need not be read.
-            data_at = self._file.next_data(_HEADER + at * RECORD.itemsize) - _HEADER
+            data_at = self._file.next_data(HEADER_NBYTES + at * RECORD.itemsize) - HEADER_NBYTES
             at = max(at, data_at // RECORD.itemsize)
             data = self._read_bytes(at, max(0, min(BLOCK, self.slots - at)))
             begin, at = at, at + BLOCK
@@ -285,7 +295,7 @@ class EpisodeTable:
 
     def _read_bytes(self, slot: int, count: int) -> bytes:
         size = RECORD.itemsize
-        return self._file.read(count * size, _HEADER + slot * size)
+        return self._file.read(count * size, HEADER_NBYTES + slot * size)
 
     def _valid(self, records: Array) -> Array:
         words = _words(records)
@@ -310,11 +320,3 @@ class EpisodeTable:
 def _words(records: Array) -> Array:
     """Return the records as 64-bit words, one row each. No copy."""
     return records.view("<u8").reshape(len(records), RECORD.itemsize // 8)
-
-
-def _header(slots: int) -> bytes:
-    described = {"descr": RECORD.descr, "fortran_order": False, "shape": (slots,)}
-    text = repr(described).encode("latin1")
-    start = np.lib.format.magic(1, 0)
-    room = _HEADER - len(start) - 2
-    return start + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"

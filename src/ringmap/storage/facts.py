@@ -75,7 +75,7 @@ class Facts:
     writer: WriterFacts
 
 
-def facts_of(path: str | os.PathLike[str], disk: Disk | None = None) -> Facts:
+def facts_of(path: str | os.PathLike[str]) -> Facts:
     """Return what the directory at `path` says of the buffer in it.
 
     Raises:
@@ -96,7 +96,7 @@ def facts_of(path: str | os.PathLike[str], disk: Disk | None = None) -> Facts:
         >>> facts_of("seen").writer.alive
         False
     """
-    disk, folder = disk or Disk(), os.path.abspath(path)
+    disk, folder = Disk(), os.path.abspath(path)
     reader = Reader(disk, folder)
     try:
         manifest = reader.manifest
@@ -181,7 +181,7 @@ class Commits:
     evicted: Array
 
 
-def commits_of(path: str | os.PathLike[str], disk: Disk | None = None) -> Commits:
+def commits_of(path: str | os.PathLike[str]) -> Commits:
     """Return the commits whose records the table still has: those of all live steps, and some before.
 
     Raises:
@@ -198,8 +198,7 @@ def commits_of(path: str | os.PathLike[str], disk: Disk | None = None) -> Commit
         >>> commits.written.tolist(), commits.live.tolist(), commits.evicted.tolist()
         ([20, 40, 60, 80], [20, 40, 40, 40], [0, 0, 20, 20])
     """
-    disk, folder = disk or Disk(), os.path.abspath(path)
-    reader = Reader(disk, folder)
+    reader = Reader(Disk(), os.path.abspath(path))
     try:
         records, valid, _ = reader.table.scan()
         newest = reader.seq

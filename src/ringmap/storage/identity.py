@@ -24,7 +24,7 @@ from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Files, Part
 from ringmap.storage.manifest import VERSION, Manifest, read_limit, stored_options
 from ringmap.storage.schema import Schema, stored_spec
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "decode"]
 
 Label = dict[str, Any]
 

@@ -23,7 +23,7 @@ from ringmap.errors import EnvironmentFault, LockedError
 from ringmap.storage.files import Disk
 from ringmap.storage.system import NotAFileError
 
-__all__ = ["WriterLock", "holder_of"]
+__all__ = ["WriterLock", "describe", "holder_of"]
 
 _NBYTES = 512
 

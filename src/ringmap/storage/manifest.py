@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import xxhash
-
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+from ringmap.storage.canonical import json_checksum
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.schema import Schema, stored_spec
 from ringmap.storage.state import StateFile
 
-__all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "stored_options"]
+__all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "read_limit", "stored_options"]
 
 FORMAT, VERSION = "ringmap", 1
 _LIMIT = 1 << 24
@@ -122,7 +121,9 @@ class Manifest:
             "carried": self.carried,
         }  # fmt: skip
         return (
-            json.dumps({**body, "checksum": _checksum(body)}, indent=1, ensure_ascii=True).encode()
+            json.dumps(
+                {**body, "checksum": json_checksum(body)}, indent=1, ensure_ascii=True
+            ).encode()
             + b"\n"
         )
 
@@ -138,7 +139,7 @@ class Manifest:
         try:
             body = json.loads(data)
             checksum = body.pop("checksum", None) if isinstance(body, dict) else None
-            expected = _checksum(body)  # nested too deep, it raises as loading it does
+            expected = json_checksum(body)  # nested too deep, it raises as loading it does
         except (ValueError, RecursionError):
             raise CorruptError(
                 f"{path}: the manifest is not valid JSON; run ringmap.check on the buffer"
@@ -247,8 +248,3 @@ def column_file(index: int, name: str, backend: str) -> str:
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-")
     return f"columns/{index:03d}-{slug}.{'zarr' if backend == 'zarr' else 'npy'}"
-
-
-def _checksum(body: Any) -> str:
-    text = json.dumps(body, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return xxhash.xxh3_64_hexdigest(text.encode())

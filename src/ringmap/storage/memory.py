@@ -16,7 +16,7 @@ import numpy as np
 from ringmap.storage.files import Disk, File
 from ringmap.storage.system import Data
 
-__all__ = ["MemoryDisk"]
+__all__ = ["MemoryDisk", "MemoryFile"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -7,7 +7,7 @@ records are all whole, and the episodes that no sync vouches for are verified.
 
 Invariants: looking changes nothing; a state below a witness (state.bin, its mark, the
 manifest) is damage, never taken.
-Not here: what a writer then mends (store.py).
+Not here: what a writer then mends (journal.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, EpisodeTable, Rec
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
 
-__all__ = ["MOST", "Found", "Progress", "bad_episodes", "blobs_fit", "find", "refuse_impossible"]
+__all__ = [
+    "MOST",
+    "Found",
+    "Progress",
+    "bad_episodes",
+    "bad_rows",
+    "blobs_fit",
+    "broken_order",
+    "find",
+    "refuse_impossible",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]

@@ -121,6 +121,10 @@ class Rows:
             np.concatenate([c.read(slot, steps) for slot, steps in pieces]) for c in self.columns
         ]
 
+    def take(self, name: str, positions: Array) -> Array:
+        """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
+        return self.by_name[name].take(positions % self.ring.rows)
+
     def sums(self, position: int, count: int) -> list[int]:
         """Return the checksum of each column's rows as they stand; UNREADABLE where they can't be decoded."""
         return [self._sum(column, position, count) for column in self.columns]

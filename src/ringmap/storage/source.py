@@ -10,7 +10,6 @@ Not here: writing (store.py), following a writer (reader.py), clips.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Collection
 from typing import Any
@@ -189,7 +188,3 @@ class Source:
         self.segments.close()
         self.table.close()
         self.is_open = False
-
-    def column_path(self, index: int) -> str:
-        """Return the path of a column's file."""
-        return os.path.join(self.folder, *self.manifest.files[index].split("/"))

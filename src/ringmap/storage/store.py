@@ -11,7 +11,7 @@ both publishes it and retires what it evicts. A longer one first writes a retire
 Invariants: a row or slot that the newest durable record calls live is never overwritten;
 `stale` is set before a call's first write and cleared as its last statement, and whoever
 finds it set recovers from the files first; memory changes under `memory` only.
-Locks, in this order: `mutex` (one writing call at a time), `syncing` (one sync), `memory`.
+Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`.
 Not here: what a commit stores (buffers/), how a directory is born (birth.py), when the
 background syncs (sync.py).
 """
@@ -414,9 +414,7 @@ class Store(Source):
         self._stale = False
         self._start_background()
 
-    def clear(
-        self, where: str = "ReplayBuffer.clear", small: Mapping[str, Any] | None = None
-    ) -> None:
+    def clear(self, small: Mapping[str, Any] | None = None) -> None:
         """Retire every episode, in one commit."""
 
         def work(journal: Journal) -> None:
@@ -426,7 +424,7 @@ class Store(Source):
                 self._commit_mark(journal, CLEAR, self.head)
                 self._stale = False
 
-        self.exclusively(where, work)
+        self.exclusively("ReplayBuffer.clear", work)
 
     def _retire(self, journal: Journal, need: int) -> None:
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""

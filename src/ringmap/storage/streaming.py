@@ -9,7 +9,7 @@ never stores an episode twice.
 
 Invariants: the first frame that is cut or damaged ends the episode; steps fit the schema
 before they are written.
-Not here: how a commit works (store.py), what happens to what a kill left (`settle_open`).
+Not here: how a commit works (store.py), how the file is read back (frames.py).
 """
 
 from __future__ import annotations

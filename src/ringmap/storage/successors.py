@@ -9,7 +9,7 @@ have none; what follows them stands here until it is a row itself, or is stored 
 Invariants: the file that the newest record needs is never the one being written; a file counts for
 the head and the checksum of rows that it names, with its own checksum, which covers the buffer's UUID.
 The head alone would not do: after a power cut other rows may end there.
-Not here: what the arrays are (buffers/transitions.py).
+Not here: what the arrays are (buffers/transitions/).
 """
 
 from __future__ import annotations

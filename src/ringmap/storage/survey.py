@@ -209,7 +209,7 @@ class Survey:
     ) -> Iterator[tuple[Record, list[tuple[str, str]]]]:
         """Yield each live episode whose rows or blob are damaged, and what is: `(file, words)`.
 
-        Columns that are not there at all are left out: `is_complete` tells. Reads every live byte, in
+        Columns that lie nowhere are left out. Reads every live byte, in
         parallel.
         """
         live = self.live()
@@ -221,11 +221,6 @@ class Survey:
                         yield record, faults
                 if progress is not None:
                     progress(min(at + _BATCH, len(live)), len(live))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every column lies somewhere."""
-        return all(part.at is not None for part in self.parts.columns)
 
     def faults_of(self, record: Record) -> list[tuple[str, str]]:
         """Return what is wrong with the bytes of a live episode, as `(file, words)`."""

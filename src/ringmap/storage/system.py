@@ -39,7 +39,7 @@ import uuid
 
 from ringmap.errors import CorruptError
 
-__all__ = ["Data", "NotAFileError", "System", "cores", "kind_of"]
+__all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of"]
 
 Data = bytes | bytearray | memoryview
 """What can be written."""
@@ -283,7 +283,7 @@ class System:
         """Tell whether `path` lies on a network file system."""
         if self.portable:
             return False
-        return _file_system(path) in _NETWORK
+        return file_system(path) in _NETWORK
 
     def is_locked(self, path: str) -> bool | None:
         """Tell whether a process holds an flock on a file, or None where the system does not say. Takes none.
@@ -358,7 +358,7 @@ def _read_boot_id() -> bytes | None:
         return None
 
 
-def _file_system(path: str) -> str:
+def file_system(path: str) -> str:
     """Return the type of the file system that holds `path`; the deepest mount point wins."""
     try:
         with open("/proc/self/mountinfo") as file:

@@ -19,7 +19,7 @@ import pytest
 
 from ringmap.datasets.base import Dataset
 
-__all__ = ["DatasetTests", "make_episode", "make_episodes"]
+__all__ = ["DatasetTests", "Episode", "make_episode", "make_episodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Episode = dict[str, Any]

@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ringmap.datasets.base import Dataset, stored_layout
+from ringmap.datasets.base import Dataset
+from ringmap.datasets.layout import stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
 from ringmap.formats.registry import detect_format, get_format
 from ringmap.testing.datasets import DatasetTests, Episode, make_episode, make_episodes

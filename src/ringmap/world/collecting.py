@@ -27,14 +27,14 @@ from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
 from ringmap.world.progress import Progress, identity_of
-from ringmap.world.rollout import Turn, options_of, roll
-from ringmap.world.wrappers import _named
+from ringmap.world.rollout import Turn, bar_of, count_of, options_of, roll
+from ringmap.world.wrappers import named
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.world.world import World
 
-__all__ = ["DEFAULT_FORMAT", "collect", "count_of"]
+__all__ = ["DEFAULT_FORMAT", "collect"]
 
 log = logging.getLogger("ringmap")
 
@@ -44,7 +44,6 @@ COLLECTION_KEY = "collection"
 
 _NOTE = "collections"
 _NOTES_MAX = 32
-_BAR_AFTER_S = 2.0
 
 
 class _Default(str):
@@ -66,21 +65,6 @@ def format_for(path: str | os.PathLike[str], given: str) -> str:
         if suffix[1:] in FORMATS or suffix[1:] in FORMATS.missing():
             return suffix[1:]
     return str(given)
-
-
-def count_of(episodes: Any, where: str) -> int:
-    """Return a number of episodes.
-
-    Raises:
-        InputError: it is none.
-    """
-    try:
-        count = operator.index(episodes)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise InputError(f"{where}: episodes must be a number, 0 or more, got {episodes!r}")
-    return count
 
 
 def collect(
@@ -115,6 +99,7 @@ def collect(
         identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
     )
     with contextlib.ExitStack() as stack:
+        sink: _Sink
         if path is not None:
             sink = _to_path(path, format_for(path, format), identity)
         else:
@@ -122,21 +107,11 @@ def collect(
         finished = sink.progress
         offsets = range(count) if finished is None else finished.missing()
         turns = (Turn(k, None if seed is None else seed + k, given) for k in offsets)
-        if path is not None and offsets:
-            sink = stack.enter_context(_opened(sink))
-        from tqdm import tqdm
-
-        bar = stack.enter_context(
-            tqdm(
-                total=count,
-                initial=count - len(offsets),
-                desc=f"collect {world.env_name}",
-                unit="ep",
-                delay=_BAR_AFTER_S,
-                disable=not progress,
-            )
-        )
-        names = frozenset(_named("action", blank_action(world.envs.single_action_space)))
+        if isinstance(sink, _ToPath) and offsets:
+            stack.enter_context(sink.opened())
+        done = count - len(offsets)
+        bar = stack.enter_context(bar_of(f"collect {world.env_name}", count, progress, done))
+        names = frozenset(named("action", blank_action(world.envs.single_action_space)))
         roll(world.envs, world.act, turns, [_Recorder(sink, names, bar)])
 
 
@@ -244,6 +219,12 @@ class _ToPath:
         self._writer: Any = None
         self._warned = False
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        with self.format.open_writer(self.path) as self._writer:
+            yield
+
     def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
         if self.progress is not None:
             data[COLLECTION_KEY] = json.dumps(self.progress.identity, sort_keys=True)
@@ -258,15 +239,7 @@ class _ToPath:
         self._writer.write_episode(episode)
 
 
-@contextlib.contextmanager
-def _opened(sink: Any) -> Iterator[Any]:
-    os.makedirs(os.path.dirname(os.path.abspath(sink.path)), exist_ok=True)
-    with sink.format.open_writer(sink.path) as writer:
-        sink._writer = writer
-        yield sink
-
-
-def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None) -> _Sink:
+def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None) -> _ToPath:
     from ringmap.formats.registry import get_format
 
     chosen = get_format(name)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ringmap.world.infos import Row, as_row
 
-__all__ = ["Crew", "EnvFn", "Failure", "Outcome"]
+__all__ = ["Answer", "Crew", "EnvFn", "Failure", "Outcome"]
 
 EnvFn = Callable[[], Any]
 """Makes one environment."""

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.world.collecting import count_of
 from ringmap.world.films import Beside, Films, alone
 from ringmap.world.infos import Row
-from ringmap.world.rollout import Turn, Watcher, options_of, roll
+from ringmap.world.rollout import Turn, Watcher, bar_of, count_of, options_of, roll
 from ringmap.world.tasks import calls_of, goal_of, says, task_of
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ __all__ = ["evaluate_dataset", "evaluate_episodes"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WHERE = "World.evaluate"
-_BAR_AFTER_S = 2.0
 _MODES = ("auto", "wait")
 
 
@@ -65,7 +63,9 @@ def evaluate_episodes(
     shared = options_of(options, world.num_envs, WHERE)
     turns = [Turn(k, None if first is None else first + k, shared) for k in range(count)]
     with contextlib.ExitStack() as stack:
-        scores = _Scores(count, stack.enter_context(_bar(world, count, progress)))
+        scores = _Scores(
+            count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress))
+        )
         watchers: list[Watcher] = [scores]
         if video is not None:
             watchers.append(stack.enter_context(Films(Path(video), "episode", alone)))
@@ -143,7 +143,9 @@ def evaluate_dataset(
         for k in range(count)
     ]
     with contextlib.ExitStack() as stack:
-        scores = _Scores(count, stack.enter_context(_bar(world, count, progress)))
+        scores = _Scores(
+            count, stack.enter_context(bar_of(f"evaluate {world.env_name}", count, progress))
+        )
         watchers: list[Watcher] = [scores]
         if video is not None:
             missing = [task.episode for task in tasks if "pixels" not in task.columns]
@@ -195,17 +197,3 @@ class _Scores:
             "episode_lengths": self.lengths,
             "seeds": seeds,
         }
-
-
-@contextlib.contextmanager
-def _bar(world: World, count: int, progress: bool) -> Any:
-    from tqdm import tqdm
-
-    with tqdm(
-        total=count,
-        desc=f"evaluate {world.env_name}",
-        unit="ep",
-        delay=_BAR_AFTER_S,
-        disable=not progress,
-    ) as bar:
-        yield bar

@@ -13,6 +13,7 @@ Not here: what is done with the rows (collecting.py, evaluating.py).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,9 +24,11 @@ from ringmap.errors import InputError
 from ringmap.world.infos import Row
 from ringmap.world.pool import EnvPool
 
-__all__ = ["Turn", "Watcher", "options_of", "roll"]
+__all__ = ["Turn", "Watcher", "bar_of", "count_of", "options_of", "roll"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_BAR_AFTER_S = 2.0
 
 
 @dataclass(slots=True)
@@ -48,6 +51,21 @@ class Turn:
         return f"env {self.env}, episode {self.number}{seed}"
 
 
+def count_of(episodes: Any, where: str) -> int:
+    """Return a number of episodes.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        count = operator.index(episodes)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InputError(f"{where}: episodes must be a number, 0 or more, got {episodes!r}")
+    return count
+
+
 def options_of(given: Any, num_envs: int, where: str) -> Any:
     """Return reset options: a mapping for all, None, or a list with one for each environment.
 
@@ -62,6 +80,15 @@ def options_of(given: Any, num_envs: int, where: str) -> Any:
             f"{where}: {len(options)} options, expected one for each of {num_envs} environments"
         )
     return options
+
+
+def bar_of(what: str, count: int, progress: bool, done: int = 0) -> Any:
+    """Return a progress bar over `count` episodes, for a `with` block; it shows up once that takes a while."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=count, initial=done, desc=what, unit="ep", delay=_BAR_AFTER_S, disable=not progress
+    )
 
 
 class Watcher(Protocol):

@@ -1,6 +1,6 @@
 """Videos: frames into an mp4 file, by PyAV.
 
-Not here: which frames (evaluating.py).
+Not here: which frames (films.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmap.errors import InputError, MissingExtraError
 
-__all__ = ["VideoFile", "frame_of"]
+__all__ = ["VideoFile", "as_frame", "frame_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ringmap.errors import InputError, RingmapError, RoleError
 from ringmap.world.actions import split_actions
-from ringmap.world.collecting import DEFAULT_FORMAT
+from ringmap.world.collecting import DEFAULT_FORMAT, collect
 from ringmap.world.policies import FunctionPolicy
 from ringmap.world.pool import EnvPool
 from ringmap.world.wrappers import MegaWrapper, resample_of
@@ -283,8 +283,6 @@ class World:
 
         Processes and threads: other processes may read the buffer meanwhile.
         """
-        from ringmap.world.collecting import collect
-
         if episodes is None:
             raise InputError("World.collect: say how many episodes")
         collect(self, path, episodes, seed, options, format, writer, progress, resume)

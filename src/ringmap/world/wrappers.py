@@ -28,7 +28,10 @@ __all__ = [
     "LiftToInfo",
     "MegaWrapper",
     "ResizeGoal",
+    "is_picture",
+    "named",
     "resample_of",
+    "resized",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -134,7 +137,7 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._blank = _named("action", blank_action(env.action_space))
+        self._blank = named("action", blank_action(env.action_space))
 
     def reset(self, **options: Any) -> tuple[Any, Info]:
         """Reset, and lift."""
@@ -150,7 +153,7 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step, and lift."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._step += 1
-        taken = _named("action", action)
+        taken = named("action", action)
         lifted = self._lifted(
             observation, info, taken, np.float32(reward), bool(terminated), bool(truncated)
         )
@@ -162,7 +165,7 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> Info:  # fmt: skip
         return {
             **info,
-            **_named("observation", observation, prefix=False),
+            **named("observation", observation, prefix=False),
             **action,
             "reward": reward,
             "terminated": terminated,
@@ -172,7 +175,7 @@ class LiftToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         }
 
 
-def _named(name: str, value: Any, prefix: bool = True) -> Info:
+def named(name: str, value: Any, prefix: bool = True) -> Info:
     """Return a value under its name, and a dict's or tuple's parts under theirs."""
     if isinstance(value, tuple):
         value = {str(i): part for i, part in enumerate(value)}
@@ -181,7 +184,7 @@ def _named(name: str, value: Any, prefix: bool = True) -> Info:
         return {name: value}
     made: Info = {}
     for key, part in value.items():
-        made |= _named(f"{name}.{key}" if prefix else str(key), part)
+        made |= named(f"{name}.{key}" if prefix else str(key), part)
     return made
 
 

@@ -247,7 +247,7 @@ def memory_before_the_files():
     store.Store.__init__, store.Store.commit = start_eager, commit_eager
 
 
-def successors_after_the_commit():
+def successors_after_the_commit(put=setattr):
     write, turn = Successors.write, Successors.turn
 
     def turned(self):
@@ -256,8 +256,8 @@ def successors_after_the_commit():
             write(self, *arguments)
         turn(self)
 
-    Successors.write = lambda self, *arguments: setattr(self, "late", arguments)
-    Successors.turn = turned
+    put(Successors, "write", lambda self, *arguments: setattr(self, "late", arguments))
+    put(Successors, "turn", turned)
 
 
 def leaves_in_place():

@@ -21,7 +21,6 @@ from ringmap import TransitionReplayBuffer, Zarr
 from ringmap.samplers import PrioritizedSampler
 from tests.crash import cases
 from tests.crash.cases import Case, Expect, Session, draw_step, read
-from tests.filesystems.blocks.mounted import BlockDisk
 
 WIDTHS = (5, 700, 5000)
 """Bytes of a row's noise: many rows to a sector, rows across sectors, rows across pages."""
@@ -273,7 +272,3 @@ def new_life(seed, power, what):
     if what == "transitions":
         return Transitions(seed, power, ("memmap", "zarr", "mixed")[seed % 3])
     return Script(seed, power, what)
-
-
-def new_disk(mounted, boot, seed, cheats):
-    return BlockDisk(mounted, boot, seed, cheats)

@@ -18,8 +18,8 @@ import shutil
 import subprocess
 import time
 
-from ringmap.storage.files import Disk
-from tests.crash.recording import Cut, Machine
+from tests.crash.recording import Machine
+from tests.disks import FaultyDisk
 from tests.filesystems.blocks.volume import Served
 
 MAKE = {
@@ -134,10 +134,10 @@ class _Positions:
         return self._volume.position
 
 
-class BlockDisk(Disk):
+class BlockDisk(FaultyDisk):
     """The real disk below `root`, a mounted volume.
 
-    It fails, is hooked and is lifted as a `RecordingDisk` is (tests/crash/recording.py); `log` has but a length.
+    It is hooked as a `RecordingDisk` is (tests/crash/recording.py), whose `log` has but a length here.
 
     Args:
         mounted: where.
@@ -153,23 +153,14 @@ class BlockDisk(Disk):
         self._root = mounted.root
         self._rng = random.Random(seed)
         self._cheats = cheats
-        self.lift()
 
     def fail(self, at, error, sticky=False, only=None, partial=False):
-        self._left, self._error, self._sticky, self._only = at, error, sticky, only
-
-    def lift(self):
-        self.fail(0, None)
+        super().fail(at, error, sticky, only)
 
     def before(self, change, path, *details):
         if self.hook is not None:
             self.hook(change, path)
-        if self._error is not None and (self._only is None or change == self._only):
-            self._left -= 1
-            if self._left == 0 or (self._left < 0 and self._sticky):
-                if isinstance(self._error, Cut):
-                    self._sticky, self._only = True, None  # the dead change nothing
-                raise self._error
+        super().before(change, path, *details)
         if change in ("sync", "sync_folder"):
             self.system.skips = self._cheats is not None and self._cheats(change, path)
         self._write_back()

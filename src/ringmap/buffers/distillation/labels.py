@@ -57,7 +57,7 @@ class LabelLog:
 
     def names(self) -> list[str]:
         """Return the columns that a relabelling replaces."""
-        schema = self.log._source.schema
+        schema = self.log.schema
         return [] if schema is None else [n for n in schema.names if n not in ("row", "stamp")]
 
     # -- the index ---------------------------------------------------------------------------
@@ -135,8 +135,7 @@ class LabelLog:
     def _column(self, name: str, positions: Array) -> Array:
         rows = self.log._source.rows
         assert rows is not None
-        values: Array = rows.by_name[name].take(positions % rows.ring.rows)
-        return values
+        return rows.take(name, positions)
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ The deltas need no order, so they are one sweep over everything; what is left of
 operations for each step, in place, over all environments.
 
 Invariants: equal to the recursion in float64 to 1e-5; nothing that came in is changed.
-Not here: where the tensors are kept (rollout.py).
+Not here: where the tensors are kept (tensors.py).
 Source: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2016, equation 16.
 """
 

@@ -76,7 +76,7 @@ class TransitionReader:
         rows = source.rows
         assert rows is not None
         last = np.array([head - 1])
-        count = abs(int(rows.by_name["lanes"].take(last % rows.ring.rows)[0]))
+        count = abs(int(rows.take("lanes", last)[0]))
         if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
             return None
         positions = np.arange(head - count, head)

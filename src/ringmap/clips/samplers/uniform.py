@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringmap.clips.samplers.base import Array, Draws, HasClips, Sampler
+from ringmap.clips.samplers.base import Array, Draws, HasClips
 
-__all__ = ["HasClips", "Sampler", "UniformSampler"]
+__all__ = ["UniformSampler"]
 
 
 class UniformSampler(Draws):

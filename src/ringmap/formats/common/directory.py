@@ -2,7 +2,7 @@
 
     write_episode -> check -> _encode (images to files or bytes) -> log        one write: the commit
                                                                      |
-                              at the end, and when the log is large: _absorb -> the format's files
+                              at the end, and when the log is large: absorb -> the format's files
 
 | mode      | nothing there      | a dataset is there                                      |
 | --------- | ------------------ | ------------------------------------------------------- |
@@ -62,11 +62,8 @@ class Layout(Protocol):
         """Return `(episodes, rows, schema, notes)` of the format's own files."""
         ...
 
-    def absorb(self, path: str, log: Log, options: dict[str, Any], whole: bool) -> None:
-        """Take the records of the log over into the format's own files.
-
-        Records that were taken over before are passed over. `whole` says that nothing follows.
-        """
+    def absorb(self, path: str, log: Log) -> None:
+        """Take the records of the log over into the format's own files, but for those that were before."""
         ...
 
     def tidy(self, path: str) -> None:
@@ -92,7 +89,7 @@ def recover(path: str, layout: Layout) -> None:
             return  # its writer is at work
         try:
             log.open()
-            layout.absorb(path, log, {}, whole=True)
+            layout.absorb(path, log)
             layout.tidy(path)
             disk.sync_all(path)
             log.remove()
@@ -142,10 +139,6 @@ class DirectoryWriter(EpisodeWriter):
     def _undo(self, number: int) -> None:
         """Remove what `_encode` stored elsewhere for an episode that was not written after all."""
 
-    def _options(self) -> dict[str, Any]:
-        """Return what `Layout.absorb` is to know."""
-        return {}
-
     # -- the block ---------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -165,7 +158,7 @@ class DirectoryWriter(EpisodeWriter):
         try:
             if failed and session.staging is not None:
                 return
-            self.layout.absorb(session.path, session.log, self._options(), whole=True)
+            self.layout.absorb(session.path, session.log)
             session.finish()
         finally:
             session.close()
@@ -200,7 +193,7 @@ class DirectoryWriter(EpisodeWriter):
         self._episodes += 1
         self._rows += episode.length
         if self.log_nbytes is not None and session.log.size >= self.log_nbytes:
-            self.layout.absorb(session.path, session.log, self._options(), whole=False)
+            self.layout.absorb(session.path, session.log)
             session.log.empty()
 
 

@@ -23,6 +23,7 @@ from ringmap.storage.system import NotAFileError, System, kind_of
 
 __all__ = [
     "INFLATED",
+    "JSON_NBYTES",
     "LARGEST_PICTURE",
     "LARGEST_ROW",
     "check_name",

@@ -124,8 +124,11 @@ class Staging:
             _delete(os.path.join(self.folder, name), self._owns)
 
 
-def finish_swap(path: str, owns: Owns) -> None:
-    """Finish a swap that was cut short, if one was; leave alone what a writer is at work on."""
+def finish_swap(path: str, owns: Owns | None) -> None:
+    """Finish a swap that was cut short, if one was; leave alone what a writer is at work on.
+
+    Without `owns` nothing is deleted, and the plan is kept.
+    """
     folder = staging_folder(path)
     if not _has_plan(folder):
         return
@@ -147,15 +150,8 @@ def each_file(folder: str) -> Iterator[str]:
 
 def restore(path: str) -> None:
     """Put something at `path` again where a swap by two renames was cut short in between."""
-    folder = staging_folder(path)
-    if os.path.exists(path) or not _has_plan(folder):
-        return
-    with contextlib.suppress(LockedError, FileNotFoundError):
-        fd = lock_folder(folder)
-        try:
-            _carry_out(path, folder, None)
-        finally:
-            disk.unlock(fd)
+    if not os.path.exists(path):
+        finish_swap(path, None)
 
 
 def _has_plan(folder: str) -> bool:

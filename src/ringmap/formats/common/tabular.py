@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.base import num_rows
 from ringmap.datasets.layout import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
@@ -40,7 +41,7 @@ from ringmap.formats.common.source import DirectorySource, damage_named, steps_o
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
-__all__ = ["Column", "TabularLayout", "TabularSource", "plan_columns"]
+__all__ = ["TABULAR", "Column", "TabularLayout", "TabularSource", "plan_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -143,7 +144,7 @@ class TabularLayout:
             lengths, offsets = _episodes(path)
             columns = self.columns(path)
         schema = Schema(tuple(c.spec for c in columns)) if columns else None
-        return len(lengths), _num_rows(lengths, offsets), schema, {"columns": columns}
+        return len(lengths), num_rows(lengths, offsets), schema, {"columns": columns}
 
     def columns(self, path: str) -> list[Column]:
         """Return the columns of a dataset, in order; those of other programs by the names of their files."""
@@ -166,7 +167,7 @@ class TabularLayout:
                 columns.append(Column(spec, name, media[0]))
         return columns
 
-    def absorb(self, path: str, log: Log, options: dict[str, Any], whole: bool) -> None:
+    def absorb(self, path: str, log: Log) -> None:
         """Take the records of a log over: columns, episode data, offsets, and last the lengths."""
         lengths, offsets = _episodes(path)
         fresh = [
@@ -236,7 +237,7 @@ class TabularSource(DirectorySource):
         self.schema = Schema(tuple(c.spec for c in self.columns.values()))
 
     def _open(self) -> Any:
-        rows = _num_rows(self.lengths, self.offsets)
+        rows = num_rows(self.lengths, self.offsets)
         handle: dict[str, Any] = {}
         for name, column in self.columns.items():
             if column.how == TABULAR:
@@ -249,7 +250,7 @@ class TabularSource(DirectorySource):
 
     def _refuse_vast(self) -> None:
         """Raise if the table tells of more images than there are: `_open` compares the other columns."""
-        rows = _num_rows(self.lengths, self.offsets)
+        rows = num_rows(self.lengths, self.offsets)
         for name, column in self.columns.items():
             if column.how == TABULAR:
                 continue
@@ -351,10 +352,6 @@ def _episodes(path: str) -> tuple[Array, Array]:
     if max(lengths.max(initial=0), offsets.max(initial=0)) >= _MOST or (offsets < 0).any():
         raise CorruptError(f"{path}: {LENGTHS} and {OFFSETS} do not describe episodes")
     return lengths.astype(np.int32), offsets[: len(lengths)].astype(np.int64)
-
-
-def _num_rows(lengths: Array, offsets: Array) -> int:
-    return int((offsets + lengths).max()) if len(lengths) else 0
 
 
 def _folders(path: str) -> list[str]:

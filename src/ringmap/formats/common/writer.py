@@ -26,7 +26,7 @@ __all__ = ["EpisodeWriter"]
 class EpisodeWriter:
     """The part of a writer that every format has.
 
-    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`.
+    A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`; it may supply `_as_stored`.
 
     Args:
         path: where to; a link to a dataset stays one.
@@ -57,6 +57,10 @@ class EpisodeWriter:
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
         """Write a checked episode, safe from a kill when it returns; `packed` is its encoded data."""
         raise NotImplementedError
+
+    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an episode as this format holds it, where that differs from what is given."""
+        return ep_data
 
     # -- the block ---------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class EpisodeWriter:
             raise ReadOnlyError(
                 f"{where}: {self.path} belongs to process {self._owner}, not to its fork"
             )
-        episode = check_episode(ep_data, self._schema, where)
+        episode = check_episode(self._as_stored(ep_data), self._schema, where)
         if episode is not None:
             packed = encode_data(episode.data, where) if episode.data else b""
             self._store(episode, packed, where)

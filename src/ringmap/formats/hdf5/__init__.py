@@ -16,12 +16,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ringmap.errors import InputError, NotFoundError
-from ringmap.formats.base import Format
+from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
 
 if TYPE_CHECKING:
     from ringmap.datasets.stored import StoredDataset
-    from ringmap.formats.hdf5.writer import HDF5Writer
 
 __all__ = ["HDF5"]
 
@@ -31,12 +30,13 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 @register_format
-class HDF5(Format):
+class HDF5(StoredFormat):
     """Datasets in one HDF5 file each. Lossless for every dtype that a buffer stores."""
 
     name = "hdf5"
     lossless = True
-    supports_episode_data = True
+    source = "ringmap.formats.hdf5.source:HDF5Source"
+    writer = "ringmap.formats.hdf5.writer:HDF5Writer"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -60,9 +60,6 @@ class HDF5(Format):
             InputError: "Ambiguous": the directory holds several.
             UnknownFormatError, CorruptError, LockedError: it can't be read.
         """
-        from ringmap.datasets.stored import StoredDataset
-        from ringmap.formats.hdf5.source import HDF5Source
-
         path = os.fspath(path)
         if os.path.isdir(path):
             found = _files_in(path)
@@ -74,14 +71,7 @@ class HDF5(Format):
                     f"{', ...' if len(found) > 5 else ''}); pass the path of one"
                 )
             path = os.path.join(path, found[0])
-        return StoredDataset(HDF5Source(path), **options)
-
-    @classmethod
-    def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> HDF5Writer:
-        """Return a writer to a file; see `HDF5Writer` for its options and errors."""
-        from ringmap.formats.hdf5.writer import HDF5Writer
-
-        return HDF5Writer(path, **options)
+        return super().open_reader(path, **options)
 
 
 def _files_in(folder: str) -> list[str]:

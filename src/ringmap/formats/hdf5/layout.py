@@ -9,7 +9,7 @@
 
 The attributes are ours; a reader that does not know them sees the plain layout of
 stable-worldmodel (Data guide, HDF5): one dataset per column over all steps.
-Invariants: what `create` and `write` stored, `find_columns` and `read` give back equal, dtype
+Invariants: what `create_column` and `write` stored, `find_columns` and `windows` give back equal, dtype
 and all; nothing is followed out of the file: no links, no external storage, no pickle.
 Not here: when what is written (writer.py), which rows are a clip (source.py).
 """
@@ -30,9 +30,7 @@ from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.schema import ColumnSpec
 
-__all__ = [
-    "EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns", "refuse_sparse",
-]  # fmt: skip
+__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

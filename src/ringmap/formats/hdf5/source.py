@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ringmap.datasets.base import num_rows
 from ringmap.errors import (
     CorruptError,
     LockedError,
@@ -147,7 +148,7 @@ class HDF5Source:
                 lengths, offsets = read_table(file)
                 columns = find_columns(file)
             if self._lengths is None:
-                rows = int((offsets + lengths).max()) if len(lengths) else 0
+                rows = num_rows(lengths, offsets)
                 for column in columns.values():
                     if len(column) < rows:
                         raise CorruptError(

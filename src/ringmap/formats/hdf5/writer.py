@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.base import num_rows
 from ringmap.errors import EnvironmentFault, InputError, RingmapError
 from ringmap.formats.common.source import damage_named
 from ringmap.formats.common.writer import EpisodeWriter
@@ -163,7 +164,7 @@ class HDF5Writer(EpisodeWriter):
             self._columns = find_columns(file)
             self._lengths = Column(EPISODE_LENGTHS, file[EPISODE_LENGTHS])
             self._offsets = Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS])
-            self._rows = int((lengths + offsets).max()) if len(lengths) else 0
+            self._rows = num_rows(lengths, offsets)
             given = self._lengths.dataset.attrs.get(NAMES_ATTRIBUTE)
             self._names = dict.fromkeys(json.loads(given) if given else ())
         specs = tuple(column.spec for column in self._columns.values())

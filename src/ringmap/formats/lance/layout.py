@@ -10,7 +10,7 @@
 The table `ringmap` in the schema's metadata says which column is which; without it (a dataset that
 another program made) binary columns are images and lists are what they are.
 Invariants: what `to_arrow` stored, `from_arrow` gives back equal, dtype and all.
-Not here: versions, commits (writer.py), which rows to take (source.py).
+Not here: the folder (folder.py), commits (absorb.py), which rows to take (source.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import math
 import os
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.layout import is_image
 from ringmap.errors import CorruptError, RoleError
-from ringmap.formats.common.images import LARGEST
+from ringmap.formats.common.images import LARGEST, size_of
 from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, refuse_links
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
@@ -35,7 +35,6 @@ from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
 __all__ = [
     "EPISODE",
-    "LAYOUT",
     "METADATA",
     "STEP",
     "Field",
@@ -46,6 +45,7 @@ __all__ = [
     "lance",
     "opened",
     "plan_fields",
+    "sized_fields",
     "to_arrow",
 ]
 
@@ -54,8 +54,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EPISODE = "episode_idx"
 STEP = "step_idx"
 METADATA = b"ringmap"
-
-_FOLDERS = ("_versions", "_transactions", "_indices", "_deletions", "_refs", "data", "tree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +139,7 @@ def episodes_path(path: str) -> str:
         >>> episodes_path("runs/prior.lance")
         'runs/prior_episodes.lance'
     """
-    stem = path[: -len(".lance")] if path.endswith(".lance") else path
-    return f"{stem}_episodes.lance"
+    return f"{path.removesuffix('.lance')}_episodes.lance"
 
 
 def plan_fields(schema: Schema, image_format: str) -> list[Field]:
@@ -288,6 +285,24 @@ def fields_of(schema: Any, path: str) -> list[Field]:
     return fields
 
 
+def sized_fields(dataset: Any, path: str) -> list[Field]:
+    """Return the columns of a dataset, images with the size that the first step has."""
+    fields = fields_of(dataset.schema, path)
+    unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
+    if not unsized or not dataset.count_rows():
+        return fields
+    first = dataset.take([0], columns=[f.name for f in unsized])
+    sizes = {}
+    for field in unsized:
+        sizes[field.name] = size_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
+    return [
+        replace(f, spec=ColumnSpec(f.spec.name, sizes[f.name], f.spec.dtype))
+        if f.name in sizes
+        else f
+        for f in fields
+    ]
+
+
 def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:
     """Return a field as the schema's metadata describes it, believing nothing."""
     check_row(path, spec.name, spec.row_nbytes)
@@ -309,45 +324,3 @@ def _storable(text: str) -> str:
     """Return a text that UTF-8 can hold and NumPy reads back."""
     strange = text.startswith(ESCAPED) or any("\ud800" <= c <= "\udfff" for c in text)
     return escape(text) if strange else text
-
-
-class _Layout:
-    """What `DirectoryWriter` needs to know of Lance datasets."""
-
-    def items(self, path: str) -> list[str]:
-        return [os.path.basename(path), os.path.basename(episodes_path(path))]
-
-    def is_dataset(self, path: str) -> bool:
-        return os.path.isdir(os.path.join(path, "_versions"))
-
-    def owns(self, relative: str) -> bool:
-        head = relative.split(os.sep)[0]
-        return head in _FOLDERS or relative == ".ringmap.log" or relative.startswith("_latest")
-
-    def create(self, path: str) -> None:
-        import pyarrow as pa
-
-        lance().write_dataset(pa.table({EPISODE: pa.array([], pa.int32()), STEP: pa.array([], pa.int32())}), path, mode="create")  # fmt: skip
-
-    def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
-        from ringmap.formats.lance.source import sized_fields
-
-        dataset = opened(path)
-        rows = dataset.count_rows()
-        if not rows:
-            return 0, 0, None, {}
-        fields = sized_fields(dataset, path)
-        last = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py()
-        compat = METADATA not in (dataset.schema.metadata or {})
-        return last + 1, rows, Schema(tuple(f.spec for f in fields)), {"fields": fields, "compat": compat}  # fmt: skip
-
-    def absorb(self, path: str, log: Any, options: dict[str, Any], whole: bool) -> None:
-        from ringmap.formats.lance.absorb import absorb
-
-        absorb(path, log)
-
-    def tidy(self, path: str) -> None:
-        """Nothing: what Lance did not commit, it does not read."""
-
-
-LAYOUT = _Layout()

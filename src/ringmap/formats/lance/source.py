@@ -10,30 +10,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.directory import recover
-from ringmap.formats.common.images import decode_into, size_of
+from ringmap.formats.common.images import decode_into
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
+from ringmap.formats.lance.folder import LAYOUT
 from ringmap.formats.lance.layout import (
     EPISODE,
-    LAYOUT,
     METADATA,
     STEP,
-    Field,
     episodes_path,
-    fields_of,
     from_arrow,
     opened,
+    sized_fields,
 )
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema
 
-__all__ = ["LanceSource", "sized_fields"]
+__all__ = ["LanceSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -113,24 +111,6 @@ class LanceSource(DirectorySource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_data": None}
-
-
-def sized_fields(dataset: Any, path: str) -> list[Field]:
-    """Return the columns of a dataset, images with the size that the first step has."""
-    fields = fields_of(dataset.schema, path)
-    unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
-    if not unsized or not dataset.count_rows():
-        return fields
-    first = dataset.take([0], columns=[f.name for f in unsized])
-    sizes = {}
-    for field in unsized:
-        sizes[field.name] = size_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
-    return [
-        replace(f, spec=ColumnSpec(f.spec.name, sizes[f.name], f.spec.dtype))
-        if f.name in sizes
-        else f
-        for f in fields
-    ]
 
 
 def _table(dataset: Any, path: str) -> tuple[Array, Array]:

@@ -17,7 +17,8 @@ from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.common.directory import DirectoryWriter
 from ringmap.formats.common.images import check_image_format, encode
 from ringmap.formats.common.log import Encoded
-from ringmap.formats.lance.layout import LAYOUT, Field, plan_fields
+from ringmap.formats.lance.folder import LAYOUT
+from ringmap.formats.lance.layout import Field, plan_fields
 from ringmap.formats.schema import CheckedEpisode
 from ringmap.storage.schema import ColumnSpec, as_columns
 
@@ -79,20 +80,8 @@ class LanceWriter(DirectoryWriter):
         self._compat = notes.get("compat", self.compat)
         self._told = False
 
-    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
-        """Append one whole episode; it is safe from a kill when the call returns.
-
-        Args:
-            ep_data: column -> per-step list, array or CPU tensor of shape (T, ...); under
-                `_episode_data`, a mapping of values constant within the episode. An empty one
-                changes nothing.
-
-        Raises:
-            RoleError: outside of a `with` block.
-            InputError: it does not fit the schema of the first episode; nothing was written.
-            OSError: the disk is full or failed; nothing was written, and the next call may work.
-        """
-        super().write_episode(_flattened(ep_data) if self._owner and self._compat else ep_data)
+    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _flattened(ep_data) if self._compat else ep_data
 
     def _encode(
         self, episode: CheckedEpisode, number: int

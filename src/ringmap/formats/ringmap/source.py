@@ -66,10 +66,9 @@ class BufferSource(DirectorySource):
             return {n: np.empty((*rows.shape, *specs[n].shape), specs[n].dtype) for n in columns}
         episodes = np.searchsorted(self.offsets, flat, side="right") - 1
         positions = self._starts[episodes] + flat - self.offsets[episodes]
-        slots = positions % handle.rows.ring.rows
         found = {}
         for name in columns:
-            taken = handle.rows.by_name[name].take(slots)
+            taken = handle.rows.take(name, positions)
             found[name] = taken.reshape(*rows.shape, *taken.shape[1:])
         if int(positions.min()) < handle.newest_tail():
             raise self._evicted()

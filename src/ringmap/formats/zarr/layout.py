@@ -28,6 +28,7 @@ from ringmap.formats.common.names import file_name
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
 __all__ = [
+    "CHUNK_NBYTES",
     "DATA_BYTES",
     "DATA_ENDS",
     "LAYOUT",
@@ -184,7 +185,7 @@ class ZarrLayout:
         schema = Schema(tuple(c.spec for c in columns)) if columns else None
         return len(ends), int(ends[-1]) if len(ends) else 0, schema, {}
 
-    def absorb(self, path: str, log: Log, options: dict[str, Any], whole: bool) -> None:
+    def absorb(self, path: str, log: Log) -> None:
         """Take the records of a log over: rows, episode data, and last the ends."""
         group = open_group(path, "r+")
         ends = episode_ends(group, path)

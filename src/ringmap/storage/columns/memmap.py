@@ -16,7 +16,6 @@ Not here: which rows are live.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -30,13 +29,14 @@ from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.cold import LARGE_NBYTES, runs
 from ringmap.storage.files import Disk, File
+from ringmap.storage.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.schema import ColumnSpec
 
 __all__ = ["MemmapColumn", "read_label"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_PAGE = 4096
+_PAGE = HEADER_NBYTES
 _EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
 """Blocks are reserved ahead by what is reserved already, within these bounds: few calls, little waste."""
 
@@ -374,15 +374,7 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def _header(spec: ColumnSpec, rows: int) -> bytes:
-    """Return NumPy's own version 1.0 header for the array, padded to one page."""
-    buffer = io.BytesIO()
-    described = {"descr": spec.dtype.str, "fortran_order": False, "shape": (rows, *spec.shape)}
-    text = repr(described).encode("latin1")
-    buffer.write(np.lib.format.magic(1, 0))
-    room = _PAGE - buffer.tell() - 2
-    buffer.write(room.to_bytes(2, "little"))
-    buffer.write(text.ljust(room - 1) + b"\n")
-    return buffer.getvalue()
+    return npy_header(spec.dtype.str, (rows, *spec.shape))
 
 
 def read_label(file: File) -> dict[str, Any] | None:

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of, most_encoded
@@ -461,7 +461,7 @@ def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
     """Return `zarr.json`, the label and a checksum of all else among its attributes."""
     body = array_metadata(spec, rows, int(label["chunk_steps"]), label["codecs"])
     body["attributes"] = {"ringmap": label}
-    body["attributes"]["ringmap_checksum"] = _checksum(body)
+    body["attributes"]["ringmap_checksum"] = json_checksum(body)
     return json.dumps(body, indent=1, ensure_ascii=True).encode() + b"\n"
 
 
@@ -471,12 +471,7 @@ def read_zarr_label(data: bytes) -> dict[str, Any] | None:
         body = json.loads(data)
         check = body["attributes"].pop("ringmap_checksum")
         label = body["attributes"]["ringmap"]
-        whole = check == _checksum(body)
+        whole = check == json_checksum(body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return label if whole and isinstance(label, dict) else None
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return xxhash.xxh3_64_hexdigest(text.encode())
