@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -104,13 +105,16 @@ def test_a_directory_that_is_replaced_is_an_error(cli, tmp_path, clock):
     assert "replaced" in done.err
 
 
-def command(folder):
-    return [sys.executable, "-m", "ringmap", "watch", str(folder), "--interval", "0.05"]
+def watched(folder, **options):
+    """Start `ringmap watch`, with Ctrl-C as a terminal gives it: jobs in the background of a shell ignore it."""
+    words = [sys.executable, "-m", "ringmap", "watch", str(folder), "--interval", "0.05"]
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(words, preexec_fn=listens, **options)
 
 
 def test_a_real_one_follows_a_writer_until_ctrl_c(tmp_path):
     buffer = fill(tmp_path / "live", episodes=1)
-    process = subprocess.Popen(command(tmp_path / "live"), stdout=subprocess.PIPE, text=True)
+    process = watched(tmp_path / "live", stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline().startswith("10 of 50 steps")
         buffer.write_episode(episode(1))
@@ -129,7 +133,7 @@ def test_a_terminal_gets_one_line_that_changes(tmp_path):
     buffer = fill(tmp_path / "live", episodes=1)
     ours, theirs = pty.openpty()
     env = os.environ | {"TERM": "xterm", "COLUMNS": "150"}
-    process = subprocess.Popen(command(tmp_path / "live"), stdout=theirs, stderr=theirs, env=env)
+    process = watched(tmp_path / "live", stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     seen = b""
 
