@@ -14,6 +14,7 @@ __all__ = ["main", "summary_of"]
 _ROWS, _HEAD = 256, "| what | ringmap | beside, in the same run |\n| --- | --- | --- |"
 _MB = _ROWS * 4 * 64 * 64 * 3 / 1e6
 """Of a batch of 256 clips of 4 frames."""
+_CALLED = {"np.memmap": "any plain np.memmap", "draw and takes": "bare NumPy"}
 
 
 class _Times:
@@ -33,7 +34,8 @@ class _Times:
         for start in others:
             if any(name.startswith(start) for name in self.median):
                 times = self.of(start) / self.of(ours)
-                found.append(f"{start} {times:.0f}" if times >= 10 else f"{start} {times:.1f}")
+                said = f"{times:.0f}" if times >= 10 else f"{times:.1f}"
+                found.append(f"{_CALLED.get(start, start)} {said}")
         return "times as long: " + " · ".join(found) if found else ""
 
 
@@ -49,7 +51,7 @@ def _cold(results: Path) -> list[str]:
     said = [f"the disk's own parallel random reads {_rate(times.of('O_DIRECT'))} MB/s"]
     for start in ("Lance", "a Dataset over h5py", "sheeprl", "np.memmap", "TorchRL"):
         if any(name.startswith(start) for name in times.median):
-            said.append(f"{'any plain ' * (start == 'np.memmap')}{start} {_rate(times.of(start))}")
+            said.append(f"{_CALLED.get(start, start)} {_rate(times.of(start))}")
     what = "a ring 8 times as large as memory may be: `batches(256)`, clips of 4 frames of 64x64x3"
     return [what, f"{_rate(times.of('batches()'))} MB/s", " · ".join(said)]
 
@@ -74,7 +76,7 @@ def _states(results: Path) -> list[str]:
     times = _Times(results, "sampling", 1)
     others = times.beside("ringmap", "draw and takes", "cpprb", "Stable-Baselines3", "sheeprl", "TorchRL")  # fmt: skip
     what = "`sample(256)` of state vectors"
-    return [what, _us(times.of("ringmap")), others.replace("draw and takes", "bare NumPy")]
+    return [what, _us(times.of("ringmap")), others]
 
 
 def _commits(results: Path) -> list[str]:

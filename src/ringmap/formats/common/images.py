@@ -69,7 +69,8 @@ def encode(images: Array, image_format: str) -> list[bytes]:
         return buffer.getvalue()
 
     # JPEGs are written no faster by two threads than by one, of any size.
-    return in_threads(one, list(images)) if image_format == "png" else [one(i) for i in images]
+    least = _MIN_PER_THREAD if image_format == "png" else len(images)
+    return in_threads(one, list(images), least)
 
 
 @contextlib.contextmanager
@@ -128,12 +129,8 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
         into[...] = pixels[..., None] if spec.shape[-1] == 1 else pixels
 
-    pairs = list(zip(out, files, strict=True))
-    if math.prod(spec.shape[:2]) >= _WORTH_THREADS:
-        in_threads(one, pairs)
-    else:
-        for pair in pairs:
-            one(pair)
+    large = math.prod(spec.shape[:2]) >= _WORTH_THREADS
+    in_threads(one, list(zip(out, files, strict=True)), _MIN_PER_THREAD if large else len(files))
 
 
 def in_threads(
