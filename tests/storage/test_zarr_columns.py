@@ -16,7 +16,7 @@ from ringmap.storage.columns import codecs
 from ringmap.storage.columns.backends import Zarr, check_storage, choose
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Direct, ThroughZarr, Undecodable, codec_of, normalised
-from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
+from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps, read_zarr_label
 from ringmap.storage.files import Disk
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -616,3 +616,20 @@ def test_reads_equal_zarrs_own(data):
         slots = np.array(asked, np.int64) % rows
         assert (reader.take(slots, None, head) == model[slots]).all()
         assert (reader.take(slots) == model[slots]).all()
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["of the label", "beside it"])
+def test_a_label_that_was_changed_says_nothing(inside):
+    """Whatever value was changed, though the text is still JSON."""
+    disk, spec, label = MemoryDisk(), SPECS[0], label_of(SPECS[0], 4)
+    ZarrColumn.create(disk, "/column", spec, 10, label)
+    text = disk.read_file("/column/zarr.json", 1 << 20)
+    assert read_zarr_label(text) == label
+
+    def part_of(body):
+        return body["attributes"]["ringmap"] if inside else body
+
+    for name in part_of(json.loads(text)).keys() - {"attributes"}:
+        body = json.loads(text)
+        part_of(body)[name] = "another"
+        assert read_zarr_label(json.dumps(body).encode()) is None
