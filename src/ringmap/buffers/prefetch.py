@@ -61,7 +61,12 @@ class Batches(Iterator[Batch]):
                 target=_fill, args=(self._make, self._shelf, steps), daemon=True,
                 name="ringmap-batches",
             )  # fmt: skip
-            self._thread.start()
+            try:
+                self._thread.start()
+            except (
+                RuntimeError
+            ):  # no thread can start here: batches are gathered when they are asked for
+                self._thread = None
 
     def __next__(self) -> Batch:
         if self._shelf.closed or self._left == 0:

@@ -492,11 +492,19 @@ class ReplayBuffer(Sampled):
                 store.flush(small=small)
 
     def close(self) -> None:
-        """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine."""
-        source, self._closed = self._owned, True
-        mine = self._pid == os.getpid()
+        """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine.
+
+        Files and lock go whatever the flush raises.
+
+        Raises:
+            RoleError: of a writer, in the middle of another call of the same thread (from a signal handler or a
+                callable): it stays open, and nothing was changed.
+            SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
+        """
+        source, mine = self._owned, self._pid == os.getpid()
         try:
             if isinstance(source, Store) and mine:
+                source.refuse_within("ReplayBuffer.close")
                 try:
                     if hasattr(self._sampler, "flush"):
                         self._sampler.flush()  # type: ignore[union-attr]
@@ -506,7 +514,8 @@ class ReplayBuffer(Sampled):
             elif source.is_open:
                 source.close()
         finally:
-            if mine and hasattr(self._sampler, "close"):
+            self._closed = self._closed or not source.is_open
+            if self._closed and mine and hasattr(self._sampler, "close"):
                 self._sampler.close()  # type: ignore[union-attr]
 
     def __enter__(self) -> ReplayBuffer:

@@ -21,11 +21,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import Any, overload
 
 import numpy as np
 
 from ringmap.clips.signposts import Signposts
+from ringmap.errors import RoleError
 from ringmap.storage.live import Deque, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex"]
@@ -49,11 +51,23 @@ _MAX_STEPS = 4
 class SpanIndex:
     """Clip numbers of one span over live episodes that grow and are evicted."""
 
-    __slots__ = ("_ends", "_era", "_posts", "_upto", "base", "first", "last", "live", "span")
+    __slots__ = (
+        "_busy",
+        "_ends",
+        "_era",
+        "_posts",
+        "_upto",
+        "base",
+        "first",
+        "last",
+        "live",
+        "span",
+    )
 
     def __init__(self, live: LiveEpisodes, span: int) -> None:
         self.live = live
         self.span = span
+        self._busy = 0
         self._restart()
 
     def _restart(self) -> None:
@@ -66,13 +80,29 @@ class SpanIndex:
         self._posts = Signposts(0, max(0, clips), len(live))
 
     def follow(self) -> None:
-        """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise."""
+        """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
+
+        Raises:
+            RoleError: called by a signal handler in the middle of it.
+        """
         live = self.live
+        if live.era == self._era and live.first == self.first and live.last == self._upto:
+            return
+        if self._busy == get_ident():
+            raise RoleError(
+                "called in the middle of a draw of the same thread (from a signal handler); set a flag there, and "
+                "call it when that draw has returned"
+            )
+        try:
+            self._busy = get_ident()
+            self._catch_up(live)
+        finally:
+            self._busy = 0
+
+    def _catch_up(self, live: LiveEpisodes) -> None:
         first, last = live.first, live.last
         if live.era != self._era:
             self._restart()
-        elif first == self.first and last == self._upto:
-            return
         self._era = _BETWEEN
         if last != self._upto:
             seen = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
@@ -191,7 +221,7 @@ class ClipIndex:
                 self._spans.pop(next(iter(self._spans)))
             index = self._spans[span] = SpanIndex(self.live, span)
         # All spans follow at each call, so that none falls behind by more than it costs to catch up at once.
-        for other in self._spans.values():
+        for other in tuple(self._spans.values()):  # a signal handler may ask for one more
             other.follow()
         return index
 

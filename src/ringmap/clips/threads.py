@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.columns.base import Column
+from ringmap.storage.threads import pool as pool_of
 
 __all__ = ["SPLIT_NBYTES", "take"]
 
@@ -39,6 +40,8 @@ def take(column: Column, slots: Array, out: Array | None, threads: int, head: in
     bounds = [len(slots) * part // parts for part in range(parts + 1)]
     pieces = [slice(a, b) for a, b in pairwise(bounds)]
     pool = _threads(parts - 1)
+    if pool is None:
+        return column.take(slots, out, head)
     others = [pool.submit(column.take, slots[piece], out[piece], head) for piece in pieces[1:]]
     try:
         column.take(slots[pieces[0]], out[pieces[0]], head)
@@ -48,11 +51,14 @@ def take(column: Column, slots: Array, out: Array | None, threads: int, head: in
     return out
 
 
-def _threads(count: int) -> ThreadPoolExecutor:
-    """Return the pool of this process, grown to `count` threads."""
+def _threads(count: int) -> ThreadPoolExecutor | None:
+    """Return the pool of this process, grown to `count` threads; None where they can't start."""
     global _pool, _workers
     if _pool is None or _workers < count:
-        _pool, _workers = ThreadPoolExecutor(count, "ringmap-gather"), count
+        grown = pool_of(count, "ringmap-gather")
+        if grown is None:
+            return None
+        _pool, _workers = grown, count
     return _pool
 
 

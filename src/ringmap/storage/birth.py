@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -165,8 +166,14 @@ def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
         )
 
 
-def make_columns(disk: Disk, paths: Paths, manifest: Manifest) -> Manifest:
-    """Take the second step: the columns, then the manifest that names them. No record is stored yet."""
+def make_columns(
+    disk: Disk, paths: Paths, manifest: Manifest, sync_folder: Callable[[str], None]
+) -> Manifest:
+    """Take the second step: the columns, then the manifest that names them. No record is stored yet.
+
+    `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
+    may say that all is well when it is not. (Files that a try left are made again, and synced as what they are: new.)
+    """
     assert manifest.schema is not None
     disk.remove_folder(paths.new_columns)
     disk.make_folder(paths.new_columns)
@@ -178,12 +185,13 @@ def make_columns(disk: Disk, paths: Paths, manifest: Manifest) -> Manifest:
             disk, os.path.join(paths.new_columns, name), spec, manifest.rows, manifest.label(i)
         )
         sizes.append(backend.nbytes(spec, manifest.rows, manifest.label(i)))
-    disk.sync_folder(paths.new_columns)
+    sync_folder(paths.new_columns)
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)
-    disk.sync_folder(paths.folder)
+    sync_folder(paths.folder)
     manifest = replace(manifest, sizes=tuple(sizes))
-    disk.replace_file(paths.manifest, manifest.encode())
+    disk.put(paths.manifest, paths.manifest + ".tmp", manifest.encode(), synced=True)
+    sync_folder(paths.folder)
     return manifest
 
 

@@ -21,14 +21,13 @@ import json
 import logging
 import os
 import struct
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from ringmap.errors import EnvironmentFault, InputError
+from ringmap.errors import ClosedError, EnvironmentFault, InputError
 from ringmap.storage.files import Disk, File
 from ringmap.storage.schema import portable
 
@@ -220,11 +219,7 @@ class Segments:
         self._last_seq: dict[int, int] = {}
         self._open: dict[int, File] = {}
         self._reading: tuple[int, File] | None = None
-        self._read_lock = threading.Lock()
-
-    def reset_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held at the fork."""
-        self._read_lock = threading.Lock()
+        self._closed = False
 
     def path(self, number: int) -> str:
         """Return the path of a segment."""
@@ -242,7 +237,7 @@ class Segments:
             last_seq: segment -> newest record that names it, for every segment on disk (0: none).
             beyond: neither this number nor any below it is used again.
         """
-        self.close()
+        self._let_go()
         self._last_seq = dict(last_seq)
         self._next = max([beyond, *last_seq], default=0) + 1
 
@@ -260,24 +255,40 @@ class Segments:
         return self.number, offset
 
     def read(self, number: int, offset: int, size: int, check: int) -> bytes | None:
-        """Return a blob, or None when its segment is gone or its checksum does not hold."""
-        with self._read_lock:  # episodes in order share a segment: it stays open for the next one
-            try:
-                if self._reading is None or self._reading[0] != number:
-                    self._stop_reading()
-                    self._reading = (number, self._disk.open(self.path(number)))
-                file = self._reading[1]
-                blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
-            except FileNotFoundError:
-                return None
-            except (
-                MemoryError
-            ) as error:  # no word on whether it is whole: an episode is not dropped for it
-                raise EnvironmentFault(
-                    errno.ENOMEM,
-                    f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
-                ) from error
+        """Return a blob, or None when its segment is gone or its checksum does not hold.
+
+        Raises:
+            ClosedError: the buffer was closed.
+        """
+        try:
+            file = self._open_to_read(number)
+            blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
+        except FileNotFoundError:
+            self._check_open()
+            return None
+        except MemoryError as error:  # no word on whether it is whole: no episode is dropped for it
+            raise EnvironmentFault(
+                errno.ENOMEM,
+                f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
+            ) from error
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
+
+    def _open_to_read(self, number: int) -> File:
+        """Return the file of a segment. It stays open for the next episode, which shares it as a rule.
+
+        Without a lock: each call holds the file that it reads, whatever another thread opens next.
+        """
+        self._check_open()
+        reading = self._reading
+        if reading is None or reading[0] != number:
+            reading = self._reading = (number, self._disk.open(self.path(number)))
+            if self._closed:  # meanwhile
+                self._reading = None
+        return reading[1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
 
     def current(self) -> File:
         """Return the open file of the segment that the last append went to."""
@@ -288,11 +299,10 @@ class Segments:
         return dict(self._open)
 
     def forget_synced(self, synced: Mapping[int, File]) -> None:
-        """Close the files of full segments that were synced."""
+        """Let go of the files of full segments that were synced."""
         for number, file in synced.items():
             if number != self.number and self._open.get(number) is file:
                 del self._open[number]
-                file.close()
 
     def rewrite(self, number: int, offset: int, size: int) -> None:
         """Write bytes again as they stand, so that the next sync takes them to the disk."""
@@ -342,14 +352,9 @@ class Segments:
             del self._last_seq[number]
 
     def close(self) -> None:
-        """Give all descriptors back."""
-        for file in self._open.values():
-            file.close()
-        self._open, self.number, self._size = {}, 0, 0
-        with self._read_lock:
-            self._stop_reading()
+        """Let go of all descriptors; a read that is under way keeps its own until it is done."""
+        self._closed = True
+        self._let_go()
 
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            self._reading[1].close()
-            self._reading = None
+    def _let_go(self) -> None:
+        self._open, self.number, self._size, self._reading = {}, 0, 0, None

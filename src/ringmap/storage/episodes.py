@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
-from ringmap.storage.files import Disk, File
+from ringmap.storage.files import Disk, File, closed
 from ringmap.storage.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
 
@@ -198,18 +198,20 @@ class EpisodeTable:
     def start_of(self, seq: int) -> int:
         """Return where record `seq` starts, unchecked: for walking a range that was checked."""
         slot = seq % self.slots
-        return int(self._read(slot, 1)["start"][0] if self._walk is None else self._walk[0][slot])
+        walk = self._walk
+        return int(self._read(slot, 1)["start"][0] if walk is None else walk[0][slot])
 
     def first_live(self, seq: int, stop: int, tail: int) -> int:
         """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
-        if self._walk is None:
+        walk = self._walk
+        if walk is None:
             while seq < stop:
                 record = Record.of(self._read(seq % self.slots, 1)[0])
                 if record.start >= tail and record.live:
                     return seq
                 seq += 1
             return stop
-        starts, kinds, flags = self._walk
+        starts, kinds, flags = walk
         while seq < stop:
             slot = seq % self.slots
             if starts[slot] >= tail and kinds[slot] == EPISODE and not flags[slot] & DROPPED:
@@ -226,10 +228,8 @@ class EpisodeTable:
         self._file.sync()
 
     def close(self) -> None:
-        """Give the descriptor and the map back."""
-        if self._walk is not None:
-            self._walk = (np.empty(0, np.uint8),) * 3
-        self._file.close()
+        """Let go of the descriptor and the map; a read that is under way keeps them until it is done."""
+        self._file, self._walk = closed(self._file), None
 
     # -- many records ------------------------------------------------------------------------
 

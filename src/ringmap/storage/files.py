@@ -19,14 +19,15 @@ import errno
 import mmap
 import os
 import shutil
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 
-from ringmap.errors import EnvironmentFault
+from ringmap.errors import ClosedError, EnvironmentFault
 from ringmap.storage.system import Data, System, kind_of
 
-__all__ = ["Disk", "File", "FileHandle"]
+__all__ = ["ClosedFile", "Disk", "File", "FileHandle", "closed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -85,7 +86,13 @@ class File(Protocol):
 
 
 class FileHandle:
-    """A file of the real disk."""
+    """A file of the real disk. Its descriptor lives as long as the last reference to it.
+
+    Who shares a file with other threads lets go of it (`closed`) and never calls `close`: a read that is under
+    way holds a reference, so the number of its descriptor can't become another file's in the middle of it.
+    Where no read is under way the last reference goes at once, and with it the descriptor: a folder can then be
+    removed on Windows, too.
+    """
 
     __slots__ = ("disk", "fd", "path")
 
@@ -188,15 +195,38 @@ class FileHandle:
         if fd >= 0:
             os.close(fd)
 
-    def __del__(self) -> None:
-        """Give the descriptor back when the last user is gone, as of a stream that nobody ended."""
-        with contextlib.suppress(AttributeError, OSError):  # half made; closed behind our back
-            self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """Give the descriptor back when the last user is gone.
+
+        By nothing global: at the end of the interpreter the names of this module may be gone.
+        """
+        try:
+            if self.fd >= 0:
+                close(self.fd)
+        except (AttributeError, OSError):  # half made; closed behind our back
+            pass
 
     def detach(self) -> int:
         """Return the descriptor, which is the caller's from now on."""
         fd, self.fd = self.fd, -1
         return fd
+
+
+class ClosedFile:
+    """Stands in the place of a file that was let go: whatever is asked of it raises ClosedError."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedError(f"{self.path}: the buffer was closed meanwhile; open it again")
+
+
+def closed(file: File) -> File:
+    """Return what takes the place of a file that other threads may be reading; see `FileHandle`."""
+    return cast(File, ClosedFile(file.path))
 
 
 _BINARY = getattr(os, "O_BINARY", 0)

@@ -303,6 +303,11 @@ class Journal:
         left = set(self.disk.names(self.paths.open)) if finished else set()
         return [name for name in finished if name not in left]
 
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        with self._poisoning():
+            self.disk.sync_folder(path)
+
     def sync_state(self) -> None:
         """Make the mark durable."""
         with self._poisoning():
@@ -335,7 +340,7 @@ class Journal:
         ) from self.poison
 
     def close(self) -> None:
-        """Give all descriptors back."""
+        """Let go of all descriptors."""
         self.segments.close()
         self.table.close()
         self.state_file.close()

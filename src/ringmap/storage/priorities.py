@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.storage.files import Disk, File
+from ringmap.storage.files import Disk, File, closed
 
 __all__ = ["Leaves", "PriorityFile"]
 
@@ -309,8 +309,8 @@ class PriorityFile:
         self._file.sync()
 
     def close(self) -> None:
-        """Give the file back."""
-        self._file.close()
+        """Let go of the file."""
+        self._file = closed(self._file)
 
     def _area(self, generation: int) -> int:
         return 2 * _SLOT + generation % 2 * _paged(self._rows * 4)

@@ -10,7 +10,9 @@ Not here: sampling, redraws.
 
 from __future__ import annotations
 
+import functools
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -102,10 +104,7 @@ class Reader(Source):
                 bad = bad_episodes(behind, self.rows, self.segments, self._progress)
             if self._changed(shown):
                 continue
-            with self.memory:
-                self._shown = _BETWEEN
-                self._take(found, bad)
-                self._shown = shown or State()
+            self._change_to(shown or State(), functools.partial(self._take, found, bad))
             return
         self._lapped("opening")
 
@@ -123,7 +122,7 @@ class Reader(Source):
 
     def settle(self) -> None:
         """Take the whole state anew if an interrupt came while memory changed."""
-        if self._shown is _BETWEEN:
+        if self._shown is _BETWEEN and not self.is_held:
             with self.memory:  # unless another thread is changing it
                 if self._shown is _BETWEEN:
                     self._load()
@@ -134,7 +133,10 @@ class Reader(Source):
         Raises:
             ReplacedError: the directory is another one now.
             LappedError: the writer overtook this reader time after time.
+            RoleError: called by a signal handler in the middle of such a change.
         """
+        if self.is_held:  # what is being searched stands still
+            return False
         if self.identity != self._identity_now():
             raise ReplacedError(
                 f"{self.folder}: the directory was replaced since it was opened; open it again"
@@ -199,29 +201,42 @@ class Reader(Source):
             & (records["flags"] & DROPPED == 0)
             & (records["start"] >= shown.tail)
         )
-        with self.memory:
-            if not anew and (
-                shown.epoch != self._shown.epoch
-                or shown.seq < self.seq
-                or fresh != max(self.seq + 1, shown.first)
-            ):
-                return False  # another thread was faster
-            self._shown = _BETWEEN
+        starts, lengths = records["start"][kept], records["length"][kept]
+
+        def take() -> None:
             if anew:
                 if self.rows is not None:
                     self.rows.forget()
-                self.live.reset(records["start"][kept], records["length"][kept])
+                self.live.reset(starts, lengths)
             else:
                 self.live.evict_before(shown.tail)
-                self.live.extend(records["start"][kept], records["length"][kept])
+                self.live.extend(starts, lengths)
             self.seq, self.first, self.tail, self.head = (
                 shown.seq,
                 shown.first,
                 shown.tail,
                 shown.head,
             )
-            self._shown = shown
+
+        with self.memory:
+            if not anew and (
+                shown.epoch != self._shown.epoch
+                or shown.seq < self.seq
+                or fresh != max(self.seq + 1, shown.first)
+            ):
+                return False  # another thread was faster, or a signal handler
+            self._change_to(shown, take)
         return True
+
+    def _change_to(self, shown: State, take: Callable[[], None]) -> None:
+        """Change memory to the state shown."""
+
+        def work() -> None:
+            self._shown = _BETWEEN
+            take()
+            self._shown = shown
+
+        self._change(work)
 
     def _refuse_impossible(self, records: Array, seq: int, tail: int, head: int) -> None:
         refuse_impossible(records, (seq, tail, head), self.manifest.max_steps, self.paths.table)
@@ -249,6 +264,6 @@ class Reader(Source):
         )
 
     def close(self) -> None:
-        """Give all files back."""
+        """Let go of all files. A read that is under way goes on with them, or raises ClosedError."""
         super().close()
         self._state_file.close()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from ringmap.storage.blobs import LARGEST_BLOB, LAST_OFFSET, Segments, decode_bl
 from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, EpisodeTable, Record
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
+from ringmap.storage.threads import mapped
 
 __all__ = [
     "MOST",
@@ -258,14 +258,12 @@ def bad_episodes(
         return bad_rows(record, rows.schema.names, rows.sums(record.start, record.length), blob)
 
     bad: dict[int, str] = {}
-    with ThreadPoolExecutor(4) as pool:  # xxhash and copies release the GIL
-        for done, (row, fault) in enumerate(
-            zip(records, pool.map(verify, records), strict=True), 1
-        ):
-            if fault is not None:
-                bad[int(row["seq"])] = fault
-            if progress is not None:
-                progress(done, len(records))
+    faults = mapped(verify, records, 4, "ringmap-verify")  # xxhash and copies release the GIL
+    for done, (row, fault) in enumerate(zip(records, faults, strict=True), 1):
+        if fault is not None:
+            bad[int(row["seq"])] = fault
+        if progress is not None:
+            progress(done, len(records))
     return bad
 
 

@@ -4,19 +4,23 @@
     ordinal -> EpisodeTable -> Record -> Segments        (episode data)
 
 Invariants: `memory` is held while live episodes change or are searched; rows are gathered
-without it, and whoever gathers looks at `newest_tail` again afterwards.
+without it, and whoever gathers looks at `newest_tail` again afterwards. A signal handler runs in the
+thread that it interrupts, for which `memory` is no obstacle: so nothing changes in the middle of a
+search of the same thread, and nothing is searched in the middle of a change of it.
+A source that was closed keeps its rows, table and segments, which raise ClosedError: `rows` is
+None only where nothing was ever stored.
 Not here: writing (store.py), following a writer (reader.py), clips.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import ClipIndexError, CorruptError
+from ringmap.errors import ClipIndexError, CorruptError, RoleError
 from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
@@ -49,6 +53,7 @@ class Source:
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
         self.is_open = True
+        self._changing = False
         self.seq = 0
         self.first = 1
         self.tail = 0
@@ -74,6 +79,30 @@ class Source:
     def newest_tail(self) -> int:
         """Return the position below which rows may have been overwritten by now."""
         return self.tail
+
+    def _change(self, work: Callable[[], None]) -> None:
+        """Change what is in memory. Holds `memory`."""
+        with self.memory:
+            try:
+                self._changing = True
+                work()
+            finally:
+                self._changing = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread is in the middle of a search or of a change, so that nothing may change here now.
+
+        Raises:
+            RoleError: of a change: nothing may be read either.
+        """
+        held: bool = self.memory._is_owned()  # type: ignore[attr-defined]
+        if held and self._changing:
+            raise RoleError(
+                f"{self.folder}: called in the middle of a change of the same thread (from a signal handler); set a "
+                "flag there, and call it when what was interrupted has returned"
+            )
+        return held
 
     def _take(self, found: Found, bad: Collection[int]) -> None:
         """Bring memory to a state that was found, without the bad episodes. Holds `memory`."""
@@ -116,12 +145,13 @@ class Source:
 
     def read_steps(self, ordinal: int, start: int, stop: int) -> list[Array] | None:
         """Return steps `[start, stop)` of an episode, or None when it was evicted while being read."""
-        assert self.rows is not None
+        rows = self.rows
+        assert rows is not None
         with self.memory:
             if not self.live.first <= ordinal < self.live.last:
                 return None
             position = self.live.start(ordinal)
-        steps = self.rows.read(position + start, stop - start)
+        steps = rows.read(position + start, stop - start)
         return steps if position >= self.newest_tail() else None
 
     def read_episode(self, ordinal: int) -> tuple[list[Array], dict[str, Any], Record] | None:
@@ -130,15 +160,16 @@ class Source:
         Raises:
             CorruptError: the rows are not what was stored.
         """
-        assert self.rows is not None
+        rows = self.rows
+        assert rows is not None
         record = self._live_record(ordinal)
         if record is None:
             return None
-        steps = self.rows.read(record.start, record.length)
+        steps = rows.read(record.start, record.length)
         blob = self.blob_of(record)
         if record.start < self.newest_tail():
             return None
-        fault = bad_rows(record, self.rows.schema.names, [sum_of(s) for s in steps], blob)
+        fault = bad_rows(record, rows.schema.names, [sum_of(s) for s in steps], blob)
         if fault is not None:
             raise CorruptError(
                 f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
@@ -182,7 +213,7 @@ class Source:
             ) from None
 
     def close(self) -> None:
-        """Give all files back."""
+        """Let go of all files. A read that is under way goes on with them, or raises ClosedError."""
         if self.rows is not None:
             self.rows.close()
         self.segments.close()

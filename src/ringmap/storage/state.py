@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from ringmap.errors import CorruptError
-from ringmap.storage.files import Disk, File
+from ringmap.storage.files import Disk, File, closed
 
 __all__ = ["NO_BOOT", "State", "StateFile"]
 
@@ -146,8 +146,8 @@ class StateFile:
         self._file.sync()
 
     def close(self) -> None:
-        """Give the descriptor back."""
-        self._file.close()
+        """Let go of the descriptor; a look that is under way keeps it until it is done."""
+        self._file = closed(self._file)
 
     def _parse(self, data: bytes, slot: int) -> State | None:
         packed = data[slot * _SLOT : slot * _SLOT + _PACK.size]

@@ -11,7 +11,9 @@ both publishes it and retires what it evicts. A longer one first writes a retire
 Invariants: a row or slot that the newest durable record calls live is never overwritten;
 `stale` is set before a call's first write and cleared as its last statement, and whoever
 finds it set recovers from the files first; memory changes under `memory` only.
-Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`.
+Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. What writes
+or closes goes through one gate (`alone`), which refuses a thread that holds one of them: a signal
+handler, or a callable, in the middle of another call.
 Not here: what a commit stores (buffers/), how a directory is born (birth.py), when the
 background syncs (sync.py).
 """
@@ -21,12 +23,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -116,7 +119,7 @@ class Store(Source):
         self.journal: Journal | None = None
         self._lock = lock
         self._mutex = threading.RLock()
-        self._syncing = threading.Lock()
+        self._syncing = threading.RLock()
         self.made_room = False
         self._writing = False
         self._stale = True
@@ -124,7 +127,8 @@ class Store(Source):
         self._closed = False
         self._child = False
         self._background: BackgroundSync | None = None
-        self._syncs_behind = settings.sync_every_s > 0 and not self.power and not disk.volatile
+        if settings.sync_every_s > 0 and not self.power and not disk.volatile:
+            self._background = BackgroundSync(self, settings.sync_every_s)
         _stores.add(self)
 
     # -- opening -----------------------------------------------------------------------------
@@ -217,7 +221,8 @@ class Store(Source):
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
-            self._make_columns(schema, locked=True)
+            assert self.journal is not None
+            self._make_columns(self.journal, schema, locked=True)
 
     def _recover(self) -> None:
         """Bring memory and files to the committed state. Holds the mutex, waits for a running sync."""
@@ -261,10 +266,13 @@ class Store(Source):
                 manifest = self.manifest = replace(manifest, carried=kept)
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
             journal.adopt(found)
-            with self.memory:
+
+            def take() -> None:
                 self._torn_memory = True
                 self._take(found, bad)
                 self._torn_memory = False
+
+            self._change(take)
             self._stale = False
 
     # -- roles -------------------------------------------------------------------------------
@@ -287,13 +295,21 @@ class Store(Source):
         return self.journal
 
     def settle(self) -> None:
-        """Make memory agree with the files if an interrupt came between them. No cost otherwise."""
+        """Make memory agree with the files if an interrupt came between them. No cost otherwise.
+
+        Raises:
+            RoleError: called by a signal handler in the middle of a change of memory.
+        """
         if not self._stale or self._closed or self.is_poisoned:
             return
         if self._child and not self.disk.volatile:
             return  # its files are the parent's; a copy of a disk in RAM is the child's own
-        if self._writing:
-            return  # a write is under way: memory shows the state before it
+        if self._is_in_use:
+            if self._torn_memory:
+                self._refuse("ReplayBuffer")
+            return  # a write, or a recovery, is under way: memory shows the state before it
+        if self._writing and not self._torn_memory:
+            return
         with self._mutex:
             try:
                 if self._stale:
@@ -309,19 +325,44 @@ class Store(Source):
         A function that is handed the work, not a context manager: an interrupt that comes between a
         Python `__enter__` and its block would leave the mutex taken for ever.
         """
-        if self._mutex._is_owned():  # type: ignore[attr-defined]
-            raise RoleError(
-                f"{where}: called in the middle of another write of the same thread (from a signal handler "
-                "or a callable); set a flag there, and call it when that write has returned"
-            )
+
+        def whole() -> None:
+            self.made_room = False
+            with _clear_errors(where, self.folder, self):
+                work(self._ready(where))
+
+        self.alone(where, whole)
+
+    def alone(self, where: str, work: Callable[[], None]) -> None:
+        """Do `work` while other writing calls are kept out, whether or not this handle may write."""
+        self.refuse_within(where)
         with self._mutex:
-            self._writing = True
             try:
-                self.made_room = False
-                with _clear_errors(where, self.folder, self):
-                    work(self._ready(where))
+                self._writing = True
+                work()
             finally:
                 self._writing = False
+
+    def refuse_within(self, where: str) -> None:
+        """Raise in the middle of another call of the same thread: of a write, a sync, or a search of memory.
+
+        Once it has passed, nothing that this thread does can be in the middle of anything: a handler that
+        interrupts it returns first.
+        """
+        if self._is_in_use:
+            self._refuse(where)
+
+    @property
+    def _is_in_use(self) -> bool:
+        """Whether this thread holds one of the locks: it is a handler's, or a callable's, that is called."""
+        locks = self._mutex, self._syncing, self.memory
+        return any(lock._is_owned() for lock in locks)  # type: ignore[attr-defined]
+
+    def _refuse(self, where: str) -> NoReturn:
+        raise RoleError(
+            f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
+            "callable); set a flag there, and call it when that call has returned"
+        )
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -373,20 +414,21 @@ class Store(Source):
         """
         self.exclusively(
             where,
-            lambda journal: self._commit(
+            lambda journal: self.commit_within(
                 journal, schema, arrays, data, flags, where, finished, small
             ),
         )
 
-    def _commit(
+    def commit_within(
         self, journal: Journal, schema: Schema, arrays: list[Array], data: bytes, flags: int,
-        where: str, finished: str | None, small: Mapping[str, Any] | None,
+        where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        """Do what `commit` does, within work that `exclusively` does."""
         length = len(arrays[0])
         sums = [sum_of(values) for values in arrays]
         if self.rows is None:
             self._stale = True
-            self._make_columns(schema, locked=False)
+            self._make_columns(journal, schema, locked=False)
         elif self.rows.schema is not schema and self.rows.schema != schema:
             raise InputError(
                 f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
@@ -412,7 +454,8 @@ class Store(Source):
         journal.append(record)
         self._remember(record)
         self._stale = False
-        self._start_background()
+        if self._background is not None:
+            self._background.committed()
 
     def clear(self, small: Mapping[str, Any] | None = None) -> None:
         """Retire every episode, in one commit."""
@@ -452,7 +495,8 @@ class Store(Source):
     def _remember(self, record: Record) -> None:
         """Bring memory to the state after `record`."""
         live = self.live
-        with self.memory:
+
+        def change() -> None:
             self._torn_memory = True
             live.evict_before(record.tail)
             if record.length:
@@ -460,6 +504,8 @@ class Store(Source):
             self.seq, self.first = record.seq, record.first
             self.tail, self.head = record.tail, record.head
             self._torn_memory = False
+
+        self._change(change)
 
     def _after(self, seq: int, head: int, tail: int) -> tuple[int, int]:
         """Return tail and oldest live record once record `seq` ends at `head`: what fits stays."""
@@ -486,12 +532,12 @@ class Store(Source):
                 return True
         return False
 
-    def _make_columns(self, schema: Schema, locked: bool) -> None:
+    def _make_columns(self, journal: Journal, schema: Schema, locked: bool) -> None:
         chosen = choose(self.settings.storage, schema, "ReplayBuffer")
         backends, options = [c.backend for c in chosen], [c.options for c in chosen]
         manifest = self.manifest.with_columns(schema, backends, options, locked)
         warn_of_space(self.disk, self.folder, manifest)
-        manifest = make_columns(self.disk, self.paths, manifest)
+        manifest = make_columns(self.disk, self.paths, manifest, journal.sync_folder)
         rows = Rows.open(self.disk, self.folder, manifest, True, self.head, self.mapped)
         self.manifest, self.rows = manifest, rows
 
@@ -549,6 +595,11 @@ class Store(Source):
 
     def sync_in_background(self) -> None:
         """Do what `flush` does but for the manifest, without keeping the writer waiting."""
+        self.refuse_within("Store.sync_in_background")
+        self.sync_behind()
+
+    def sync_behind(self) -> None:
+        """Do so, in a thread of its own; or within a commit, of which the writer then waits for it."""
         journal = self.journal
         with self._mutex:
             if (
@@ -559,7 +610,7 @@ class Store(Source):
                 return
             upto, rows = journal.state, self.rows
             segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
-            self._syncing.acquire()  # a recovery waits for us; interrupts come to the main thread only
+            self._syncing.acquire()  # a recovery waits for us; what writes is refused to this thread
         failed: OSError | None = None
         try:
             journal.sync_all(rows, segments)
@@ -582,41 +633,67 @@ class Store(Source):
         wrong = self._closed or self._child or self._stale or journal.unpublished
         return not wrong and journal.poison is None
 
-    def _start_background(self) -> None:
-        if self._background is None and self._syncs_behind:
-            self._background = BackgroundSync(self, self.settings.sync_every_s)
-
     # -- the end -----------------------------------------------------------------------------
 
     def close(self, small: Mapping[str, Any] | None = None) -> None:
-        """Flush, and let go of files and lock, whatever happens."""
-        if self._closed:
-            if self._lock is not None and not self._child:  # of a close that was interrupted
-                self._lock.release()
-            return
-        try:
+        """Flush, and let go of files and lock, whatever happens.
+
+        Raises:
+            RoleError: in the middle of another call of the same thread. Nothing was changed.
+        """
+        where = "ReplayBuffer.close"
+
+        def flush() -> None:
             if not self._child and not self.is_poisoned:
-                self.flush("ReplayBuffer.close", small)
-        finally:
-            self.abandon()
+                with _clear_errors(where, self.folder, self):
+                    self._flush(self._ready(where), small)
+
+        self._end(where, flush)
 
     def abandon(self) -> None:
-        """Let go of files and lock without a flush."""
-        if self._background is not None:
-            self._background.stop()
-        with self._mutex, self._syncing:
-            self._closed = True
+        """Let go of files and lock without a flush.
+
+        Raises:
+            RoleError: in the middle of another call of the same thread. Nothing was changed.
+        """
+        self._end("ReplayBuffer.close", lambda: None)
+
+    def _end(self, where: str, first: Callable[[], None]) -> None:
+        background = self._background
+
+        def end() -> None:
+            if background is not None:
+                background.stop()
             try:
-                self.close_files()
-            finally:  # an interrupt in between must not keep the next writer out
-                if self._lock is not None and not self._child:
-                    self._lock.release()
+                if not self._closed:
+                    first()
+            finally:
+                with self._syncing:  # a sync that is under way is waited for
+                    self._closed = True
+                    try:
+                        self.close_files()
+                    finally:  # an interrupt in between must not keep the next writer out
+                        if self._lock is not None and not self._child:
+                            self._lock.release()
+
+        self.alone(where, end)
+        if background is not None:
+            background.join()  # with no lock held: it may be waiting for one
+
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now.
+
+        Raises:
+            ClosedError: by another writer, then, of which this handle knows nothing.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
+        return self.tail
 
     def close_files(self) -> None:
-        """Give all descriptors back."""
+        """Let go of all descriptors. What reads goes on with them, or raises ClosedError: `rows` stays."""
         if self.rows is not None:
             self.rows.close()
-            self.rows = None
         if self.journal is not None:
             self.journal.close()
             self.journal = None
@@ -624,19 +701,19 @@ class Store(Source):
 
     def become_child(self) -> None:
         """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""
-        self._child, self._writing = True, False
-        self._mutex, self._syncing = threading.RLock(), threading.Lock()
+        self._child, self._writing, self._changing = True, False, False
+        self._mutex, self._syncing = threading.RLock(), threading.RLock()
         self.memory = threading.RLock()
         self.disk.system.reset_after_fork()
-        self.segments.reset_after_fork()
         self._background = None
         if self._lock is not None:
             self._lock.drop_in_child()
         if not self.disk.volatile:
             self.close_files()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and not self._child:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the interpreter the kernel lets go of all, and a sync under way would never end.
+        if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
             with contextlib.suppress(Exception):
                 self.abandon()
 

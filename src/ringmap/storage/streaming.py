@@ -30,6 +30,7 @@ from ringmap.storage.blobs import encode_data
 from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk, File
 from ringmap.storage.frames import FRAME, read_stream
+from ringmap.storage.journal import Journal
 from ringmap.storage.schema import Schema, as_columns
 from ringmap.storage.store import Store
 
@@ -100,6 +101,7 @@ class OpenEpisode:
         self._store.exclusively(where, lambda _: self._append(step, where))
 
     def _append(self, step: Mapping[str, Any], where: str) -> None:
+        self._check_open(where)  # once more: a handler may have come first
         columns = {name: _one_step(name, value, where) for name, value in step.items()}
         if self._filter is not None:
             columns = self._filter(columns)
@@ -134,9 +136,18 @@ class OpenEpisode:
         """
         where = "OpenEpisode.finish"
         self._check_open(where)
+        self._store.exclusively(
+            where,
+            lambda journal: self._finish(journal, terminated, truncated, episode_data, where),
+        )
+
+    def _finish(
+        self, journal: Journal, terminated: bool, truncated: bool, episode_data: Mapping[str, Any] | None,
+        where: str,
+    ) -> None:  # fmt: skip
+        self._check_open(where)  # once more: a handler may have come first
         store = self._store
-        # A call that was interrupted may have stored it or not: only after a recovery does `carried` know.
-        store.exclusively(where, lambda _: None)
+        # A call that was interrupted may have stored it or not: `carried` knows, as a recovery came before this.
         if self.num_steps and self.id not in store.carried.get("finished", []):
             data = encode_data(dict(episode_data or {}), where)
             steps = _read_steps(store.disk, self._folder, store.ring.max_steps)
@@ -152,17 +163,16 @@ class OpenEpisode:
             flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
             schema, arrays = _as_stored(store, schema, arrays, self._casting, where)
             with self._small() as small:
-                store.commit(
-                    schema, arrays, data, flags, where=where, finished=self.id, small=small
-                )
+                store.commit_within(journal, schema, arrays, data, flags, where, self.id, small)
         self._remove()
 
     def abandon(self) -> None:
         """End the episode and store nothing."""
+        where = "OpenEpisode.abandon"
         if not self._ended:
-            self._check_open("OpenEpisode.abandon")
+            self._check_open(where)
             # A power cut must not bring it back: interrupted="keep" would store it.
-            self._remove(durably=self._store.power)
+            self._store.alone(where, lambda: self._remove(durably=self._store.power))
 
     def __enter__(self) -> OpenEpisode:
         return self
@@ -212,7 +222,7 @@ class OpenEpisode:
 
     def _remove(self, durably: bool = False) -> None:
         if self._file is not None:
-            self._file.close()
+            self._file.close()  # no other thread or handler is at it: all that uses it goes through the gate
             _remove(self._store.disk, self._folder, durably)
         self._ended = True  # last: an interrupted call is made again
 

@@ -10,8 +10,8 @@ Not here: where the files lie (parts.py), what is reported (faults.py), what is 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from ringmap.storage.recovery import MOST, Progress, blobs_fit
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import UNREADABLE, combine
 from ringmap.storage.state import NO_BOOT, State
+from ringmap.storage.threads import pool
 
 __all__ = ["Reached", "Survey"]
 
@@ -213,10 +214,12 @@ class Survey:
         parallel.
         """
         live = self.live()
-        with ThreadPoolExecutor(4) as pool:  # reads and xxhash release the GIL
+        threads = pool(4, "ringmap-check")  # reads and xxhash release the GIL
+        with threads or contextlib.nullcontext():
             for at in range(0, len(live), _BATCH):
                 batch = [Record.of(row) for row in live[at : at + _BATCH]]
-                for record, faults in zip(batch, pool.map(self.faults_of, batch), strict=True):
+                found = (threads.map if threads is not None else map)(self.faults_of, batch)
+                for record, faults in zip(batch, found, strict=True):
                     if faults and record.start >= self.newest_tail():
                         yield record, faults
                 if progress is not None:

@@ -1,7 +1,8 @@
 """The background sync: what is committed reaches the disk itself every so many seconds.
 
-A daemon thread per open buffer. It holds no strong reference, so that a buffer that goes
-out of use ends its thread.
+A daemon thread per open buffer, from its first commit on. It holds no strong reference, so that a buffer that
+goes out of use ends its thread. Where no thread can start (a limit on processes), the commits do it: one that
+comes when a sync is due waits for it.
 Not here: what a sync does (store.py).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from typing import Protocol
 
@@ -20,38 +22,76 @@ log = logging.getLogger("ringmap")
 class Syncable(Protocol):
     """What can be synced behind its user's back."""
 
-    def sync_in_background(self) -> None:
+    folder: str
+
+    def sync_behind(self) -> None:
         """Sync, without keeping the writer waiting."""
         ...
 
 
 class BackgroundSync:
-    """Call `target.sync_in_background()` every `every_s` seconds (of the monotonic clock) until stopped."""
+    """Call `target.sync_behind()` every `every_s` seconds (of the monotonic clock) until stopped."""
 
     def __init__(self, target: Syncable, every_s: float) -> None:
+        self._target = weakref.ref(target)
+        self._every_s = every_s
         self._stop = threading.Event()
-        self._thread = threading.Thread(
+        self._thread: threading.Thread | None = None
+        self._due: float | None = None
+        """When a commit is to sync: there is no thread."""
+
+    def committed(self) -> None:
+        """Take note of a commit, which stands: nothing that fails here is raised."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._due is not None:
+            if time.monotonic() < self._due:
+                return
+            _sync(self._target)
+        thread = self._thread = threading.Thread(
             target=_run,
-            args=(weakref.ref(target), self._stop, every_s),
+            args=(self._target, self._stop, self._every_s),
             name="ringmap-sync",
             daemon=True,
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._without(error)
+
+    def _without(self, error: RuntimeError) -> None:
+        target = self._target()
+        if self._due is None and target is not None:
+            log.warning(
+                "%s: no thread can start (%s): every %g s a commit syncs what is stored, and waits for it; after the "
+                "last one call flush()", target.folder, error, self._every_s,
+            )  # fmt: skip
+        self._due = time.monotonic() + self._every_s
 
     def stop(self) -> None:
-        """End the thread, waiting for a sync under way."""
+        """Tell the thread to end."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+
+    def join(self) -> None:
+        """Wait until it has ended. It may be waiting for the locks of its target."""
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join()
 
 
 def _run(target: weakref.ref[Syncable], stop: threading.Event, every_s: float) -> None:
     while not stop.wait(every_s):
-        alive = target()
-        if alive is None:
+        if not _sync(target):
             return
-        try:
-            alive.sync_in_background()
-        except Exception:
-            log.exception("the background sync failed")
-        del alive
+
+
+def _sync(target: weakref.ref[Syncable]) -> bool:
+    """Sync the target; tell whether it is still there."""
+    alive = target()
+    if alive is None:
+        return False
+    try:
+        alive.sync_behind()
+    except Exception:
+        log.exception("the background sync failed")
+    return True

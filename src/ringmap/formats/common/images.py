@@ -21,6 +21,7 @@ from ringmap.errors import CorruptError, InputError, RingmapError
 from ringmap.formats.common.inside import LARGEST_PICTURE, open_binary
 from ringmap.storage.schema import ColumnSpec
 from ringmap.storage.system import cores
+from ringmap.storage.threads import pool
 
 __all__ = [
     "IMAGE_FORMATS", "LARGEST", "check_image_format", "decode_into", "encode", "in_threads", "opened", "size_of",
@@ -43,7 +44,7 @@ _MIN_PER_THREAD = 4
 _WORTH_THREADS = 128 * 128
 """Pixels: threads that decode smaller images wait for the GIL more than they gain."""
 
-_pool: tuple[int, int, ThreadPoolExecutor] | None = None
+_pool: tuple[int, int, ThreadPoolExecutor | None] | None = None
 
 
 def check_image_format(given: str, where: str) -> str:
@@ -167,8 +168,9 @@ def _threads() -> tuple[ThreadPoolExecutor | None, int]:
     if _pool is None or _pool[0] != os.getpid():
         told = worker()
         share = max(1, cores() // (told.num_workers if told is not None else 1))
-        _pool = (os.getpid(), share, ThreadPoolExecutor(share, "ringmap-images"))
-    return (_pool[2] if _pool[1] > 1 else None), _pool[1]
+        threads = pool(share, "ringmap-images") if share > 1 else None
+        _pool = (os.getpid(), share if threads is not None else 1, threads)
+    return _pool[2], _pool[1]
 
 
 def _drop_in_child() -> None:

@@ -34,8 +34,7 @@ class ChunkCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._kept: OrderedDict[int, tuple[Array, int]] = OrderedDict()
-        self._nbytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may sample in the middle of a sample
         _caches.add(self)
 
     def get(self, chunk: int, position: int) -> Array | None:
@@ -53,28 +52,21 @@ class ChunkCache:
             return
         with self._lock:
             before = self._kept.pop(chunk, None)
-            if before is not None:
-                self._nbytes -= before[0].nbytes
-                if before[1] > head:  # another thread read it later
-                    rows, head = before
+            if before is not None and before[1] > head:  # another thread read it later
+                rows, head = before
             self._kept[chunk] = rows, head
-            self._nbytes += rows.nbytes
-            while self._nbytes > self._limit and self._kept:
-                _, (gone, _) = self._kept.popitem(last=False)
-                self._nbytes -= gone.nbytes
-            if not self._kept:  # whatever an interrupt in mid-count left
-                self._nbytes = 0
+            while len(self._kept) * rows.nbytes > self._limit:  # chunks are of one size
+                self._kept.popitem(last=False)
 
     def clear(self) -> None:
         """Keep nothing."""
         with self._lock:
             self._kept.clear()
-            self._nbytes = 0
 
     def reset_after_fork(self) -> None:
         """Replace the lock, which another thread may have held at the fork, and keep nothing."""
-        self._lock = threading.Lock()
-        self._kept, self._nbytes = OrderedDict(), 0
+        self._lock = threading.RLock()
+        self._kept = OrderedDict()
 
 
 _caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()

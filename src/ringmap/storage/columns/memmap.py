@@ -28,7 +28,7 @@ import xxhash
 from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.cold import LARGE_NBYTES, runs
-from ringmap.storage.files import Disk, File
+from ringmap.storage.files import Disk, File, closed
 from ringmap.storage.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.schema import ColumnSpec
 
@@ -237,10 +237,11 @@ class MemmapColumn:
         """Return the rows as one read-only array `(rows, *shape)` over the map."""
         view = self._map
         if view is None:
-            raw = self._file.map(random=self.is_large)[_PAGE : _PAGE + self.rows * self._row]
+            file = self._file
+            raw = file.map(random=self.is_large)[_PAGE : _PAGE + self.rows * self._row]
             if len(raw) < self.rows * self._row:
                 raise CorruptError(
-                    f"{self._file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
+                    f"{file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
                 )
             shape = (self.rows, *self.spec.shape)
             view = (
@@ -249,6 +250,10 @@ class MemmapColumn:
                 else np.empty(shape, self.spec.dtype)
             )
             self._map = view
+            if (
+                self._file is not file
+            ):  # closed meanwhile: this read goes on, and nobody keeps the map
+                self._map = None
         return view
 
     def want(self, slots: Array) -> None:
@@ -262,7 +267,9 @@ class MemmapColumn:
         if not self._mapped:
             return self._take_by_reads(slots, out)
         # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
-        rows = self._map if self._map is not None else self.view()
+        rows = self._map
+        if rows is None:
+            rows = self.view()
         taken: Array = rows.take(slots, 0, out, "clip")
         return taken
 
@@ -280,7 +287,8 @@ class MemmapColumn:
 
     def _read_runs(self, room: memoryview, bounds: list[int], offsets: list[int]) -> None:
         """Fill `room`, piece by piece between these bounds, from these offsets, or raise."""
-        path, read = self._file.path, self._file.read_into
+        file = self._file  # held until the last piece: its descriptor stays this file's
+        path, read = file.path, file.read_into
         try:
             for start, stop, offset in zip(bounds, bounds[1:], offsets, strict=False):
                 if read(room[start:stop], offset) < stop - start:
@@ -361,9 +369,8 @@ class MemmapColumn:
         """Do nothing: the map shows what is stored."""
 
     def close(self) -> None:
-        """Give the descriptor and the map back."""
-        self._map = None
-        self._file.close()
+        """Let go of the descriptor and the map; a read that is under way keeps them until it is done."""
+        self._file, self._map = closed(self._file), None
 
 
 def _bytes_of(array: Array) -> memoryview:

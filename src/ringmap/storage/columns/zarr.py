@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.errors import ClosedError, CorruptError
 from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
@@ -95,6 +95,7 @@ class ZarrColumn:
         self._unsure: set[int] = set()
         self._lock = threading.Lock()
         self._last: tuple[int, Array] | None = None
+        self._closed = False
         self.is_large = not disk.volatile and rows * self._row >= LARGE_NBYTES
 
     # -- the folder as a whole -----------------------------------------------------------------
@@ -341,10 +342,10 @@ class ZarrColumn:
             except FileNotFoundError:
                 continue
             file.will_need(0, self._limit)
-            file.close()
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`. Each chunk is decoded once; the GIL is released meanwhile."""
+        self._check_open()
         if out is None:
             out = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype)
         flat = slots.reshape(-1)
@@ -400,6 +401,7 @@ class ZarrColumn:
         try:
             self._decode(chunk, out)
         except Undecodable as error:
+            self._check_open()  # the folder may be gone, or another's, since it was closed
             raise Undecodable(
                 f"{self._file(chunk)}: {error}; run ringmap.check and ringmap.repair on the buffer"
             ) from None
@@ -445,8 +447,13 @@ class ZarrColumn:
         """Keep nothing that was decoded."""
         self._cache.clear()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.path}: the buffer was closed meanwhile; open it again")
+
     def close(self) -> None:
         """Give the memory back: no file stays open between calls."""
+        self._closed = True
         self._cache.clear()
         self._last = None
 

@@ -1,0 +1,258 @@
+"""A signal handler at every line of a call, and what it calls there: each case in a forked process.
+
+    call under way   |line|line|line|...      handler   line n: close(), write_episode(), sample() ...
+
+Whatever the handler calls works or refuses (RoleError) and changes nothing then; the call under way goes on.
+Lines are those before which CPython may run a handler: see `tests/crash/kill/blows.py`.
+"""
+
+import contextlib
+import faulthandler
+import os
+import shutil
+from contextlib import closing
+
+from ringmap import ReplayBuffer
+from ringmap.errors import ClosedError, NoClipsError, RoleError
+from tests.crash.kill.blows import PACKAGE, AfterCall, AtLine
+from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, Model, episode
+from tests.crash.kill.verdict import must, observe, seen_of
+from tests.crash.kill.victim import run
+
+OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers", "clips"))
+HANGS_S = 20
+GIVEN = ((1, 5), (2, 6), (3, 4), (4, 5))
+UNDER_WAY, BY_HANDLER, PROBE = (11, 5), (21, 6), (31, 3)
+
+
+class AtOurLine(AtLine):
+    paths = OURS
+
+
+class AfterOurCall(AfterCall):
+    paths = OURS
+    forgiving = False
+
+
+class Case:
+    """A buffer with some episodes, a stream of two steps, and a reader.
+
+    `at`: number of the line at which the handler calls; 0: never, and `blow.places` lists the lines.
+    """
+
+    def __init__(self, folder, storage, durability, calls, acts, at, blow=AtOurLine):
+        shutil.rmtree(folder, ignore_errors=True)
+        self.folder, self.calls, self.acts = folder, calls, acts
+        self.options = {
+            "path": folder / "buf", "spare_rows": SPARE, "sync_every_s": 0, "seed": 0,
+            "storage": STORAGES[storage], "durability": durability,
+        }  # fmt: skip
+        self.writer = ReplayBuffer(MAX_STEPS, **self.options)
+        self.model = Model()
+        for k, steps in () if calls == "first" else GIVEN:
+            self.writer.write_episode(episode(k, steps))
+            self.model = self.model.stored(k, steps)
+        self.stream = self.writer.begin_episode()
+        self.streamed = 0
+        if calls != "first":
+            self.append(2)
+        self.reader = ReplayBuffer.open(folder / "buf", seed=1)
+        if calls.startswith("reader"):
+            self.writer.write_episode(episode(9, 6))
+            self.model = self.model.stored(9, 6)
+        self.blow = blow(at, self.strike)
+        self.outcome = "not struck"
+        self.done = []
+        """Which of the two calls had their effect, in order: "handler", "call"."""
+
+    def append(self, count):
+        whole = episode(UNDER_WAY[0], self.streamed + count)
+        for t in range(self.streamed, self.streamed + count):
+            self.stream.append({name: whole[name][t] for name in ("obs", "action")})
+            self.streamed += 1
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def do(self, name, number):
+        buffer = self.reader if name.startswith("reader") else self.writer
+        if name in ("write", "first"):
+            buffer.write_episode(episode(*number))
+        elif name in ("sample", "reader.sample"):
+            batch = buffer.sample(6, 2)
+            for pair in batch["obs"]:
+                (k, t), (same, after) = pair.tolist()
+                must(k == same and after == t + 1, "a clip mixes rows:", batch["obs"].tolist())
+                must(t + 1 < dict([*GIVEN, (9, 6), UNDER_WAY, BY_HANDLER])[k], "no such step", k, t)
+        elif name == "read":
+            observe(buffer)
+        elif name == "finish":
+            self.stream.finish(episode_data=episode(UNDER_WAY[0], 1)["_episode_data"])
+        elif name == "append":
+            self.append(1)
+        elif name == "abandon":
+            self.stream.abandon()
+        elif name == "snapshot":
+            buffer.snapshot(self.folder / f"copy-{number[0]}")
+        elif name == "background":
+            buffer._owned.sync_in_background()
+        else:
+            getattr(buffer, name.rpartition(".")[2])()
+
+    def after(self, model, name, number):
+        """Return the model after a call that had its effect."""
+        if name in ("write", "first"):
+            return model.stored(*number)
+        if name == "finish":
+            return model.stored(UNDER_WAY[0], self.streamed) if self.streamed else model
+        return Model() if name == "clear" else model
+
+    def strike(self, _place):
+        try:
+            self.do(self.acts, BY_HANDLER)
+        except ClosedError:
+            self.outcome = "closed"
+        except RoleError:
+            self.outcome = "refused"
+        except NoClipsError:
+            self.outcome = "empty"
+        else:
+            self.outcome = "worked"
+            self.done.append("handler")
+
+    def play(self):
+        """Make the call under the handler, then compare everything; raise what is wrong."""
+        self.blow.arm()
+        try:
+            self.do(self.calls, UNDER_WAY)
+        except ClosedError:
+            self.blow.disarm()
+            closed = self.outcome == "worked" and self.acts.endswith("close")
+            must(closed, "the call under way was refused, after the handler's", self.outcome)
+        except NoClipsError:
+            must(self.acts == "clear", "no clips, after the handler's", self.outcome)
+            self.done.append("call")
+        except RoleError as error:
+            ended = self.outcome == "worked" and self.acts in ("finish", "abandon")
+            must(ended, f"the call under way was refused ({error}), after", self.outcome)
+        else:
+            self.done.append("call")
+        finally:
+            self.blow.disarm()
+        if not self.blow.struck:
+            return False
+        self.settle()
+        return True
+
+    def settle(self):
+        """Compare what is stored with what had an effect; then close, and open again."""
+        calls = {"call": (self.calls, UNDER_WAY), "handler": (self.acts, BY_HANDLER)}
+        allowed = []
+        for order in (self.done, self.done[::-1]):
+            model = self.model
+            for who in order:
+                model = self.after(model, *calls[who])
+            allowed.append(seen_of(model))
+        for number, name in ((UNDER_WAY, self.calls), (BY_HANDLER, self.acts)):
+            copy = self.folder / f"copy-{number[0]}"
+            if name == "snapshot" and copy.exists():
+                with closing(ReplayBuffer.open(copy)) as copied:
+                    must(
+                        observe(copied) in [*allowed, seen_of(self.model)],
+                        "the copy has",
+                        observe(copied),
+                    )
+        if not self.writer._closed:
+            must(
+                observe(self.writer) in allowed,
+                "there is",
+                observe(self.writer),
+                "allowed:",
+                allowed,
+            )
+            must(not self.writer.check(), "check() finds", self.writer.check())
+            self.do("sample", None) if allowed[0] else None
+            self.writer.write_episode(episode(*PROBE))  # it goes on
+            with contextlib.suppress(RoleError):
+                self.stream.abandon()
+            self.writer.close()
+        else:
+            with closing(ReplayBuffer(MAX_STEPS, **self.options)) as again:
+                must(
+                    observe(again) in allowed,
+                    "opened again, there is",
+                    observe(again),
+                    "allowed:",
+                    allowed,
+                )
+                again.write_episode(episode(*PROBE))
+        reader = self.reader
+        if not reader._closed:
+            reader.refresh()
+            observe(reader)
+            must(not reader._clip_reader.index.check(), "the reader's index is wrong")
+            reader.close()
+        with closing(ReplayBuffer(MAX_STEPS, **self.options)) as again:
+            found = observe(again)
+            must(found and found[-1][:2] == PROBE, "the probe is lost:", found)
+            must(
+                any(a[len(a) - len(found) + 1 :] == found[:-1] for a in allowed),
+                "at last there is",
+                found,
+            )
+            must(not again.check(), "check() finds", again.check())
+        self.foreign()
+
+    def foreign(self):
+        """Compare a file that was opened all along: nobody else's bytes are in it."""
+
+
+def possible(folder, storage, durability, calls, blow=AtOurLine):
+    """Return the numbers of the lines of a call at which a handler may run."""
+
+    def body(voice):
+        case = Case(folder, storage, durability, calls, "sample", 0, blow)
+        case.play()
+        voice.say(places=[n for n, (_, can) in enumerate(case.blow.places, 1) if can])
+
+    death = run(body)
+    assert not death.error, death.error
+    return death.said["places"]
+
+
+def wrong_at(folder, storage, durability, calls, acts, numbers, blow=AtOurLine, most=3):
+    """Let the handler call at each of these lines in turn; return `(how the handler's calls ended, what was wrong)`."""
+    outcomes, wrong, numbers = {}, [], list(numbers)
+
+    def body(voice):
+        for at in numbers:
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
+            voice.say(at=at)
+            case = None
+            try:
+                case = Case(folder, storage, durability, calls, acts, at, blow)
+                case.play()
+                voice.say(outcome=case.outcome)
+            except BaseException as error:
+                place = case.blow.struck if case is not None else "before"
+                voice.say(
+                    wrong=f"{calls}, {acts} at {place}: {type(error).__name__}: {error}"[:600]
+                )
+                return
+        faulthandler.cancel_dump_traceback_later()
+
+    while numbers and len(wrong) < most:
+        death = run(body)
+        at = death.said["at"]
+        for said in death.said_all:
+            if "outcome" in said:
+                outcomes[said["outcome"]] = outcomes.get(said["outcome"], 0) + 1
+        if "wrong" in death.said:
+            wrong.append(death.said["wrong"])
+        elif (
+            death.killed
+            or death.error
+            or sum("outcome" in s for s in death.said_all) < len(numbers)
+        ):
+            wrong.append(f"{calls}, {acts} at line {at}: hung or died {death.error}")
+        numbers = numbers[numbers.index(at) + 1 :] if wrong else []
+    return outcomes, wrong
