@@ -306,6 +306,10 @@ class StepRing:
         """Whether it was closed."""
         return self.buffer._closed
 
+    def refuse_close_within(self, where: str) -> None:
+        """Raise in the middle of another call of the same thread, before a close of what holds the ring changes anything."""
+        self.buffer._owned.refuse_within(f"{where}.close")
+
     def close(self) -> None:
         """Flush, and give files and lock back."""
         self.buffer.close()

@@ -69,6 +69,9 @@ class Source:
         """Whether a sync failed, so that this handle writes no more. A reader never does."""
         return False
 
+    def refuse_within(self, where: str) -> None:
+        """Raise in the middle of another call of the same thread that this one would disturb. None disturbs a reader."""
+
     def settle(self) -> None:
         """Make memory agree with the files if an interrupt came between them."""
 

@@ -557,9 +557,10 @@ class DistillationBuffer:
         self._rows.copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
-        """Flush, and give files and locks back. Closing twice is fine."""
+        """Flush, and give files and locks back. Closing twice is fine; one that is refused changes nothing."""
         if self._ring.closed:
             return
+        self._rows.refuse_close_within(_WHERE)
         try:
             if self._writes and not self._ring.buffer._owned.is_poisoned:
                 self._ring.buffer.flush(notes={"distillation": self._noted()})

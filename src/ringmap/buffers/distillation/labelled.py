@@ -136,6 +136,12 @@ class LabelledRows:
         log = [] if self.log is None else self.log.log.check()
         return [*self.ring.buffer.check(), *log]
 
+    def refuse_close_within(self, where: str) -> None:
+        """Raise in the middle of another call of the same thread, on rows or labels."""
+        self.ring.refuse_close_within(where)
+        if self.log is not None:
+            self.log.log._owned.refuse_within(f"{where}.close")
+
     def close(self) -> None:
         """Flush labels, and give files and locks back, whatever that raises."""
         try:

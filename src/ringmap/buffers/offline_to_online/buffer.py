@@ -390,8 +390,11 @@ class OfflineToOnlineReplayBuffer:
     def close(self) -> None:
         """Flush and close a ring that was made here; the offline data and an `online_storage` stay open."""
         if self._ring is not None and not self._ring.closed:
-            self.flush()
-            self._ring.close()
+            self._ring.refuse_close_within(_WHERE)
+            try:
+                self.flush()
+            finally:
+                self._ring.close()
 
     def __enter__(self) -> OfflineToOnlineReplayBuffer:
         return self

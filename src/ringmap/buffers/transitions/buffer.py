@@ -443,14 +443,16 @@ class TransitionReplayBuffer:
             self._ring.buffer._snapshot(path, where, finish)
 
     def close(self) -> None:
-        """Flush, and give files and lock back."""
+        """Flush, and give files and lock back; a close that is refused (see `ReplayBuffer.close`) changes nothing."""
+        self._ring.refuse_close_within(type(self).__name__)
         try:
             poisoned = self._ring.buffer._owned.is_poisoned  # there is nothing to flush any more
             if not self._ring.closed and self.mode == "r+" and not poisoned:
                 self._sync_following()
         finally:
-            self._following.close()
             self._ring.close()
+            if self._ring.closed:
+                self._following.close()
 
     def __enter__(self) -> TransitionReplayBuffer:
         return self
