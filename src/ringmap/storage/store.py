@@ -36,6 +36,7 @@ from ringmap.errors import (
     EnvironmentFault,
     InputError,
     ReadOnlyError,
+    ReplacedError,
     RingmapError,
     RoleError,
     SyncFailedError,
@@ -43,6 +44,7 @@ from ringmap.errors import (
 from ringmap.storage.birth import (
     Paths,
     examine,
+    hold,
     make_columns,
     make_folder,
     make_home,
@@ -148,7 +150,7 @@ class Store(Source):
         """
         examine(disk, folder)
         make_folder(disk, folder)
-        paths = Paths(folder)
+        paths, disk = Paths(folder), hold(disk, folder)
 
         def prepare() -> None:
             if examine(disk, folder) != "buffer":  # another handle may have been first
@@ -179,6 +181,7 @@ class Store(Source):
             LockedError: another handle is at it.
             EnvironmentFault: the disk fails.
         """
+        disk = hold(disk, folder)
         read_manifest(disk, folder)  # before the lock leaves a file in a directory that is not ours
         with _clear_errors("ReplayBuffer.open", folder):
             return cls._locked(disk, folder, settings, schema, lambda: None)
@@ -194,6 +197,7 @@ class Store(Source):
         try:
             if lock is not None:
                 lock.acquire()
+            disk.check_held("ReplayBuffer")  # the lock is taken by path
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
@@ -203,6 +207,7 @@ class Store(Source):
         except BaseException:
             if store is not None:
                 store.close_files()
+            disk.let_go()
             if lock is not None:
                 lock.release()
             raise
@@ -278,6 +283,7 @@ class Store(Source):
                 f"{where}: this process was forked from the writer and only reads; {self.folder} is "
                 f"written by {describe(holder_of(self.paths.lock))}"
             )
+        self.disk.check_held(where)
         if self.journal is not None and self.journal.poison is not None:
             self.journal.refuse(where)
         if self._stale:
@@ -565,6 +571,8 @@ class Store(Source):
             journal.sync_all(rows, segments)
         except OSError as error:
             failed = error
+        except ReplacedError:  # the next writing call raises it
+            return
         finally:
             self._syncing.release()
         with self._mutex:
@@ -589,7 +597,12 @@ class Store(Source):
     # -- the end -----------------------------------------------------------------------------
 
     def close(self, small: Mapping[str, Any] | None = None) -> None:
-        """Flush, and let go of files and lock, whatever happens."""
+        """Flush, and let go of files and lock, whatever happens.
+
+        Raises:
+            ReplacedError: the directory is gone from its path; what this handle committed is where that is now.
+            SyncFailedError, EnvironmentFault: as for `flush`.
+        """
         if self._closed:
             if self._lock is not None and not self._child:  # of a close that was interrupted
                 self._lock.release()
@@ -621,6 +634,8 @@ class Store(Source):
             self.journal.close()
             self.journal = None
         self.is_open = False
+        if not self._child:  # a child reads on where its parent does
+            self.disk.let_go()
 
     def become_child(self) -> None:
         """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""
