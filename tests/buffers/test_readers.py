@@ -249,7 +249,8 @@ def test_a_replaced_directory_is_noticed(writer, reader, disk_buffer, home, look
     other = disk_buffer(max_steps=20, history_len=2)
     other.write_episode(episode(77, 5))
     with pytest.raises(
-        ReplacedError, match="directory was replaced since it was opened; open it again"
+        ReplacedError,
+        match=r"directory .* was replaced by another one since it was opened; .*open the buffer",
     ):
         reader.refresh() if look == "refresh" else reader.sample(2)
 

@@ -335,7 +335,10 @@ class ReplayBuffer(Sampled):
         self._rng = np.random.default_rng()
         if worker() is None:
             self._beacon = Beacon()  # it follows nobody
-        self._attach(Reader(self._owned.disk, self._owned.folder, mapped=self._owned.mapped))
+        owned = self._owned
+        self._attach(
+            Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)
+        )
 
     def _writer(self, where: str) -> Store:
         source = self._owned
@@ -446,6 +449,7 @@ class ReplayBuffer(Sampled):
         from ringmap.storage.streaming import OpenEpisode
 
         store = self._writer("ReplayBuffer.begin_episode")
+        store.disk.check_held("ReplayBuffer.begin_episode")
         return OpenEpisode(store, self.options.casting, self.key_filter, self._sampling)
 
     def extend_from(self, dataset: Any) -> None:
@@ -499,6 +503,8 @@ class ReplayBuffer(Sampled):
         Raises:
             RoleError: of a writer, in the middle of another call of the same thread (from a signal handler or a
                 callable): it stays open, and nothing was changed.
+            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are given
+                back all the same, nothing was written at the path, and what was committed is where the directory is.
             SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
         """
         source, mine = self._owned, self._pid == os.getpid()
@@ -766,7 +772,8 @@ class ReplayBuffer(Sampled):
         }  # fmt: skip
         state |= {"threads": self.threads, "beacon": self._beacon}
         if self.path is not None:
-            return {**state, "path": self._owned.folder, "reads": self.reads}
+            uuid = self._owned.manifest.uuid
+            return {**state, "path": self._owned.folder, "reads": self.reads, "uuid": uuid}
         source = self._source
         ring = source.rows.ring if source.rows is not None else None
         seq, episodes = source.seq, list[Any]()
@@ -793,7 +800,9 @@ class ReplayBuffer(Sampled):
         calls = state["sampler"], state["transform"], state["key_filter"]
         if "path" in state:
             self._start(
-                Reader(self.disk, state["path"], mapped=state["reads"] == "map"),
+                Reader(
+                    self.disk, state["path"], mapped=state["reads"] == "map", uuid=state["uuid"]
+                ),
                 options,
                 *calls,
                 None,

@@ -29,7 +29,7 @@ from ringmap.storage.state import StateFile
 from ringmap.storage.system import NotAFileError
 
 __all__ = [
-    "Paths", "examine", "links_in", "make_columns", "make_folder", "make_home", "read_manifest", "refuse_links",
+    "Paths", "examine", "hold", "links_in", "make_columns", "make_folder", "make_home", "read_manifest", "refuse_links",
     "sizes_when_full",
     "warn_of_space",
 ]  # fmt: skip
@@ -90,6 +90,20 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
             "ringmap.repair, which can make it again"
         )
     return "unfinished"
+
+
+def hold(disk: Disk, folder: str) -> Disk:
+    """Return the disk with `folder` held open, for the life of a handle on the buffer in it; see `Disk.hold`.
+
+    Raises:
+        NotFoundError, UnknownFormatError: no folder is there.
+    """
+    try:
+        return disk.hold(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        disk.check_held("ReplayBuffer")  # of the handle that this one is to stand in for
+        read_manifest(disk, folder)  # says what is there
+        raise
 
 
 def _has_commits(disk: Disk, folder: str) -> bool:

@@ -2,13 +2,17 @@
 
     Store, columns, table, state, segments ... -> Disk.<change> -> System -> the kernel
 
+A handle on a buffer holds the buffer's folder open (`Disk.hold`): what it does below that path goes
+to the folder that it opened, wherever that was moved to, and never to another one at the same path.
+
 A test subclasses `Disk` and overrides `before`, which runs ahead of each change
 with its name and path: there it raises ENOSPC, kills the process or records the
 change. `MemoryDisk` (memory.py) keeps the same tree in RAM: a buffer without
 a path runs the same code on it.
 
 Invariants: a write is whole or raises; nothing is ever written through a map;
-files keep their size and inode for life, but for segments, which only grow.
+files keep their size and inode for life, but for segments, which only grow; a disk that holds a
+folder changes nothing in another folder that has taken its place.
 Not here: what is written where, and in which order (store.py, birth.py).
 """
 
@@ -19,12 +23,13 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, Self, cast
 
 import numpy as np
 
-from ringmap.errors import ClosedError, EnvironmentFault
+from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
 from ringmap.storage.system import Data, System, kind_of
 
 __all__ = ["ClosedFile", "Disk", "File", "FileHandle", "closed"]
@@ -235,14 +240,137 @@ _COPIED_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 18
 
 
+class _Folder:
+    """A folder held open. While it is, no other folder can get its inode number.
+
+    Its descriptor goes back when the last user is gone, not when the handle is closed: another thread may be
+    in the middle of a call, and the number would be that of another file by then.
+    """
+
+    __slots__ = ("fd", "inside", "path", "system", "which")
+
+    def __init__(self, system: System, path: str) -> None:
+        self.path, self.inside = path, os.path.join(path, "")
+        self.system = system
+        self.fd = system.hold_folder(path)
+        found = os.stat(path) if self.fd is None else os.fstat(self.fd)
+        self.which = found.st_dev, found.st_ino
+
+    def fate(self) -> str:
+        """Return what became of the folder at its path, in words; "" for nothing. One system call."""
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            if self.fd is None:
+                return "was removed or renamed"
+            return "was renamed" if os.fstat(self.fd).st_nlink else "was removed"
+        return "" if (found.st_dev, found.st_ino) == self.which else "was replaced by another one"
+
+    def check(self, where: str) -> None:
+        """Raise ReplacedError unless the folder still stands at its path."""
+        if fate := self.fate():
+            raise ReplacedError(
+                f"{where}: the directory {self.path} {fate} since it was opened; this handle reads and writes nothing "
+                "there any more: close it, and open the buffer where it is now"
+            )
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        fd = getattr(self, "fd", None)
+        if fd is not None:
+            close(fd)
+
+
 class Disk:
     """The real disk."""
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_held",
+        "_is_let_go",
+    )  # the last two: each handle's own
 
     volatile = False
     """Whether all is gone with the process: then there is nothing to lock, and no other process to tell."""
 
     def __init__(self, system: System | None = None) -> None:
         self.system = system or System()
+        self._held: _Folder | None = None
+        self._is_let_go = False
+
+    # -- the folder that a handle holds --------------------------------------------------------
+
+    def hold(self, folder: str) -> Self:
+        """Return this same disk, but that paths below `folder` lead into the folder that stands there now.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: none stands there.
+        """
+        held = object.__new__(type(self))
+        held.__dict__ = (
+            self.__dict__
+        )  # shared: a fault that a test plants in the one shows in the other
+        held._held, held._is_let_go = _Folder(self.system, folder), False
+        return held
+
+    def let_go(self) -> None:
+        """Give the folder back that is held, once no call needs it; nothing more is done through this disk."""
+        self._held, self._is_let_go = None, True
+
+    def check_held(self, where: str) -> None:
+        """Raise unless the folder that is held still stands at its path. One system call, about 1 us.
+
+        Args:
+            where: what was called, for the message.
+
+        Raises:
+            ReplacedError: it was removed or renamed, or another one stands there.
+        """
+        held = self._held
+        if held is not None:
+            held.check(where)
+
+    def _at(self, path: str) -> tuple[str, _Folder | None]:
+        """Return where a path leads: a path below a folder that is held open, or a path, and None."""
+        held = self._held
+        if held is None:
+            if self._is_let_go:
+                raise ClosedError(f"{path}: the buffer is closed; open it again")
+            return path, None
+        if path.startswith(held.inside):
+            inner = path[len(held.inside) :]
+        elif path == held.path:
+            inner = os.curdir
+        else:
+            return path, None
+        if held.fd is None:  # this system opens nothing below a descriptor: look before each use
+            held.check(path)
+            return path, None
+        return inner, held
+
+    def _do(self, work: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
+        """Call a function of the operating system on a path.
+
+        Raises:
+            ReplacedError: nothing is there, and the folder that is held is gone from its path.
+        """
+        at, held = self._at(path)
+        try:
+            if held is None:
+                return work(at, *args, **options)
+            return work(at, *args, dir_fd=held.fd, **options)
+        except OSError as error:
+            error.filename = path
+            if isinstance(error, FileNotFoundError):
+                self.check_held(path)
+            raise
+
+    def _stat(self, path: str) -> os.stat_result:
+        """Return what the system says of what is at a path, a link itself."""
+        at, held = self._at(path)
+        if held is None:
+            return os.stat(at, follow_symlinks=False)
+        return os.stat(at, dir_fd=held.fd, follow_symlinks=False)
 
     def before(self, change: str, path: str, *details: Any) -> None:
         """Run ahead of each change; a test overrides it to inject a fault."""
@@ -253,7 +381,7 @@ class Disk:
         """Create a file of `size` zero bytes (sparse) and open it for writing; it must not exist."""
         self.before("create", path, size)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
-        file = FileHandle(self, os.open(path, flags, 0o666), path)
+        file = FileHandle(self, self._do(os.open, path, flags, 0o666), path)
         try:
             if size:
                 os.ftruncate(file.fd, size)
@@ -282,7 +410,7 @@ class Disk:
     def extend(self, path: str, size: int) -> None:
         """Give a file that was cut its size back (repair only: the new bytes are zero)."""
         self.before("extend", path, size)
-        fd, _ = self.system.open_file(path, os.O_RDWR | _BINARY)
+        fd, _ = self._open(path, os.O_RDWR | _BINARY)
         try:
             os.ftruncate(fd, size)
         finally:
@@ -291,24 +419,32 @@ class Disk:
     def make_folder(self, path: str) -> None:
         """Create a folder; its parent must exist."""
         self.before("mkdir", path)
-        os.mkdir(path)
+        self._do(os.mkdir, path)
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or folder; an existing file at `target` is replaced in one step."""
         self.before("rename", source, target)
-        os.replace(source, target)
+        (begin, held), (end, other) = self._at(source), self._at(target)
+        fd, other_fd = (None if folder is None else folder.fd for folder in (held, other))
+        try:
+            os.replace(begin, end, src_dir_fd=fd, dst_dir_fd=other_fd)
+        except OSError as error:
+            error.filename, error.filename2 = source, target
+            if isinstance(error, FileNotFoundError):
+                self.check_held(target)
+            raise
 
     def remove(self, path: str) -> None:
         """Remove a file."""
         self.before("unlink", path)
-        os.unlink(path)
+        self._do(os.unlink, path)
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder of ours with the files in it; one that is not there is fine.
 
         Of a link to a folder the link goes, never what it leads to.
         """
-        if os.path.islink(path):
+        if stat.S_ISLNK(self._mode(path)):
             self.remove(path)
             return
         for name in self.names(path):
@@ -317,14 +453,14 @@ class Disk:
                 self.remove_folder(inner)
             else:
                 self.remove(inner)
-        if os.path.isdir(path):
+        if self.is_folder(path):
             self.before("rmdir", path)
-            os.rmdir(path)
+            self._do(os.rmdir, path)
 
     def sync_folder(self, path: str) -> None:
         """Return once the names in a folder are on the disk itself."""
         self.before("sync_folder", path)
-        self.system.sync_folder(path)
+        self._do(self.system.sync_folder, path)
 
     def replace_file(self, path: str, data: bytes) -> None:
         """Put `data` at `path` in one durable step: written beside, synced, renamed, folder synced."""
@@ -361,7 +497,11 @@ class Disk:
             NotAFileError: something else is there, which is not opened.
         """
         flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
-        return FileHandle(self, self.system.open_file(path, flags)[0], path)
+        return FileHandle(self, self._open(path, flags)[0], path)
+
+    def _open(self, path: str, flags: int) -> tuple[int, os.stat_result]:
+        found: tuple[int, os.stat_result] = self._do(self.system.open_file, path, flags, name=path)
+        return found
 
     def read_file(self, path: str, limit: int) -> bytes:
         """Return a whole file of at most `limit` bytes (what lies beyond is not read).
@@ -369,7 +509,7 @@ class Disk:
         Raises:
             NotAFileError: something else is there, which is not opened.
         """
-        fd, found = self.system.open_file(path, os.O_RDONLY | _BINARY)
+        fd, found = self._open(path, os.O_RDONLY | _BINARY)
         try:
             size = min(limit, found.st_size)
             data = self.system.pread(fd, size, 0)
@@ -384,31 +524,39 @@ class Disk:
 
     def exists(self, path: str) -> bool:
         """Tell whether a file or folder is there."""
-        return os.path.lexists(path)
+        return self._mode(path) != 0
 
     def kind(self, path: str) -> str:
         """Return what is there, in words: "" for a regular file, "missing" for nothing."""
         try:
-            return kind_of(os.stat(path, follow_symlinks=False).st_mode)
+            return kind_of(self._stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return "missing"
 
     def is_file(self, path: str) -> bool:
         """Tell whether a regular file (not a link to one) is there."""
-        return os.path.isfile(path) and not os.path.islink(path)
+        return stat.S_ISREG(self._mode(path))
 
     def is_folder(self, path: str) -> bool:
         """Tell whether a folder (not a link to one) is there."""
-        return os.path.isdir(path) and not os.path.islink(path)
+        return stat.S_ISDIR(self._mode(path))
+
+    def _mode(self, path: str) -> int:
+        """Return the mode of what is at a path; 0 where nothing is, or nothing can be seen."""
+        try:
+            return self._stat(path).st_mode
+        except (OSError, ValueError):
+            return 0
 
     def size(self, path: str) -> int:
         """Return a file's size in bytes."""
-        return os.stat(path, follow_symlinks=False).st_size
+        return self._stat(path).st_size
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder; none when it is not there."""
+        at, held = self._at(path)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(os.listdir(path))
+            return sorted(self.system.names(at, None if held is None else held.fd))
         return []
 
     def free(self, path: str) -> int | None:
@@ -417,8 +565,3 @@ class Disk:
             return shutil.disk_usage(path).free
         except OSError:
             return None
-
-    def identity(self, path: str) -> tuple[int, int]:
-        """Return what stays the same as long as a folder is not replaced: its device and inode."""
-        stat = os.stat(path)
-        return stat.st_dev, stat.st_ino

@@ -9,7 +9,7 @@ Not here: faults (nothing can fail), other processes (nothing is shared).
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -95,6 +95,10 @@ class MemoryDisk(Disk):
         self._files: dict[str, MemoryFile] = {}
         self._folders: set[str] = set()
 
+    def hold(self, folder: str) -> Self:
+        """Return itself: a tree in RAM can't be replaced."""
+        return self
+
     def free(self, path: str) -> int | None:
         """Return None: memory does not say."""
         return None
@@ -176,7 +180,3 @@ class MemoryDisk(Disk):
         prefix = path + os.sep
         inside = [p[len(prefix) :] for p in [*self._files, *self._folders] if p.startswith(prefix)]
         return sorted({name.split(os.sep)[0] for name in inside})
-
-    def identity(self, path: str) -> tuple[int, int]:
-        """Return a constant: a tree in RAM can't be replaced."""
-        return 0, 0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
-from ringmap.storage.birth import read_manifest
+from ringmap.storage.birth import hold, read_manifest
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import holder_of
@@ -46,8 +46,10 @@ class Reader(Source):
         folder: its directory.
         progress: called while episodes are verified after a reboot.
         mapped: whether to read through maps, which a bad sector or a cut file turns into SIGBUS.
+        uuid: of the buffer that it must be, that of the handle that this one stands in for; None: any.
 
     Raises:
+        ReplacedError: another buffer is there than `uuid`.
         UnknownFormatError, CorruptError, NewerVersionError: no buffer, or a damaged one.
         EnvironmentFault: a network file system with the writer on another host.
 
@@ -55,10 +57,16 @@ class Reader(Source):
     """
 
     def __init__(
-        self, disk: Disk, folder: str, progress: Progress | None = None, mapped: bool = True
+        self, disk: Disk, folder: str, progress: Progress | None = None, mapped: bool = True,
+        uuid: bytes | None = None,
     ) -> None:  # fmt: skip
+        disk = hold(disk, folder)
         super().__init__(disk, folder, read_manifest(disk, folder), mapped)
-        self.identity = disk.identity(folder)
+        if uuid not in (None, self.manifest.uuid):
+            raise ReplacedError(
+                f"{folder}: another buffer is there than the one that this handle is a copy of (uuid "
+                f"{self.manifest.uuid.hex()}, expected {bytes(uuid or b'').hex()}); open the buffer where it is now"
+            )
         self._progress = progress
         self._refuse_distant_writer()
         manifest = self.manifest
@@ -137,10 +145,7 @@ class Reader(Source):
         """
         if self.is_held:  # what is being searched stands still
             return False
-        if self.identity != self._identity_now():
-            raise ReplacedError(
-                f"{self.folder}: the directory was replaced since it was opened; open it again"
-            )
+        self.disk.check_held("ReplayBuffer")
         for _ in range(_TRIES):
             shown = self._look()
             if shown.seq == self._shown.seq and shown.epoch == self._shown.epoch:
@@ -162,18 +167,14 @@ class Reader(Source):
             )
         return shown
 
-    def _identity_now(self) -> tuple[int, int] | None:
-        try:
-            return self.disk.identity(self.folder)
-        except FileNotFoundError:
-            return None
-
     def newest_tail(self) -> int:
-        """Return the position below which rows may have been overwritten by now. One system call.
+        """Return the position below which rows may have been overwritten by now. Two system calls.
 
         Raises:
+            ReplacedError: the directory is another one now.
             CorruptError: state.bin stays torn, so that nothing tells.
         """
+        self.disk.check_held("ReplayBuffer")
         shown = self._look()
         # What was found after a reboot may be another state than the one still shown.
         return self.tail if shown == self._shown else shown.tail

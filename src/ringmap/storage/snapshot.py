@@ -29,7 +29,6 @@ from ringmap.errors import (
     InputError,
     LappedError,
     LockedError,
-    ReplacedError,
     RingmapError,
 )
 from ringmap.storage.birth import Paths, make_folder
@@ -163,12 +162,9 @@ def _followed(source: Source) -> Iterator[Source]:
     if not isinstance(source, Reader):
         yield source
         return
-    reader = Reader(source.disk, source.folder, mapped=source.mapped)
+    source.disk.check_held("ReplayBuffer.snapshot")
+    reader = Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)
     try:
-        if reader.identity != source.identity:
-            raise ReplacedError(
-                f"{source.folder}: the directory was replaced since it was opened; open it again"
-            )
         yield reader
     finally:
         reader.close()

@@ -184,8 +184,8 @@ class Source:
         record = self._live_record(ordinal)
         if record is None:
             return None
-        blob = self.blob_of(record)
-        if blob is None and record.start < self.newest_tail():
+        blob, tail = self.blob_of(record), self.newest_tail()
+        if blob is None and record.start < tail:
             return None
         return self._data_in(blob, record)
 
@@ -222,3 +222,4 @@ class Source:
         self.segments.close()
         self.table.close()
         self.is_open = False
+        self.disk.let_go()

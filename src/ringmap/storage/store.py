@@ -39,6 +39,7 @@ from ringmap.errors import (
     EnvironmentFault,
     InputError,
     ReadOnlyError,
+    ReplacedError,
     RingmapError,
     RoleError,
     SyncFailedError,
@@ -46,6 +47,7 @@ from ringmap.errors import (
 from ringmap.storage.birth import (
     Paths,
     examine,
+    hold,
     make_columns,
     make_folder,
     make_home,
@@ -152,7 +154,7 @@ class Store(Source):
         """
         examine(disk, folder)
         make_folder(disk, folder)
-        paths = Paths(folder)
+        paths, disk = Paths(folder), hold(disk, folder)
 
         def prepare() -> None:
             if examine(disk, folder) != "buffer":  # another handle may have been first
@@ -183,6 +185,7 @@ class Store(Source):
             LockedError: another handle is at it.
             EnvironmentFault: the disk fails.
         """
+        disk = hold(disk, folder)
         read_manifest(disk, folder)  # before the lock leaves a file in a directory that is not ours
         with _clear_errors("ReplayBuffer.open", folder):
             return cls._locked(disk, folder, settings, schema, lambda: None)
@@ -198,6 +201,7 @@ class Store(Source):
         try:
             if lock is not None:
                 lock.acquire()
+            disk.check_held("ReplayBuffer")  # the lock is taken by path
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
@@ -207,6 +211,7 @@ class Store(Source):
         except BaseException:
             if store is not None:
                 store.close_files()
+            disk.let_go()
             if lock is not None:
                 lock.release()
             raise
@@ -286,6 +291,7 @@ class Store(Source):
                 f"{where}: this process was forked from the writer and only reads; {self.folder} is "
                 f"written by {describe(holder_of(self.paths.lock))}"
             )
+        self.disk.check_held(where)
         if self.journal is not None and self.journal.poison is not None:
             self.journal.refuse(where)
         if self._stale:
@@ -616,6 +622,8 @@ class Store(Source):
             journal.sync_all(rows, segments)
         except OSError as error:
             failed = error
+        except ReplacedError:  # the next writing call raises it
+            return
         finally:
             self._syncing.release()
         with self._mutex:
@@ -640,6 +648,8 @@ class Store(Source):
 
         Raises:
             RoleError: in the middle of another call of the same thread. Nothing was changed.
+            ReplacedError: the directory is gone from its path; what this handle committed is where that is now.
+            SyncFailedError, EnvironmentFault: as for `flush`.
         """
         where = "ReplayBuffer.close"
 
@@ -698,6 +708,8 @@ class Store(Source):
             self.journal.close()
             self.journal = None
         self.is_open = False
+        if not self._child:  # a child reads on where its parent does
+            self.disk.let_go()
 
     def become_child(self) -> None:
         """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""

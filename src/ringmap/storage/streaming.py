@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.errors import CorruptError, InputError, RoleError
+from ringmap.errors import CorruptError, InputError, ReplacedError, RoleError
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk, File
@@ -255,7 +255,7 @@ def _remove(disk: Disk, folder: str, durably: bool = False) -> None:
         disk.remove_folder(folder)
         if durably:
             disk.sync_folder(os.path.dirname(folder))
-    except OSError as error:
+    except (OSError, ReplacedError) as error:
         log.warning("%s: can't be removed (%s); the next opening does it", folder, error)
 
 

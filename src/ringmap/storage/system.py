@@ -15,6 +15,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
 | skip holes | SEEK_DATA | SEEK_DATA | - | they are read: zeros |
 | reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
+| hold a folder, and open what is below it | dir_fd | dir_fd | - | paths, and a look ahead of each |
 | open no link, and wait for nobody | O_NOFOLLOW, O_NONBLOCK | the same | - | lstat, open, compare |
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
@@ -69,6 +70,8 @@ _CANNOT_SHARE = {
 """What the kernel answers where these two files can't share bytes, or not be copied by it: then we read and write."""
 
 _FADVISE = hasattr(os, "posix_fadvise")
+
+_BELOW = {os.open, os.stat, os.mkdir, os.rmdir, os.unlink, os.rename} <= os.supports_dir_fd
 
 _REFUSING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """With these a link is not opened, and a pipe at once: then it is looked at."""
@@ -129,8 +132,38 @@ class System:
         """Replace the lock, which another thread may have held at the fork."""
         self._seek = threading.Lock()
 
-    def open_file(self, path: str, flags: int) -> tuple[int, os.stat_result]:
+    def hold_folder(self, path: str) -> int | None:
+        """Return a descriptor of a folder, below which all else can be opened; None where there is no such thing.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: no folder is there.
+        """
+        if self.portable or not _BELOW:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            return None
+        return os.open(path, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+
+    def names(self, path: str, dir_fd: int | None = None) -> list[str]:
+        """Return the names in a folder, in any order."""
+        if dir_fd is None:
+            return os.listdir(path)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+        try:  # of a descriptor of its own, as threads that share one share its place in the list
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def open_file(
+        self, path: str, flags: int, *, dir_fd: int | None = None, name: str | None = None
+    ) -> tuple[int, os.stat_result]:  # fmt: skip
         """Open a regular file that exists; return its descriptor, and what the system says of it.
+
+        Args:
+            path: where it is.
+            flags: as for `os.open`.
+            dir_fd: the folder that `path` begins at.
+            name: its path in messages, if that is another one.
 
         Raises:
             NotAFileError: a link, a pipe, a folder or a device is there. None of them is opened to the end:
@@ -140,22 +173,23 @@ class System:
         if self.portable or not hasattr(os, "O_NOFOLLOW"):
             before = os.stat(path, follow_symlinks=False)
             if kind := kind_of(before.st_mode):
-                raise NotAFileError(path, kind)
+                raise NotAFileError(name or path, kind)
         else:
             flags |= _REFUSING
         try:
-            fd = os.open(path, flags)
+            fd = os.open(path, flags, dir_fd=dir_fd)
         except OSError as error:
             if error.errno in _REFUSED:
-                kind = kind_of(os.stat(path, follow_symlinks=False).st_mode)
+                found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+                kind = kind_of(found.st_mode)
                 if kind:
-                    raise NotAFileError(path, kind) from None
+                    raise NotAFileError(name or path, kind) from None
             raise
         try:
             found = os.fstat(fd)
             kind = kind_of(found.st_mode)
             if kind or (before is not None and not os.path.samestat(before, found)):
-                raise NotAFileError(path, kind or "another file than a moment ago")
+                raise NotAFileError(name or path, kind or "another file than a moment ago")
         except BaseException:
             os.close(fd)
             raise
@@ -223,11 +257,11 @@ class System:
                 return
         os.fsync(fd)
 
-    def sync_folder(self, path: str) -> None:
+    def sync_folder(self, path: str, *, dir_fd: int | None = None) -> None:
         """Force a folder's names to the disk itself."""
         if self.portable or sys.platform == "win32":
             return
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0), dir_fd=dir_fd)
         try:
             os.fsync(fd)
         finally:

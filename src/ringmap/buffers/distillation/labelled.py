@@ -96,6 +96,7 @@ class LabelledRows:
         self.log.write(ids, round, labels)
 
     def _made_log(self, specs: list[ColumnSpec]) -> LabelLog:
+        self.ring.buffer._source.disk.check_held("DistillationBuffer")  # the log is made by path
         size, schema = LABELS_PER_ROW * self.ring.capacity, LabelLog.schema(specs)
         log = ReplayBuffer(size, path=self._log_path, schema=schema, **self._options)
         return LabelLog(self.ring, log)
@@ -106,6 +107,7 @@ class LabelledRows:
 
     def _find_log(self) -> None:
         """Open the log of labels if there is one on disk."""
+        self.ring.buffer._source.disk.check_held("DistillationBuffer")
         path, disk = self._log_path, ReplayBuffer.disk
         if path is None or not disk.exists(path) or examine(disk, path) != "buffer":
             return

@@ -269,9 +269,10 @@ class PrioritizedSampler(Draws):
         self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
     ) -> None:
         """Change priorities, in the file first: by a frame of its log, or with all others where none fits."""
-        file, leaves = self._file, self._leaves
+        file, leaves, source = self._file, self._leaves, self._source
         assert leaves is not None
-        if file is not None and self._is_writer():
+        if file is not None and source is not None and self._is_writer():
+            source.disk.check_held("PrioritizedSampler")
             try:
                 if not append(file):
                     changed = replace(leaves, values=leaves.values.copy())

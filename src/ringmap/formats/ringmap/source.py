@@ -33,6 +33,8 @@ class BufferSource(DirectorySource):
         NotFoundError, UnknownFormatError, CorruptError, NewerVersionError: it can't be read.
     """
 
+    _uuid: bytes | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         reader = self._handle()
@@ -47,7 +49,9 @@ class BufferSource(DirectorySource):
         self.episode_columns = list(names)
 
     def _open(self) -> Reader:
-        return Reader(Disk(), self.path)
+        reader = Reader(Disk(), self.path, uuid=self._uuid)
+        self._uuid = reader.manifest.uuid
+        return reader
 
     def close(self) -> None:
         """Give the files back; the next read opens them again."""
