@@ -550,6 +550,9 @@ class ReplayBuffer(Sampled):
         """Episodes stored."""
         return len(self._source.live)
 
+    def _num_rows(self) -> int:
+        return self.num_steps_stored
+
     @property
     def num_steps_stored(self) -> int:
         """Steps stored."""
@@ -632,11 +635,15 @@ class ReplayBuffer(Sampled):
         Cost: reads and holds the whole column.
         """
         self._check_column(col, "get_col_data")
-        return self._stored.rows(None, [col])[col]
+        return self._stored.rows(None, [col], "ReplayBuffer.get_col_data")[col]
 
     def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
-        """Return steps by row: row 0 is the oldest stored step. O(episodes + rows)."""
-        found = self._stored.rows(self._row_numbers(row_idx), self.column_names)
+        """Return steps by row: row 0 is the oldest stored step. O(episodes + rows).
+
+        Raises:
+            ClipIndexError: a row lies outside what is stored. Negative rows count from the end.
+        """
+        found = self._stored.rows(row_idx, self.column_names, "ReplayBuffer.get_row_data")
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def get_dim(self, col: str) -> int:

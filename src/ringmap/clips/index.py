@@ -26,6 +26,7 @@ from typing import Any, overload
 import numpy as np
 
 from ringmap.clips.signposts import Signposts
+from ringmap.errors import ClipIndexError
 from ringmap.storage.live import Deque, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex"]
@@ -252,7 +253,7 @@ class ClipPairs(Sequence[tuple[int, int]]):
             return list(zip((ordinals - of.first).tolist(), starts.tolist(), strict=True))
         size = of.end - of.base
         if not -size <= item < size:
-            raise IndexError(f"clip {item} is out of range for {size} clips")
+            raise ClipIndexError(f"clip_indices: clip {item} is out of range for {size} clips")
         ordinals, starts = of.locate(np.array([of.base + item % size]))
         return int(ordinals[0]) - of.first, int(starts[0])
 

@@ -25,7 +25,7 @@ from ringmap.datasets.layout import stored_layout
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 
-__all__ = ["Dataset", "Transform", "clip_ids", "fold_actions", "num_rows"]
+__all__ = ["Dataset", "Transform", "clip_ids", "fold_actions", "in_range", "num_rows"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -341,20 +341,19 @@ class Dataset:
     def _episode_numbers(self, idx: int | Sequence[int] | Array | None) -> Array:
         """Return episode numbers as an array, checked, negative ones counted from the end."""
         count = len(self.lengths)
-        return np.arange(count) if idx is None else self._numbers(idx, count, "episode")
+        return (
+            np.arange(count)
+            if idx is None
+            else in_range(idx, count, "episode", type(self).__name__)
+        )
 
     def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
         """Return row numbers as an array, checked, negative ones counted from the end."""
-        return self._numbers(idx, num_rows(self.lengths, self.offsets), "row")
+        return in_range(idx, self._num_rows(), "row", type(self).__name__)
 
-    def _numbers(self, idx: int | Sequence[int] | Array, count: int, what: str) -> Array:
-        numbers = np.asarray(idx, np.int64).reshape(-1)
-        wrong = numbers[(numbers < -count) | (numbers >= count)]
-        if len(wrong):
-            raise ClipIndexError(
-                f"{type(self).__name__}: {what} {wrong[0]} is out of range for {count} {what}s"
-            )
-        return np.where(numbers < 0, numbers + count, numbers)
+    def _num_rows(self) -> int:
+        """Return how many rows there are, as of one moment."""
+        return num_rows(self.lengths, self.offsets)
 
     def _check_column(self, col: str, method: str) -> None:
         if col not in self.column_names:
@@ -379,6 +378,19 @@ class Dataset:
 def num_rows(lengths: Array, offsets: Array) -> int:
     """Return how many rows these episodes reach over: one past the last row of any."""
     return int((offsets + lengths).max()) if len(lengths) else 0
+
+
+def in_range(idx: Any, count: int, what: str, where: str) -> Array:
+    """Return numbers in `[-count, count)` as an int64 array `(n,)`, negative ones counted from the end.
+
+    Raises:
+        ClipIndexError: one lies outside.
+    """
+    numbers = np.asarray(idx, np.int64).reshape(-1)
+    wrong = numbers[(numbers < -count) | (numbers >= count)]
+    if len(wrong):
+        raise ClipIndexError(f"{where}: {what} {wrong[0]} is out of range for {count} {what}s")
+    return np.where(numbers < 0, numbers + count, numbers)
 
 
 def clip_ids(indices: Any, where: str) -> Array:

@@ -376,4 +376,6 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
 
 
 def _num_rows(part: Any) -> int:
+    if isinstance(part, Dataset):
+        return part._num_rows()
     return num_rows(np.asarray(part.lengths), np.asarray(part.offsets))
