@@ -33,6 +33,7 @@ class Beside:
 
 CALLS = {
     "sample": lambda buf: buf.sample(4)["step"],
+    "own sampler": lambda buf: _with_sampler(buf).sample(4)["step"],
     "clip": lambda buf: buf[-1]["step"],
     "clips": lambda buf: [clip["step"] for clip in buf.__getitems__([0, 20])],
     "row": lambda buf: buf.get_row_data(30)["step"],
@@ -56,6 +57,15 @@ WRITES = {
     "writes long": lambda buf, n: _write(buf, n, 60),
     "clears and writes": lambda buf, n: (buf.clear(), _write(buf, n, 3)),
 }
+
+
+def _with_sampler(buf):
+    """Return the buffer with a sampler as in the guide."""
+    rng = np.random.default_rng(0)
+    buf.sampler = lambda step, buffer, size, history: rng.integers(
+        0, buffer.num_valid_ends(history), size
+    )
+    return buf
 
 
 def _write(buf, number, steps):

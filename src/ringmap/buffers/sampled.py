@@ -26,12 +26,12 @@ import numpy as np
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import check_whole, positive
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
-from ringmap.clips.index import ClipPairs
+from ringmap.clips.index import ClipPairs, why_no_clips
 from ringmap.clips.samplers.base import Sampler, generator
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
-from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapError, StaleCopyError
 from ringmap.storage.source import Source
 from ringmap.storage.system import cores
 
@@ -111,7 +111,7 @@ class Sampled(Dataset):
         return self._pin(history * self.frameskip).count
 
     def __len__(self) -> int:
-        return self.num_valid_ends()
+        return self.num_valid_ends() or self._no_length()
 
     def clip_window(self, history_len: int) -> Window:
         """Return the clips of `history_len` observations that there are now, for samplers. O(1)."""
@@ -184,12 +184,12 @@ class Sampled(Dataset):
             return self._mapping(clip_ids(idx, "ReplayBuffer"), self.num_steps, self.frameskip)
         number = operator.index(idx)
         if number < PINNED:
-            size = len(self)
+            size = self.num_valid_ends()
             if not -size <= number < size:
                 raise ClipIndexError(
                     f"ReplayBuffer: clip {number} is out of range for {size} clips"
                     if size
-                    else f"ReplayBuffer: empty: no clip of {self.span} steps is stored"
+                    else f"ReplayBuffer: empty: {self._why_no_clips()}"
                 )
             number %= size
         return self._clip(number, self.num_steps, self.frameskip)
@@ -477,7 +477,14 @@ class Sampled(Dataset):
         pinned = reader.pin(span)
         if not pinned.count:
             raise self._no_clips(span)
-        numbers = self._ask(sampler, step, batch_size, history) + pinned.base
+        try:
+            numbers = self._ask(sampler, step, batch_size, history) + pinned.base
+        except (LookupError, ValueError) as error:
+            if isinstance(error, RingmapError) or reader.pin(span).count:
+                raise
+            raise self._no_clips(
+                span
+            ) from error  # they were cleared while it drew: it had nothing to draw from
         # The sampler may have seen, and asked for, what came meanwhile.
         newest = reader.pin(span)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)
@@ -496,10 +503,12 @@ class Sampled(Dataset):
             self._rng = self._clip_reader.rng = np.random.default_rng(info.seed)
 
     def _no_clips(self, span: int) -> NoClipsError:
-        return NoClipsError(
-            f"ReplayBuffer.sample: no clips of {span} steps are stored ({len(self._source.live)} episodes); "
-            "collect more first"
-        )
+        return NoClipsError(f"ReplayBuffer.sample: {self._why_no_clips(span)}")
+
+    def _why_no_clips(self, span: int | None = None) -> str:
+        source = self._source
+        with source.memory:
+            return why_no_clips(source.live.lengths, span or self.span, self.frameskip)
 
     def _ask(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
         ids = np.asarray(sampler(step, self, batch_size, history))

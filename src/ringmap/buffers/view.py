@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.clips.gather import PINNED
+from ringmap.clips.index import why_no_clips
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 
@@ -129,6 +130,9 @@ class BufferView(Dataset):
         """
         numbers = self._episode_numbers(idx)
         return self._buffer.get_episode_data([self._index_now(ep) for ep in numbers.tolist()])
+
+    def _why_no_clips(self) -> str:
+        return why_no_clips(self.lengths, self.span, self.frameskip)
 
     def _index_now(self, ep: int) -> int:
         """Return the number that the buffer gives to this episode by now."""

@@ -13,19 +13,22 @@ Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes th
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.index import ClipIndex, ClipPairs
+from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
 from ringmap.datasets.batch import as_clip
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 
 __all__ = ["Dataset", "Transform", "clip_ids", "fold_actions", "in_range", "num_rows"]
+
+log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -66,6 +69,7 @@ class Dataset:
     num_steps: int = 1
     transform: Transform | None = None
     _clips: ClipIndex | None = None
+    _told_empty = False
 
     def __init__(
         self,
@@ -203,7 +207,7 @@ class Dataset:
         return ClipPairs(self._clip_index(), self.span)
 
     def __len__(self) -> int:
-        return len(self.clip_indices)
+        return len(self.clip_indices) or self._no_length()
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """Return one clip.
@@ -295,10 +299,7 @@ class Dataset:
         if low < -size or high >= size:
             name = type(self).__name__
             if not size:
-                raise ClipIndexError(
-                    f"{name}: empty: no episode is {self.span} steps long "
-                    f"({len(self.lengths)} episodes, num_steps={self.num_steps}, frameskip={self.frameskip})"
-                )
+                raise ClipIndexError(f"{name}: empty: {self._why_no_clips()}")
             raise ClipIndexError(
                 f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
             )
@@ -329,6 +330,18 @@ class Dataset:
             self._load_slice(ep, at, at + 1)
             for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
         ]
+
+    def _why_no_clips(self) -> str:
+        return why_no_clips(self.lengths, self.span, self.frameskip, "num_steps")
+
+    def _no_length(self) -> int:
+        """Return 0, and say why in the log, once, if there are episodes: all that PyTorch's shuffling loader says is
+        that `num_samples=0`, and an error would keep those from waiting who wait for longer episodes.
+        """
+        if not self._told_empty and len(self.lengths):
+            self._told_empty = True
+            log.warning("%s: len() is 0: %s", type(self).__name__, self._why_no_clips())
+        return 0
 
     def _clip_index(self) -> ClipIndex:
         if self._clips is None:
