@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from ringmap import ReplayBuffer
-from ringmap.data import load_dataset
-from ringmap.errors import ClipIndexError, NoClipsError
+from ringmap import (
+    DistillationBuffer,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    RolloutBuffer,
+    TransitionReplayBuffer,
+)
+from ringmap.data import ConcatDataset, MergeDataset, load_dataset
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, SubscriptError
 
 
 def episode(steps):
@@ -94,3 +100,95 @@ def test_the_length_of_what_has_no_episodes_is_0_without_a_word(caplog):
     buf.write_episode(episode(8))
     assert len(pickle.loads(pickle.dumps(buf))) == 1
     assert not caplog.records
+
+
+# -- what stands in the brackets -------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    buf = ReplayBuffer(1000)
+    buf.write_episode(episode(30))
+    buf.dump(tmp_path / "stored.h5", "hdf5", progress=False)
+    return buf
+
+
+@pytest.mark.parametrize(
+    ("idx", "said"),
+    [
+        (slice(0, 3), r"got slice\(0, 3, None\); for several clips take dataset.* call load_chunk"),
+        ("action", r"got 'action'; for a whole column call get_col_data\('action'\)"),
+        (1.5, r"got 1.5; for steps of an episode call load_chunk"),
+        (None, "got None; for steps"),
+    ],
+)
+def test_brackets_say_what_to_call_instead(stored, tmp_path, idx, said):
+    read = load_dataset(tmp_path / "stored.h5")
+    for dataset in (stored, stored.view(), read, ConcatDataset([stored]), MergeDataset([stored])):
+        for kind in (SubscriptError, TypeError, InputError):
+            with pytest.raises(
+                kind, match=f"^{type(dataset).__name__}: a clip id is an integer, {said}"
+            ):
+                dataset[idx]
+
+
+def test_what_brackets_suggest_works(stored, tmp_path):
+    assert stored[list(range(0, 3))]["obs"].shape == (3, 1, 2)
+    assert len(load_dataset(tmp_path / "stored.h5").__getitems__(range(0, 3))) == 3
+    assert stored.get_col_data("action").shape == (30, 1)
+    assert stored.load_chunk([0], 2, 5)[0]["obs"].shape == (3, 2)
+
+
+def transitions():
+    buf = TransitionReplayBuffer(100, (2,), device=None)
+    row = np.zeros((4, 2), np.float32)
+    buf.add(row, np.zeros(4, np.int64), np.zeros(4), row, np.zeros(4))
+    return buf
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (transitions, r"draw batches with sample\("),
+        (lambda: DistillationBuffer(100), r"draw batches with batch\("),
+        (lambda: RolloutBuffer(1, 1, (2,), (1,)), r"minibatches\("),
+        (
+            lambda: OfflineToOnlineReplayBuffer(transitions(), online_capacity=10),
+            r"draw batches with sample\(",
+        ),
+    ],
+)
+def test_a_buffer_without_ids_says_what_to_call(make, said):
+    buf = make()
+    for call in (lambda: buf[0], lambda: list(buf), lambda: buf["obs"]):
+        with pytest.raises(TypeError, match=f"^{type(buf).__name__}: has no ids, .*; .*{said}"):
+            call()
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"batch_size": 4}])
+def test_a_loader_over_transitions_says_what_to_call(options):
+    with pytest.raises(SubscriptError, match=r"nor a DataLoader can read it; draw .* sample\("):
+        next(iter(DataLoader(transitions(), **options)))
+
+
+# -- datasets of datasets --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("joined", [ConcatDataset, MergeDataset])
+def test_what_is_no_dataset_is_not_joined(stored, joined, tmp_path):
+    name = joined.__name__
+    for part, said in (
+        (1, "is a int, and no dataset of episodes; expected a ReplayBuffer, what load_dataset"),
+        ({"obs": [1]}, "is a dict, .* expected a ReplayBuffer"),
+        ("runs/a.h5", r"is a str, .* open it first: load_dataset\('runs/a.h5'\)"),
+        (tmp_path, r"is a PosixPath, .* open it first: load_dataset\("),
+        (
+            transitions(),
+            r"is a TransitionReplayBuffer, .* draw from it with sample\(.* OfflineToOnline",
+        ),
+    ):
+        with pytest.raises(InputError, match=f"^{name}: dataset 1 {said}"):
+            joined([stored, part])
+    for whole in (stored, "runs/a.h5", 3):
+        with pytest.raises(InputError, match=f"^{name}: expected a list of datasets, got "):
+            joined(whole)

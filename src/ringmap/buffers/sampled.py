@@ -15,7 +15,6 @@ import contextlib
 import functools
 import itertools
 import math
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs, why_no_clips
 from ringmap.clips.samplers.base import Sampler, generator
 from ringmap.clips.window import Window
-from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapError, StaleCopyError
 from ringmap.storage.source import Source
@@ -179,10 +178,11 @@ class Sampled(Dataset):
             ClipIndexError: the id is out of range, or the buffer is empty. Negative ids count from
                 the end.
             InputError: the ids of a list are no integers.
+            SubscriptError: (an InputError) it is neither an integer nor a list.
         """
         if np.ndim(idx):
             return self._mapping(clip_ids(idx, "ReplayBuffer"), self.num_steps, self.frameskip)
-        number = operator.index(idx)
+        number = clip_id(idx, "ReplayBuffer", has_batches=True)
         if number < PINNED:
             size = self.num_valid_ends()
             if not -size <= number < size:

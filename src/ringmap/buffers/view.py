@@ -10,7 +10,6 @@ Not here: rows (the buffer's), orders of a pass (passes.py).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import why_no_clips
-from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 
 if TYPE_CHECKING:
@@ -103,7 +102,8 @@ class BufferView(Dataset):
         cut = self.num_steps, self.frameskip
         if np.ndim(idx):
             return self._buffer._mapping(self._places(idx), *cut)
-        return self._buffer._clip(int(self._places([operator.index(idx)])[0]), *cut)
+        number = clip_id(idx, "BufferView", has_batches=True)
+        return self._buffer._clip(int(self._places([number])[0]), *cut)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return several clips at once: what PyTorch's DataLoader calls."""

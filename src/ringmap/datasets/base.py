@@ -23,10 +23,10 @@ import numpy as np
 from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
 from ringmap.datasets.batch import as_clip
 from ringmap.datasets.layout import stored_layout
-from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 
-__all__ = ["Dataset", "Transform", "clip_ids", "fold_actions", "in_range", "num_rows"]
+__all__ = ["Dataset", "Transform", "clip_id", "clip_ids", "fold_actions", "in_range", "num_rows"]
 
 log = logging.getLogger("ringmap")
 
@@ -217,8 +217,9 @@ class Dataset:
         Raises:
             ClipIndexError: the id is out of range, or there are no clips. Negative ids count
                 from the end.
+            SubscriptError: it is no integer.
         """
-        return self.__getitems__([operator.index(idx)])[0]
+        return self.__getitems__([clip_id(idx, type(self).__name__)])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once: what PyTorch's DataLoader calls.
@@ -404,6 +405,34 @@ def in_range(idx: Any, count: int, what: str, where: str) -> Array:
     if len(wrong):
         raise ClipIndexError(f"{where}: {what} {wrong[0]} is out of range for {count} {what}s")
     return np.where(numbers < 0, numbers + count, numbers)
+
+
+def clip_id(idx: Any, where: str, has_batches: bool = False) -> int:
+    """Return what stands in the brackets of a dataset as an integer.
+
+    Args:
+        idx: what was given.
+        where: the class, for the message.
+        has_batches: whether a list of ids is taken, too (by the caller).
+
+    Raises:
+        SubscriptError: it is no integer.
+    """
+    try:
+        return operator.index(idx)
+    except TypeError:
+        pass
+    instead = (
+        "for steps of an episode call load_chunk([i], start, end), for a column get_col_data(name)"
+    )
+    if isinstance(idx, str):
+        instead = (
+            f"for a whole column call get_col_data({idx!r}), of one clip take dataset[i][{idx!r}]"
+        )
+    elif isinstance(idx, slice) or np.ndim(idx):
+        several = "dataset[list(range(...))]" if has_batches else "dataset.__getitems__(range(...))"
+        instead = f"for several clips take {several}; {instead}"
+    raise SubscriptError(f"{where}: a clip id is an integer, got {idx!r:.80}; {instead}")
 
 
 def clip_ids(indices: Any, where: str) -> Array:

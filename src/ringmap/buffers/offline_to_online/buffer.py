@@ -29,6 +29,7 @@ from ringmap.buffers.offline_to_online.joining import joined
 from ringmap.buffers.offline_to_online.share import Share
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
+from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
@@ -38,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _WHERE = "OfflineToOnlineReplayBuffer"
 
 
-class OfflineToOnlineReplayBuffer:
+class OfflineToOnlineReplayBuffer(Unindexed):
     """An offline dataset and a growing online buffer, sampled together.
 
     Rows, `(B, ...)`, if the offline data is cut into clips of one step; clips, `(B, history, ...)`, if both
@@ -198,6 +199,8 @@ class OfflineToOnlineReplayBuffer:
     def rounding(self) -> str:
         """How a share that does not divide the batch is rounded."""
         return self._share.rounding
+
+    _instead = "draw batches with sample(batch_size)"
 
     def __len__(self) -> int:
         """Return how many rows, or clips, there are in both halves."""
