@@ -14,8 +14,9 @@ from ringmap import (
     RolloutBuffer,
     TransitionReplayBuffer,
 )
-from ringmap.data import ConcatDataset, MergeDataset, load_dataset
+from ringmap.data import ConcatDataset, MergeDataset, convert, detect_format, load_dataset, merge
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, SubscriptError
+from ringmap.formats.registry import format_of_path
 
 
 def episode(steps):
@@ -192,3 +193,52 @@ def test_what_is_no_dataset_is_not_joined(stored, joined, tmp_path):
     for whole in (stored, "runs/a.h5", 3):
         with pytest.raises(InputError, match=f"^{name}: expected a list of datasets, got "):
             joined(whole)
+
+
+# -- formats -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.HDF5", "x.zarr", "x.lance", "x.zarr/"])
+def test_a_dump_without_a_format_goes_by_the_suffix(stored, tmp_path, name):
+    stored.dump(f"{tmp_path}/{name}", progress=False)
+    assert detect_format(tmp_path / name.rstrip("/")).name == format_of_path(name)
+    assert load_dataset(tmp_path / name.rstrip("/")).lengths.tolist() == [30]
+
+
+@pytest.mark.parametrize("name", ["x", "x.npy", "x.", "runs.h5/x"])
+def test_a_suffix_that_names_no_format(stored, tmp_path, name):
+    with pytest.raises(
+        InputError,
+        match=rf"^ReplayBuffer.dump: the suffix of .*{name} names no format \(\.h5, .* do\); say which: "
+        r"format=NAME, one of \['hdf5', 'zarr', 'folder'",
+    ):
+        stored.dump(tmp_path / name)
+    assert list(tmp_path.iterdir()) == [tmp_path / "stored.h5"]
+
+
+def test_a_format_that_is_only_read_is_not_dumped_to(stored, tmp_path):
+    for name, format in (("x", "ringmap"), ("x.ringmap", None)):
+        with pytest.raises(
+            InputError, match="^ReplayBuffer.dump: format 'ringmap' is read-only; choose"
+        ):
+            stored.dump(tmp_path / name, format)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("h5", "hdf5"), (".h5", "hdf5"), ("HDF5", "hdf5"), ("hdf", "hdf5"), ("le-robot", "lerobot"), ("vidoe", "video")],
+)  # fmt: skip
+def test_a_name_that_is_nearly_a_formats_is_asked_about_everywhere(stored, tmp_path, given, meant):
+    path = tmp_path / "stored.h5"
+    for call in (
+        lambda: stored.dump(tmp_path / "x", given),
+        lambda: load_dataset(path, format=given),
+        lambda: convert(path, tmp_path / "x", dest_format=given),
+        lambda: convert(path, tmp_path / "x", dest_format="hdf5", source_format=given),
+        lambda: merge([path], tmp_path / "x", dest_format=given),
+    ):
+        with pytest.raises(
+            InputError, match=f"unknown format '{given}'; did you mean '{meant}'\\?; known: "
+        ):
+            call()
+    assert not (tmp_path / "x").exists()

@@ -659,7 +659,7 @@ class ReplayBuffer(Sampled):
     def dump(
         self,
         path: str | os.PathLike[str],
-        format: str,
+        format: str | None = None,
         mode: str = "overwrite",
         *,
         progress: bool = True,
@@ -669,32 +669,32 @@ class ReplayBuffer(Sampled):
 
         Args:
             path: where to; what is there stays until the new one is whole.
-            format: name of a registered format.
+            format: name of a registered format; None: the suffix of `path` names it (.h5, .zarr, .lance).
             mode: "overwrite", "append" or "error".
             progress: show a progress bar once it takes a while.
             writer_options: for the format's writer.
 
         Raises:
-            InputError: an unknown format or mode.
+            InputError: an unknown format or mode, one that is only read, or a suffix that names none.
             FileExistsError: mode="error" and something is there.
         """
         import warnings
 
-        from ringmap.formats.registry import get_format
+        from ringmap.formats.registry import format_to_write
 
-        chosen = get_format(format)
+        chosen = format_to_write(path, format, "ReplayBuffer.dump")
         dropped: list[str] = []
         if not chosen.supports_episode_data:
             dropped = self.episode_column_names
             if dropped:
                 warnings.warn(
-                    f"ReplayBuffer.dump: format {format!r} holds no episode data; left out: {dropped}",
+                    f"ReplayBuffer.dump: format {chosen.name!r} holds no episode data; left out: {dropped}",
                     stacklevel=2,
                 )
         with chosen.open_writer(path, mode=mode, **writer_options) as writer:
             episodes: Iterable[Any] = self.episodes()
             if progress:
-                episodes = _bar(episodes, self.num_episodes, f"dump to {format}")
+                episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
             for episode in episodes:
                 if dropped:
                     episode.pop(EPISODE_DATA_KEY, None)
