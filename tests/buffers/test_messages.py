@@ -1,7 +1,14 @@
 """What a call that goes wrong says: where, what, expected and got, and what to do."""
 
+import contextlib
+import errno
 import logging
+import os
 import pickle
+import resource
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,8 +22,15 @@ from ringmap import (
     TransitionReplayBuffer,
 )
 from ringmap.data import ConcatDataset, MergeDataset, convert, detect_format, load_dataset, merge
-from ringmap.errors import ClipIndexError, InputError, NoClipsError, SubscriptError
+from ringmap.errors import (
+    ClipIndexError,
+    EnvironmentFault,
+    InputError,
+    NoClipsError,
+    SubscriptError,
+)
 from ringmap.formats.registry import format_of_path
+from ringmap.storage.files import Disk
 
 
 def episode(steps):
@@ -242,3 +256,120 @@ def test_a_name_that_is_nearly_a_formats_is_asked_about_everywhere(stored, tmp_p
         ):
             call()
     assert not (tmp_path / "x").exists()
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+class Refuses(Disk):
+    """A disk that does not let a lock file be opened."""
+
+    number = 0
+
+    def before(self, change, path, *details):
+        if change == "lock":
+            raise OSError(self.number, os.strerror(self.number), path)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EROFS, "the file system is read-only; open the buffer with mode='r' to read it; to write, mount"),
+        (errno.EACCES, r"this process may not write here \(Permission denied\); open the buffer with mode='r' .* permission"),
+        (errno.EPERM, r"this process may not write here \(Operation not permitted\); open the buffer with mode='r'"),
+        (errno.EMFILE, r"can't be locked \(Too many open files\); close files, or raise .* \(ulimit -n\), then"),
+        (errno.ENOSPC, r"can't be locked \(No space left on device\); free space"),
+        (errno.ENOLCK, r"this file system can't lock files \(No locks available\); put the buffer on another"),
+    ],
+)  # fmt: skip
+def test_a_buffer_that_can_not_be_locked_says_why(tmp_path, monkeypatch, number, said):
+    ReplayBuffer(100, path=tmp_path / "b").close()
+    monkeypatch.setattr(ReplayBuffer, "disk", Refuses())
+    Refuses.number = number
+    for call in (
+        lambda: ReplayBuffer.open(tmp_path / "b", "r+"),
+        lambda: ReplayBuffer(100, path=tmp_path / "b"),
+    ):
+        with pytest.raises(EnvironmentFault, match=f"b/lock: {said}") as raised:
+            call()
+        assert raised.value.errno == number
+    ReplayBuffer.open(tmp_path / "b").close()
+
+
+READ_ONLY = """
+import sys
+from ringmap import ReplayBuffer
+from ringmap.errors import EnvironmentFault
+ReplayBuffer.open(sys.argv[1]).close()
+try:
+    ReplayBuffer.open(sys.argv[1], "r+")
+except EnvironmentFault as error:
+    print(error)
+"""
+
+
+def test_a_read_only_mount_is_called_that(tmp_path):
+    ReplayBuffer(100, path=tmp_path / "b").close()
+    mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
+    if shutil.which("unshare") is None or subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", mount], capture_output=True, check=False
+    ).returncode:  # fmt: skip
+        pytest.skip("can't mount here")
+    run = f"{mount} && exec {sys.executable} -c '{READ_ONLY}' {tmp_path}/b"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", run], capture_output=True, text=True, check=True
+    )
+    assert "the file system is read-only; open the buffer with mode='r'" in done.stdout
+
+
+@contextlib.contextmanager
+def no_more_files():
+    """Let this process open no other file: each try ends in EMFILE."""
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+REMEDY = r"close files, or raise the limit of open files \(ulimit -n\), then call it again$"
+
+
+def test_streaming_calls_say_that_too_many_files_are_open(tmp_path):
+    buf = ReplayBuffer(100, path=tmp_path / "b")
+    step = {"obs": np.zeros(2, np.float32)}
+    buf.write_episode({"obs": np.zeros((3, 2), np.float32)})
+    begun, waiting = buf.begin_episode(), buf.begin_episode()
+    begun.append(step)
+    with no_more_files():
+        with pytest.raises(
+            EnvironmentFault, match=f"OpenEpisode.append: Too many open files.*{REMEDY}"
+        ):
+            waiting.append(step)
+        with pytest.raises(
+            EnvironmentFault, match=f"OpenEpisode.finish: Too many open files.*{REMEDY}"
+        ):
+            begun.finish()
+    # Then nothing was lost, and the same calls work
+    begun.append(step)
+    begun.finish()
+    waiting.append(step)
+    waiting.finish()
+    assert buf.lengths.tolist() == [3, 2, 1]
+
+
+def test_opening_and_reading_say_that_too_many_files_are_open(tmp_path):
+    buf = ReplayBuffer(100, path=tmp_path / "b", storage="zarr")
+    buf.write_episode(episode(3))
+    buf.flush()
+    with no_more_files():
+        with pytest.raises(EnvironmentFault, match=f"^.Errno 24. ReplayBuffer: Too many.*{REMEDY}"):
+            buf.sample(2)
+        with pytest.raises(
+            EnvironmentFault, match=f"ReplayBuffer.open: Too many open files.*{REMEDY}"
+        ):
+            ReplayBuffer.open(tmp_path / "b")
+    assert buf.sample(2)["obs"].shape == (2, 1, 2)

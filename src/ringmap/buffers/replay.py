@@ -44,6 +44,7 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.storage.advice import clear_reads
 from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.columns.backends import Storage, check_storage, choose
@@ -211,14 +212,16 @@ class ReplayBuffer(Sampled):
                     f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
                 )
         folder = os.path.abspath(path)
-        remembered = read_manifest(cls.disk, folder).settings
+        with clear_reads(where, folder):
+            remembered = read_manifest(cls.disk, folder).settings
         options = Options(**{**{n: v for n, v in remembered.items() if n in known}, **overrides})
         options.check(where)
         buffer = cls.__new__(cls)
         opened = list[Source]()
         with _closed_on_error(opened):
             if mode == "r":
-                opened.append(Reader(cls.disk, folder, log_progress, mapped))
+                with clear_reads(where, folder):
+                    opened.append(Reader(cls.disk, folder, log_progress, mapped))
             else:
                 opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap", mapped)))
             buffer._start(opened[0], options, **calls)
@@ -752,7 +755,8 @@ class ReplayBuffer(Sampled):
             faults = self._clip_reader.index.check()
             if hasattr(self._sampler, "check"):
                 faults += self._sampler.check()  # type: ignore[union-attr]
-        return check_source(source, faults)
+        with clear_reads("ReplayBuffer.check", source.folder):
+            return check_source(source, faults)
 
     # -- copies ------------------------------------------------------------------------------
 

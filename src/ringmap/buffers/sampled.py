@@ -31,6 +31,7 @@ from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapError, StaleCopyError
+from ringmap.storage.advice import clear_reads
 from ringmap.storage.source import Source
 from ringmap.storage.system import cores
 
@@ -263,7 +264,8 @@ class Sampled(Dataset):
             batch = self._clip_reader.at(positions, history, skip, out, threads, asked)
         except (OSError, ValueError):
             self._source  # noqa: B018 - if another thread closed it meanwhile, this says so
-            raise
+            with clear_reads("ReplayBuffer", self._clip_reader.source.folder):
+                raise
         self._count_redraws()
         return batch
 

@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, InputError, RoleError
+from ringmap.storage.advice import clear_reads
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk, File
@@ -135,11 +136,17 @@ class OpenEpisode:
         where = "OpenEpisode.finish"
         self._check_open(where)
         store = self._store
-        # A call that was interrupted may have stored it or not: only after a recovery does `carried` know.
-        store.exclusively(where, lambda _: None)
-        if self.num_steps and self.id not in store.carried.get("finished", []):
+        found: list[tuple[Schema, list[Array]] | None] = []
+
+        def read(_: Any) -> None:
+            # A call that was interrupted may have stored it or not: only after a recovery does `carried` know.
+            if self.num_steps and self.id not in store.carried.get("finished", []):
+                found.append(_read_steps(store.disk, self._folder, store.ring.max_steps))
+
+        store.exclusively(where, read)
+        if found:
             data = encode_data(dict(episode_data or {}), where)
-            steps = _read_steps(store.disk, self._folder, store.ring.max_steps)
+            steps = found[0]
             if steps is None or len(steps[1][0]) < self.num_steps:
                 raise CorruptError(
                     f"{where}: {self._folder} holds {len(steps[1][0]) if steps else 0} whole steps, but "
@@ -223,21 +230,24 @@ def settle_open(store: Store, keep: bool) -> None:
     A kept one is stored flagged as interrupted, neither terminated nor truncated.
     """
     disk = store.disk
-    for name in disk.names(store.paths.open):
-        folder = os.path.join(store.paths.open, name)
-        if keep and name not in store.carried.get("finished", []):
-            steps = _read_steps(disk, folder, store.ring.max_steps)
-            if steps is not None:
-                try:
-                    schema, arrays = _as_stored(store, *steps, "safe", folder)
-                except InputError as error:
-                    log.warning("%s: interrupted episode dropped: %s", folder, error)
-                else:
-                    store.commit(schema, arrays, b"", INTERRUPTED, where=folder, finished=name)
-                    log.info(
-                        "%s: kept %d steps of an interrupted episode", store.folder, len(arrays[0])
-                    )
-        _remove(disk, folder)
+    with clear_reads("ReplayBuffer", store.folder):
+        for name in disk.names(store.paths.open):
+            folder = os.path.join(store.paths.open, name)
+            if keep and name not in store.carried.get("finished", []):
+                steps = _read_steps(disk, folder, store.ring.max_steps)
+                if steps is not None:
+                    try:
+                        schema, arrays = _as_stored(store, *steps, "safe", folder)
+                    except InputError as error:
+                        log.warning("%s: interrupted episode dropped: %s", folder, error)
+                    else:
+                        store.commit(schema, arrays, b"", INTERRUPTED, where=folder, finished=name)
+                        log.info(
+                            "%s: kept %d steps of an interrupted episode",
+                            store.folder,
+                            len(arrays[0]),
+                        )
+            _remove(disk, folder)
 
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:
