@@ -15,10 +15,11 @@ import copy
 import logging
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,9 +45,11 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.registry import format_to_write
 from ringmap.storage.advice import clear_reads
 from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
+from ringmap.storage.check import Finding, check_source
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
@@ -55,12 +58,10 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.snapshot import snapshot
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
-
-if TYPE_CHECKING:
-    from ringmap.storage.check import Finding
-    from ringmap.storage.streaming import OpenEpisode
+from ringmap.storage.streaming import OpenEpisode, settle_open
 
 __all__ = ["ReplayBuffer"]
 
@@ -293,8 +294,6 @@ class ReplayBuffer(Sampled):
                     ) from None
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
-            from ringmap.storage.streaming import settle_open
-
             self._attach_sampler()
             settle_open(source, keep=options.interrupted == "keep")
 
@@ -446,8 +445,6 @@ class ReplayBuffer(Sampled):
 
     def begin_episode(self) -> OpenEpisode:
         """Begin an episode whose steps are on disk as they are appended; see `OpenEpisode`."""
-        from ringmap.storage.streaming import OpenEpisode
-
         store = self._writer("ReplayBuffer.begin_episode")
         return OpenEpisode(store, self.options.casting, self.key_filter, self._sampling)
 
@@ -681,10 +678,6 @@ class ReplayBuffer(Sampled):
             InputError: an unknown format or mode, one that is only read, or a suffix that names none.
             FileExistsError: mode="error" and something is there.
         """
-        import warnings
-
-        from ringmap.formats.registry import format_to_write
-
         chosen = format_to_write(path, format, "ReplayBuffer.dump")
         dropped: list[str] = []
         if not chosen.supports_episode_data:
@@ -741,15 +734,11 @@ class ReplayBuffer(Sampled):
         self, path: str | os.PathLike[str], where: str, finish: Callable[[str], None] = lambda _: None
     ) -> None:  # fmt: skip
         """Make a copy, and let `finish` add to it before it has its name."""
-        from ringmap.storage.snapshot import snapshot
-
         kept = getattr(self._sampler, "kept_priorities", lambda: None)
         snapshot(self._source, self.disk, os.path.abspath(path), where, kept, finish)
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
-        from ringmap.storage.check import check_source
-
         source = self._source
         with source.memory:
             faults = self._clip_reader.index.check()

@@ -18,12 +18,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import check_whole, positive
+from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.view import BufferView, split
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs, why_no_clips
 from ringmap.clips.samplers.base import Sampler, generator
@@ -34,11 +37,6 @@ from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapErro
 from ringmap.storage.advice import clear_reads
 from ringmap.storage.source import Source
 from ringmap.storage.system import cores
-
-if TYPE_CHECKING:
-    from ringmap.buffers.passes import PassSampler
-    from ringmap.buffers.prefetch import Batches
-    from ringmap.buffers.view import BufferView
 
 __all__ = ["DefaultSampler", "Sampled"]
 
@@ -321,8 +319,6 @@ class Sampled(Dataset):
             shuffle: a new order for each pass; False: oldest first.
             seed: of the orders; the same for the same seed and pass.
         """
-        from ringmap.buffers.passes import PassSampler
-
         return PassSampler(self, shuffle, seed)
 
     def view(self) -> BufferView:
@@ -330,8 +326,6 @@ class Sampled(Dataset):
 
         Cost: 12 bytes for each stored episode; no rows are copied, and none kept from eviction.
         """
-        from ringmap.buffers.view import BufferView
-
         return BufferView.of(self)
 
     def split(self, train: float = 0.9, seed: int = 0) -> tuple[BufferView, BufferView]:
@@ -341,8 +335,6 @@ class Sampled(Dataset):
             train: share of the stored episodes, rounded, in the first view.
             seed: which ones; an episode's rank among the others depends on it alone.
         """
-        from ringmap.buffers.view import split
-
         return split(self.view(), train, seed)
 
     def batches(
@@ -370,8 +362,6 @@ class Sampled(Dataset):
             ...     [batch["obs"].shape for batch in batches]
             [(8, 1), (8, 1), (8, 1)]
         """
-        from ringmap.buffers.prefetch import Batches
-
         return Batches(self, batch_size, steps, prefetch, to, device, pin_memory)
 
     def sample(
