@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+import ringmap
 from ringmap import (
     DistillationBuffer,
     OfflineToOnlineReplayBuffer,
@@ -24,6 +25,7 @@ from ringmap import (
 from ringmap.data import ConcatDataset, MergeDataset, convert, detect_format, load_dataset, merge
 from ringmap.errors import (
     ClipIndexError,
+    ClosedError,
     EnvironmentFault,
     InputError,
     NoClipsError,
@@ -373,3 +375,41 @@ def test_opening_and_reading_say_that_too_many_files_are_open(tmp_path):
         ):
             ReplayBuffer.open(tmp_path / "b")
     assert buf.sample(2)["obs"].shape == (2, 1, 2)
+
+
+# -- offline to online ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("online", "data", "said"),
+    [
+        (lambda: ReplayBuffer(50), {"x": np.zeros((5, 2))}, "ReplayBuffer.write_episode: schema mismatch: missing"),
+        (lambda: ReplayBuffer(50), [3], "an episode is a mapping of column"),
+        (lambda: ReplayBuffer(50), 3, "the online half is a ReplayBuffer: expected an episode"),
+        (lambda: 50, {"x": np.zeros((5, 2))}, "ReplayBuffer.write_episode: schema mismatch"),
+        (lambda: 50, {"obs": np.zeros((500, 2))}, "500 rows exceed capacity=50"),
+        (transitions, {"obs": np.zeros((5, 2))}, r"TransitionReplayBuffer.add\(\) got .*'obs'; give what .*\['obs'\]"),
+        (transitions, 3, "expected a mapping of what TransitionReplayBuffer.add takes, got int"),
+    ],
+)  # fmt: skip
+def test_extend_names_itself(stored, online, data, said):
+    half = online()
+    given = {"online_capacity": half} if isinstance(half, int) else {"online_storage": half}
+    mixed = OfflineToOnlineReplayBuffer(stored, **given)
+    if not isinstance(half, TransitionReplayBuffer):
+        mixed.extend({"obs": np.zeros((5, 2), np.float32)})
+    with pytest.raises(InputError, match=f"^OfflineToOnlineReplayBuffer.extend: {said}"):
+        mixed.extend(data)
+    if isinstance(half, ReplayBuffer):
+        half.close()
+        with pytest.raises(ClosedError, match="^OfflineToOnlineReplayBuffer.extend: .* is closed"):
+            mixed.extend({"obs": np.zeros((5, 2), np.float32)})
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def test_a_face_shows_its_public_names_alone():
+    for face in (ringmap, ringmap.data, ringmap.samplers, ringmap.recording, ringmap.world):
+        assert {n for n in dir(face) if not n.startswith("__")} == set(face.__all__), face
+    assert {"__version__", "__doc__"} <= set(dir(ringmap))

@@ -30,7 +30,7 @@ from ringmap.buffers.offline_to_online.share import Share
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
-from ringmap.errors import InputError, NoClipsError
+from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
 
@@ -296,7 +296,14 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         Raises:
             InputError: what the online half refuses. Nothing was changed.
         """
-        return self._online.extend(data, {"mix": self._mix()}, f"{_WHERE}.extend")
+        where = f"{_WHERE}.extend"
+        try:
+            return self._online.extend(data, {"mix": self._mix()}, where)
+        except (InputError, RoleError, EnvironmentFault) as error:
+            *rest, said = error.args
+            if str(said).startswith(where):
+                raise
+            raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the half's
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Give rows of the online half their priorities, if it draws by priority; return for how many.
