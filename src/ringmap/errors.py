@@ -6,6 +6,7 @@ mistake, so `except ValueError` goes on working:
     RingmapError
       InputError           ValueError      fix the call
         UnknownColumnError KeyError        ... of a column's name
+        SubscriptError     TypeError       ... in the brackets
       ClipIndexError       IndexError      fix the index
       NoClipsError         RuntimeError    collect more first
         LappedError                        ... or raise max_steps
@@ -45,6 +46,7 @@ __all__ = [
     "RoleError",
     "RolloutError",
     "StaleCopyError",
+    "SubscriptError",
     "SyncFailedError",
     "UnknownColumnError",
     "UnknownFormatError",
@@ -63,6 +65,10 @@ class UnknownColumnError(InputError, KeyError):
     """A column of that name is not stored."""
 
     __str__ = Exception.__str__  # KeyError's own shows the repr of the message
+
+
+class SubscriptError(InputError, TypeError):
+    """What stands in the brackets is no clip id, or the buffer has none."""
 
 
 class ClipIndexError(RingmapError, IndexError):

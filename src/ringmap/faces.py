@@ -19,7 +19,7 @@ __all__ = ["lazily"]
 def lazily(
     face: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a module.
+    """Return `__getattr__` and `__dir__` for a module: it shows its face, and not what it is made with.
 
     Args:
         face: the module's name.
@@ -36,6 +36,7 @@ def lazily(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[face]), *homes})
+        special = [n for n in vars(sys.modules[face]) if n.startswith("__") and n.endswith("__")]
+        return sorted({*special, *homes})
 
     return load, names

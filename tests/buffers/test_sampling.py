@@ -64,11 +64,11 @@ def test_sizes_must_be_positive(filled, wrong):
 
 def test_no_clips(buffer):
     buf = buffer(max_steps=20, history_len=5)
-    for episodes in range(2):
-        with pytest.raises(
-            NoClipsError,
-            match=rf"no clips of 5 steps are stored \({episodes} episodes\); collect more first",
-        ) as raised:
+    for why in (
+        r"no clips of 5 steps are stored \(0 episodes\); collect more first",
+        "no clip of 5 steps .* fits",
+    ):
+        with pytest.raises(NoClipsError, match=why) as raised:
             buf.sample(3)
         assert isinstance(raised.value, RuntimeError)
         buf.write_episode(episode(0, 4))

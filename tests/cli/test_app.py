@@ -121,7 +121,9 @@ def test_wrong_calls_are_one_line_and_a_hint(cli):
 def test_errors_are_one_line_on_stderr(cli):
     done = cli("info", "nothing")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("ringmap: error: No dataset 'nothing': looked at nothing, ")
+    assert done.err.startswith(
+        "ringmap: error: No dataset 'nothing': the path nothing does not exist in "
+    )
     assert done.err.count("\n") == 1
 
 

@@ -67,9 +67,18 @@ def test_a_path_comes_before_a_name(home, tmp_path):
 
 
 def test_missing(home, tmp_path):
-    with pytest.raises(NotFoundError, match=r"No dataset 'nope': looked at .*home/datasets/nope"):
+    with pytest.raises(
+        NotFoundError, match=r"^No dataset 'nope': the path nope does not exist in .*; check"
+    ):
         load_dataset("nope")
-    with pytest.raises(FileNotFoundError, match="absent"):
+    (home / "datasets").mkdir(parents=True)
+    with pytest.raises(
+        NotFoundError, match=r"not exist in .*; nor .* of that name in .*home/datasets; check"
+    ):
+        load_dataset("nope")
+    with pytest.raises(
+        FileNotFoundError, match=r"the path .*absent.h5 does not exist; check its spelling$"
+    ):
         load_dataset(tmp_path / "absent.h5")
     with pytest.raises(FileNotFoundError):
         load_dataset("nope", format="hdf5")

@@ -1,5 +1,6 @@
 """What a directory says of itself: against a buffer whose every commit is known."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from ringmap.data import ReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import NotFoundError, UnknownFormatError
 from ringmap.storage.facts import commits_of, facts_of, nbytes_of, writer_of
 from ringmap.storage.files import Disk
@@ -30,8 +31,32 @@ def test_facts(tmp_path, rng):
     assert facts.lengths.tolist() == buffer.lengths.tolist()
     assert (facts.steps, facts.steps_written) == (buffer.num_steps_stored, sum(lengths))
     assert (facts.commits, facts.max_steps) == (30, 100)
-    assert facts.nbytes_full == ReplayBuffer.estimate({"x": ((), "f8")}, 100)["total"]
+    assert facts.nbytes_full >= ReplayBuffer.estimate({"x": ((), "f8")}, 100)["total"]
     buffer.close()
+
+
+@pytest.mark.parametrize("filled", [100, 400])
+def test_what_a_buffer_will_take_when_full_is_what_it_takes_then(tmp_path, filled):
+    # Given transitions, one commit each, whose notes outweigh their rows
+    with contextlib.closing(
+        TransitionReplayBuffer(1000, (4,), path=tmp_path / "b", device=None)
+    ) as buf:
+        row, none = np.zeros((1, 4), np.float32), np.zeros(1)
+
+        def add(count):
+            for _ in range(count):
+                buf.add(row, np.zeros(1, np.int64), none, row, none)
+
+        add(filled)
+        early = facts_of(tmp_path / "b")
+        assert early.nbytes < early.nbytes_full
+        # When it fills, then it takes what was said
+        rows = early.max_steps
+        add(rows - filled)
+        full = facts_of(tmp_path / "b")
+    assert full.steps == rows
+    assert 0.9 < early.nbytes_full / full.nbytes_full < 1.1
+    assert full.nbytes <= full.nbytes_full < 1.5 * full.nbytes
 
 
 def test_commits_are_those_that_were_made(tmp_path, rng):
@@ -94,7 +119,7 @@ def test_where_no_buffer_is(tmp_path):
 
 HOLD = """
 import sys
-from ringmap.data import ReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer
 buffer = ReplayBuffer(10, path=sys.argv[1])
 print("open", flush=True)
 sys.stdin.readline()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError, LappedError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.blobs import decode_blob, decode_data
@@ -60,8 +61,9 @@ class StoredEpisodes:
     def steps(self, index: int, start: int, end: int, where: str) -> list[Array]:
         """Return steps `[start, end)` of episode `index`, one array per column."""
         source = self._source
-        ordinal = source.ordinal(index, where)
-        length = source.live.length(ordinal)
+        with source.memory:
+            ordinal = source.ordinal(index, where)
+            length = source.live.length(ordinal)
         if not 0 <= start <= end <= length:
             raise ClipIndexError(
                 f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
@@ -71,11 +73,13 @@ class StoredEpisodes:
             raise _evicted(where, index)
         return steps
 
-    def rows(self, numbers: Array | None, names: Sequence[str]) -> dict[str, Array]:
-        """Return steps by row (None: all), columns `names`. O(episodes + rows)."""
+    def rows(self, numbers: Any, names: Sequence[str], where: str) -> dict[str, Array]:
+        """Return steps by row (None: all; negative: from the end), columns `names`. O(episodes + rows)."""
         source = self._source
         rows, schema = source.rows, source.schema
         if rows is None:  # a reader opens them when the first episode is there
+            if numbers is not None:
+                in_range(numbers, 0, "row", where)
             specs = schema.columns if schema is not None else ()
             return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
         for _ in range(_TRIES):
@@ -85,9 +89,10 @@ class StoredEpisodes:
             offsets = np.cumsum(lengths) - lengths
             if numbers is None:
                 positions = np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
-            else:
-                episodes = np.searchsorted(offsets, numbers, side="right") - 1
-                positions = starts[episodes] + numbers - offsets[episodes]
+            else:  # what a number means, and whether it is in range, is as of the same moment
+                wanted = in_range(numbers, int(lengths.sum()), "row", where)
+                episodes = np.searchsorted(offsets, wanted, side="right") - 1
+                positions = starts[episodes] + wanted - offsets[episodes]
             found = {name: rows.take(name, positions) for name in names}
             if not len(positions) or positions.min() >= source.newest_tail():
                 return found

@@ -15,10 +15,11 @@ import copy
 import logging
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,8 +45,11 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.registry import format_to_write
+from ringmap.storage.advice import clear_reads
 from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
+from ringmap.storage.check import Finding, check_source
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
@@ -54,12 +58,10 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.snapshot import snapshot
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
-
-if TYPE_CHECKING:
-    from ringmap.storage.check import Finding
-    from ringmap.storage.streaming import OpenEpisode
+from ringmap.storage.streaming import OpenEpisode, settle_open
 
 __all__ = ["ReplayBuffer"]
 
@@ -211,14 +213,16 @@ class ReplayBuffer(Sampled):
                     f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
                 )
         folder = os.path.abspath(path)
-        remembered = read_manifest(cls.disk, folder).settings
+        with clear_reads(where, folder):
+            remembered = read_manifest(cls.disk, folder).settings
         options = Options(**{**{n: v for n, v in remembered.items() if n in known}, **overrides})
         options.check(where)
         buffer = cls.__new__(cls)
         opened = list[Source]()
         with _closed_on_error(opened):
             if mode == "r":
-                opened.append(Reader(cls.disk, folder, log_progress, mapped))
+                with clear_reads(where, folder):
+                    opened.append(Reader(cls.disk, folder, log_progress, mapped))
             else:
                 opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap", mapped)))
             buffer._start(opened[0], options, **calls)
@@ -290,8 +294,6 @@ class ReplayBuffer(Sampled):
                     ) from None
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
-            from ringmap.storage.streaming import settle_open
-
             self._attach_sampler()
             settle_open(source, keep=options.interrupted == "keep")
 
@@ -446,8 +448,6 @@ class ReplayBuffer(Sampled):
 
     def begin_episode(self) -> OpenEpisode:
         """Begin an episode whose steps are on disk as they are appended; see `OpenEpisode`."""
-        from ringmap.storage.streaming import OpenEpisode
-
         store = self._writer("ReplayBuffer.begin_episode")
         store.disk.check_held("ReplayBuffer.begin_episode")
         return OpenEpisode(store, self.options.casting, self.key_filter, self._sampling)
@@ -565,6 +565,9 @@ class ReplayBuffer(Sampled):
         """Episodes stored."""
         return len(self._source.live)
 
+    def _num_rows(self) -> int:
+        return self.num_steps_stored
+
     @property
     def num_steps_stored(self) -> int:
         """Steps stored."""
@@ -647,11 +650,15 @@ class ReplayBuffer(Sampled):
         Cost: reads and holds the whole column.
         """
         self._check_column(col, "get_col_data")
-        return self._stored.rows(None, [col])[col]
+        return self._stored.rows(None, [col], "ReplayBuffer.get_col_data")[col]
 
     def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
-        """Return steps by row: row 0 is the oldest stored step. O(episodes + rows)."""
-        found = self._stored.rows(self._row_numbers(row_idx), self.column_names)
+        """Return steps by row: row 0 is the oldest stored step. O(episodes + rows).
+
+        Raises:
+            ClipIndexError: a row lies outside what is stored. Negative rows count from the end.
+        """
+        found = self._stored.rows(row_idx, self.column_names, "ReplayBuffer.get_row_data")
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def get_dim(self, col: str) -> int:
@@ -667,7 +674,7 @@ class ReplayBuffer(Sampled):
     def dump(
         self,
         path: str | os.PathLike[str],
-        format: str,
+        format: str | None = None,
         mode: str = "overwrite",
         *,
         progress: bool = True,
@@ -677,32 +684,28 @@ class ReplayBuffer(Sampled):
 
         Args:
             path: where to; what is there stays until the new one is whole.
-            format: name of a registered format.
+            format: name of a registered format; None: the suffix of `path` names it (.h5, .zarr, .lance).
             mode: "overwrite", "append" or "error".
             progress: show a progress bar once it takes a while.
             writer_options: for the format's writer.
 
         Raises:
-            InputError: an unknown format or mode.
+            InputError: an unknown format or mode, one that is only read, or a suffix that names none.
             FileExistsError: mode="error" and something is there.
         """
-        import warnings
-
-        from ringmap.formats.registry import get_format
-
-        chosen = get_format(format)
+        chosen = format_to_write(path, format, "ReplayBuffer.dump")
         dropped: list[str] = []
         if not chosen.supports_episode_data:
             dropped = self.episode_column_names
             if dropped:
                 warnings.warn(
-                    f"ReplayBuffer.dump: format {format!r} holds no episode data; left out: {dropped}",
+                    f"ReplayBuffer.dump: format {chosen.name!r} holds no episode data; left out: {dropped}",
                     stacklevel=2,
                 )
         with chosen.open_writer(path, mode=mode, **writer_options) as writer:
             episodes: Iterable[Any] = self.episodes()
             if progress:
-                episodes = _bar(episodes, self.num_episodes, f"dump to {format}")
+                episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
             for episode in episodes:
                 if dropped:
                     episode.pop(EPISODE_DATA_KEY, None)
@@ -746,21 +749,18 @@ class ReplayBuffer(Sampled):
         self, path: str | os.PathLike[str], where: str, finish: Callable[[str], None] = lambda _: None
     ) -> None:  # fmt: skip
         """Make a copy, and let `finish` add to it before it has its name."""
-        from ringmap.storage.snapshot import snapshot
-
         kept = getattr(self._sampler, "kept_priorities", lambda: None)
         snapshot(self._source, self.disk, os.path.abspath(path), where, kept, finish)
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
-        from ringmap.storage.check import check_source
-
         source = self._source
         with source.memory:
             faults = self._clip_reader.index.check()
             if hasattr(self._sampler, "check"):
                 faults += self._sampler.check()  # type: ignore[union-attr]
-        return check_source(source, faults)
+        with clear_reads("ReplayBuffer.check", source.folder):
+            return check_source(source, faults)
 
     # -- copies ------------------------------------------------------------------------------
 

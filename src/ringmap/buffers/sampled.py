@@ -15,30 +15,28 @@ import contextlib
 import functools
 import itertools
 import math
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import check_whole, positive
+from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.view import BufferView, split
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
-from ringmap.clips.index import ClipPairs
+from ringmap.clips.index import ClipPairs, why_no_clips
 from ringmap.clips.samplers.base import Sampler, generator
 from ringmap.clips.window import Window
-from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
-from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapError, StaleCopyError
+from ringmap.storage.advice import clear_reads
 from ringmap.storage.source import Source
 from ringmap.storage.system import cores
-
-if TYPE_CHECKING:
-    from ringmap.buffers.passes import PassSampler
-    from ringmap.buffers.prefetch import Batches
-    from ringmap.buffers.view import BufferView
 
 __all__ = ["DefaultSampler", "Sampled"]
 
@@ -111,7 +109,7 @@ class Sampled(Dataset):
         return self._pin(history * self.frameskip).count
 
     def __len__(self) -> int:
-        return self.num_valid_ends()
+        return self.num_valid_ends() or self._no_length()
 
     def clip_window(self, history_len: int) -> Window:
         """Return the clips of `history_len` observations that there are now, for samplers. O(1)."""
@@ -179,17 +177,18 @@ class Sampled(Dataset):
             ClipIndexError: the id is out of range, or the buffer is empty. Negative ids count from
                 the end.
             InputError: the ids of a list are no integers.
+            SubscriptError: (an InputError) it is neither an integer nor a list.
         """
         if np.ndim(idx):
             return self._mapping(clip_ids(idx, "ReplayBuffer"), self.num_steps, self.frameskip)
-        number = operator.index(idx)
+        number = clip_id(idx, "ReplayBuffer", has_batches=True)
         if number < PINNED:
-            size = len(self)
+            size = self.num_valid_ends()
             if not -size <= number < size:
                 raise ClipIndexError(
                     f"ReplayBuffer: clip {number} is out of range for {size} clips"
                     if size
-                    else f"ReplayBuffer: empty: no clip of {self.span} steps is stored"
+                    else f"ReplayBuffer: empty: {self._why_no_clips()}"
                 )
             number %= size
         return self._clip(number, self.num_steps, self.frameskip)
@@ -263,7 +262,8 @@ class Sampled(Dataset):
             batch = self._clip_reader.at(positions, history, skip, out, threads, asked)
         except (OSError, ValueError):
             self._source  # noqa: B018 - if another thread closed it meanwhile, this says so
-            raise
+            with clear_reads("ReplayBuffer", self._clip_reader.source.folder):
+                raise
         self._count_redraws()
         return batch
 
@@ -319,8 +319,6 @@ class Sampled(Dataset):
             shuffle: a new order for each pass; False: oldest first.
             seed: of the orders; the same for the same seed and pass.
         """
-        from ringmap.buffers.passes import PassSampler
-
         return PassSampler(self, shuffle, seed)
 
     def view(self) -> BufferView:
@@ -328,8 +326,6 @@ class Sampled(Dataset):
 
         Cost: 12 bytes for each stored episode; no rows are copied, and none kept from eviction.
         """
-        from ringmap.buffers.view import BufferView
-
         return BufferView.of(self)
 
     def split(self, train: float = 0.9, seed: int = 0) -> tuple[BufferView, BufferView]:
@@ -339,8 +335,6 @@ class Sampled(Dataset):
             train: share of the stored episodes, rounded, in the first view.
             seed: which ones; an episode's rank among the others depends on it alone.
         """
-        from ringmap.buffers.view import split
-
         return split(self.view(), train, seed)
 
     def batches(
@@ -368,8 +362,6 @@ class Sampled(Dataset):
             ...     [batch["obs"].shape for batch in batches]
             [(8, 1), (8, 1), (8, 1)]
         """
-        from ringmap.buffers.prefetch import Batches
-
         return Batches(self, batch_size, steps, prefetch, to, device, pin_memory)
 
     def sample(
@@ -477,7 +469,14 @@ class Sampled(Dataset):
         pinned = reader.pin(span)
         if not pinned.count:
             raise self._no_clips(span)
-        numbers = self._ask(sampler, step, batch_size, history) + pinned.base
+        try:
+            numbers = self._ask(sampler, step, batch_size, history) + pinned.base
+        except (LookupError, ValueError) as error:
+            if isinstance(error, RingmapError) or reader.pin(span).count:
+                raise
+            raise self._no_clips(
+                span
+            ) from error  # they were cleared while it drew: it had nothing to draw from
         # The sampler may have seen, and asked for, what came meanwhile.
         newest = reader.pin(span)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)
@@ -496,10 +495,12 @@ class Sampled(Dataset):
             self._rng = self._clip_reader.rng = np.random.default_rng(info.seed)
 
     def _no_clips(self, span: int) -> NoClipsError:
-        return NoClipsError(
-            f"ReplayBuffer.sample: no clips of {span} steps are stored ({len(self._source.live)} episodes); "
-            "collect more first"
-        )
+        return NoClipsError(f"ReplayBuffer.sample: {self._why_no_clips(span)}")
+
+    def _why_no_clips(self, span: int | None = None) -> str:
+        source = self._source
+        with source.memory:
+            return why_no_clips(source.live.lengths, span or self.span, self.frameskip)
 
     def _ask(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
         ids = np.asarray(sampler(step, self, batch_size, history))

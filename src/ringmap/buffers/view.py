@@ -10,14 +10,14 @@ Not here: rows (the buffer's), orders of a pass (passes.py).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringmap.clips.gather import PINNED
-from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.clips.index import why_no_clips
+from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class BufferView(Dataset):
         cut = self.num_steps, self.frameskip
         if np.ndim(idx):
             return self._buffer._mapping(self._places(idx), *cut)
-        return self._buffer._clip(int(self._places([operator.index(idx)])[0]), *cut)
+        number = clip_id(idx, "BufferView", has_batches=True)
+        return self._buffer._clip(int(self._places([number])[0]), *cut)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return several clips at once: what PyTorch's DataLoader calls."""
@@ -129,6 +130,9 @@ class BufferView(Dataset):
         """
         numbers = self._episode_numbers(idx)
         return self._buffer.get_episode_data([self._index_now(ep) for ep in numbers.tolist()])
+
+    def _why_no_clips(self) -> str:
+        return why_no_clips(self.lengths, self.span, self.frameskip)
 
     def _index_now(self, ep: int) -> int:
         """Return the number that the buffer gives to this episode by now."""

@@ -25,13 +25,16 @@ def info(path: Place, as_json: AsJson = False) -> None:
     from ringmap.storage.facts import facts_of, nbytes_of
 
     facts, episodic = facts_of(found.main), found.kind == EPISODES
+    taken, full = nbytes_of(path), facts.nbytes_full
+    if full is not None:
+        full += taken - facts.nbytes  # of a buffer of several folders: the labels
     described: dict[str, Any] = {
         "path": path, "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
         "capacity": _capacity(found, facts), "max_steps": facts.max_steps,
         "steps": facts.steps, "steps_written": facts.steps_written,
         "episodes": len(facts.lengths) if episodic else None, "commits": facts.commits,
         "lengths": _spread(facts.lengths) if episodic else None,
-        "settings": facts.settings, "nbytes": nbytes_of(path), "nbytes_full": facts.nbytes_full,
+        "settings": facts.settings, "nbytes": taken, "nbytes_full": full,
         "writer": {"alive": facts.writer.alive, "pid": facts.writer.pid, "host": facts.writer.host,
                    "since": facts.writer.since},
         "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape), "storage": c.storage,
@@ -82,7 +85,8 @@ def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
         else f"synced every {seconds} s"
     )
     _fact("durability", f"{settings.get('durability')}: {synced}")
-    full = "" if facts.nbytes_full is None else f"; {nbytes(facts.nbytes_full)} when full"
+    most = described["nbytes_full"]
+    full = "" if most is None else f"; about {nbytes(most)} when full"
     _fact("on disk", f"{nbytes(described['nbytes'])}{full}")
     _fact("writer", _writer(facts.writer))
     _fact("uuid", facts.uuid)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.index import ClipIndex
+from ringmap.clips.index import ClipIndex, why_no_clips
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.cold import Watch
@@ -174,10 +174,16 @@ class ClipReader:
         """Return the positions of `count` clips drawn uniformly from the newest state."""
         positions = self.draw(count, span, self.rng)
         if positions is None:
-            raise NoClipsError(
-                f"{self.source.folder}: no clips of {span} steps are left: all were evicted or cleared; "
-                "collect more first"
-            )
+            with self.source.memory:
+                lengths = self.source.live.lengths
+                why = (
+                    why_no_clips(lengths, span)
+                    if len(lengths)
+                    else (
+                        f"no clips of {span} steps are left: all were evicted or cleared; collect more first"
+                    )
+                )
+            raise NoClipsError(f"{self.source.folder}: {why}")
         self.num_redraws += count
         return positions
 

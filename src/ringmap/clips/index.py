@@ -27,10 +27,10 @@ from typing import Any, overload
 import numpy as np
 
 from ringmap.clips.signposts import Signposts
-from ringmap.errors import RoleError
+from ringmap.errors import ClipIndexError, RoleError
 from ringmap.storage.live import Deque, LiveEpisodes
 
-__all__ = ["ClipIndex", "ClipPairs", "SpanIndex"]
+__all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,6 +46,34 @@ _PART = 65_536
 
 _MAX_STEPS = 4
 """Steps to walk from a signpost before a binary search is the shorter way."""
+
+
+def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "history_len") -> str:
+    """Return why episodes of these lengths hold no clip of `span` steps, and what to do about it. O(episodes).
+
+    Args:
+        lengths: steps of each episode.
+        span: steps of a clip.
+        frameskip: stride between the observations of a clip; 0 where the caller does not know it.
+        option: what the caller calls the number of observations in a clip.
+
+    Example:
+        >>> why = why_no_clips(np.array([5, 7]), span=16, frameskip=2)
+        >>> why.partition(": ")[0], why.partition("; ")[2]
+        ('no clip of 16 steps (history_len=8 * frameskip=2) fits', 'choose history_len=3 or less, or collect longer episodes')
+    """
+    if not len(lengths):
+        return f"no clips of {span} steps are stored (0 episodes); collect more first"
+    longest = int(lengths.max())
+    cut, remedy = f"{option} * frameskip", f"choose a smaller {option}"
+    if frameskip:
+        cut = f"{option}={span // frameskip} * frameskip={frameskip}"
+        few = longest // frameskip
+        remedy = f"choose {option}={few} or less" if few else f"choose frameskip={longest} or less"
+    return (
+        f"no clip of {span} steps ({cut}) fits: the longest stored episode (of {len(lengths)}) has {longest} "
+        f"steps; {remedy}, or collect longer episodes"
+    )
 
 
 class SpanIndex:
@@ -282,7 +310,7 @@ class ClipPairs(Sequence[tuple[int, int]]):
             return list(zip((ordinals - of.first).tolist(), starts.tolist(), strict=True))
         size = of.end - of.base
         if not -size <= item < size:
-            raise IndexError(f"clip {item} is out of range for {size} clips")
+            raise ClipIndexError(f"clip_indices: clip {item} is out of range for {size} clips")
         ordinals, starts = of.locate(np.array([of.base + item % size]))
         return int(ordinals[0]) - of.first, int(starts[0])
 

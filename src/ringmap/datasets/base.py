@@ -13,19 +13,22 @@ Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes th
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.index import ClipIndex, ClipPairs
+from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
 from ringmap.datasets.batch import as_clip
 from ringmap.datasets.layout import stored_layout
-from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 
-__all__ = ["Dataset", "Transform", "clip_ids", "fold_actions", "num_rows"]
+__all__ = ["Dataset", "Transform", "clip_id", "clip_ids", "fold_actions", "in_range", "num_rows"]
+
+log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -66,6 +69,7 @@ class Dataset:
     num_steps: int = 1
     transform: Transform | None = None
     _clips: ClipIndex | None = None
+    _told_empty = False
 
     def __init__(
         self,
@@ -203,7 +207,7 @@ class Dataset:
         return ClipPairs(self._clip_index(), self.span)
 
     def __len__(self) -> int:
-        return len(self.clip_indices)
+        return len(self.clip_indices) or self._no_length()
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
         """Return one clip.
@@ -213,8 +217,9 @@ class Dataset:
         Raises:
             ClipIndexError: the id is out of range, or there are no clips. Negative ids count
                 from the end.
+            SubscriptError: it is no integer.
         """
-        return self.__getitems__([operator.index(idx)])[0]
+        return self.__getitems__([clip_id(idx, type(self).__name__)])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once: what PyTorch's DataLoader calls.
@@ -295,10 +300,7 @@ class Dataset:
         if low < -size or high >= size:
             name = type(self).__name__
             if not size:
-                raise ClipIndexError(
-                    f"{name}: empty: no episode is {self.span} steps long "
-                    f"({len(self.lengths)} episodes, num_steps={self.num_steps}, frameskip={self.frameskip})"
-                )
+                raise ClipIndexError(f"{name}: empty: {self._why_no_clips()}")
             raise ClipIndexError(
                 f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
             )
@@ -330,6 +332,18 @@ class Dataset:
             for ep, at in zip(episodes.tolist(), steps.tolist(), strict=True)
         ]
 
+    def _why_no_clips(self) -> str:
+        return why_no_clips(self.lengths, self.span, self.frameskip, "num_steps")
+
+    def _no_length(self) -> int:
+        """Return 0, and say why in the log, once, if there are episodes: all that PyTorch's shuffling loader says is
+        that `num_samples=0`, and an error would keep those from waiting who wait for longer episodes.
+        """
+        if not self._told_empty and len(self.lengths):
+            self._told_empty = True
+            log.warning("%s: len() is 0: %s", type(self).__name__, self._why_no_clips())
+        return 0
+
     def _clip_index(self) -> ClipIndex:
         if self._clips is None:
             self._clips = ClipIndex(LiveEpisodes.from_lengths(self.lengths))
@@ -341,20 +355,19 @@ class Dataset:
     def _episode_numbers(self, idx: int | Sequence[int] | Array | None) -> Array:
         """Return episode numbers as an array, checked, negative ones counted from the end."""
         count = len(self.lengths)
-        return np.arange(count) if idx is None else self._numbers(idx, count, "episode")
+        return (
+            np.arange(count)
+            if idx is None
+            else in_range(idx, count, "episode", type(self).__name__)
+        )
 
     def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
         """Return row numbers as an array, checked, negative ones counted from the end."""
-        return self._numbers(idx, num_rows(self.lengths, self.offsets), "row")
+        return in_range(idx, self._num_rows(), "row", type(self).__name__)
 
-    def _numbers(self, idx: int | Sequence[int] | Array, count: int, what: str) -> Array:
-        numbers = np.asarray(idx, np.int64).reshape(-1)
-        wrong = numbers[(numbers < -count) | (numbers >= count)]
-        if len(wrong):
-            raise ClipIndexError(
-                f"{type(self).__name__}: {what} {wrong[0]} is out of range for {count} {what}s"
-            )
-        return np.where(numbers < 0, numbers + count, numbers)
+    def _num_rows(self) -> int:
+        """Return how many rows there are, as of one moment."""
+        return num_rows(self.lengths, self.offsets)
 
     def _check_column(self, col: str, method: str) -> None:
         if col not in self.column_names:
@@ -379,6 +392,47 @@ class Dataset:
 def num_rows(lengths: Array, offsets: Array) -> int:
     """Return how many rows these episodes reach over: one past the last row of any."""
     return int((offsets + lengths).max()) if len(lengths) else 0
+
+
+def in_range(idx: Any, count: int, what: str, where: str) -> Array:
+    """Return numbers in `[-count, count)` as an int64 array `(n,)`, negative ones counted from the end.
+
+    Raises:
+        ClipIndexError: one lies outside.
+    """
+    numbers = np.asarray(idx, np.int64).reshape(-1)
+    wrong = numbers[(numbers < -count) | (numbers >= count)]
+    if len(wrong):
+        raise ClipIndexError(f"{where}: {what} {wrong[0]} is out of range for {count} {what}s")
+    return np.where(numbers < 0, numbers + count, numbers)
+
+
+def clip_id(idx: Any, where: str, has_batches: bool = False) -> int:
+    """Return what stands in the brackets of a dataset as an integer.
+
+    Args:
+        idx: what was given.
+        where: the class, for the message.
+        has_batches: whether a list of ids is taken, too (by the caller).
+
+    Raises:
+        SubscriptError: it is no integer.
+    """
+    try:
+        return operator.index(idx)
+    except TypeError:
+        pass
+    instead = (
+        "for steps of an episode call load_chunk([i], start, end), for a column get_col_data(name)"
+    )
+    if isinstance(idx, str):
+        instead = (
+            f"for a whole column call get_col_data({idx!r}), of one clip take dataset[i][{idx!r}]"
+        )
+    elif isinstance(idx, slice) or np.ndim(idx):
+        several = "dataset[list(range(...))]" if has_batches else "dataset.__getitems__(range(...))"
+        instead = f"for several clips take {several}; {instead}"
+    raise SubscriptError(f"{where}: a clip id is an integer, got {idx!r:.80}; {instead}")
 
 
 def clip_ids(indices: Any, where: str) -> Array:

@@ -122,8 +122,15 @@ def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
             )
         if found:
             return found[0]
-    places = ", ".join(str(path) for path in dict.fromkeys(tried))
-    raise NotFoundError(f"No dataset {name!r}: looked at {places}")
+    beside = "" if given.is_absolute() else f" in {os.getcwd()}"
+    named = (
+        f"; nor is there a dataset of that name in {folder}"
+        if folder.is_dir() and len(tried) > 1
+        else ""
+    )
+    raise NotFoundError(
+        f"No dataset {name!r}: the path {given} does not exist{beside}{named}; check its spelling"
+    )
 
 
 def _datasets_in(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ Not here: goals (goal.py), datasets merged into a new file (transfer.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,13 +27,21 @@ __all__ = ["ConcatDataset", "MergeDataset"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_A_DATASET_HAS = ("num_steps", "frameskip", "lengths", "column_names")
+
+
 class _Joined(Dataset):
     """What both have in common: parts, and clips cut alike."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
+        name = type(self).__name__
+        if isinstance(datasets, str | os.PathLike | Dataset) or not isinstance(datasets, Iterable):
+            raise InputError(f"{name}: expected a list of datasets, got {type(datasets).__name__}")
         self.datasets = list(datasets)
         if not self.datasets:
-            raise InputError(f"{type(self).__name__}: Need at least one dataset")
+            raise InputError(f"{name}: Need at least one dataset")
+        for number, part in enumerate(self.datasets):
+            _check_part(part, f"{name}: dataset {number}")
         first = self.datasets[0]
         super().__init__([], [], frameskip=first.frameskip, num_steps=first.num_steps)
         for number, part in enumerate(self.datasets):
@@ -360,6 +369,24 @@ class ConcatDataset(_Joined):
         return part, int(local[0])
 
 
+def _check_part(part: Any, where: str) -> None:
+    """Raise unless this is a dataset: ours, or what looks like one."""
+    if isinstance(part, Dataset) or all(hasattr(part, n) for n in _A_DATASET_HAS):
+        return
+    if isinstance(part, str | os.PathLike):
+        remedy = f"open it first: load_dataset({os.fspath(part)!r})"
+    elif hasattr(part, "sample"):
+        remedy = (
+            "a buffer of rows has no episodes to join: draw from it with sample(batch_size), or mix it with a "
+            "dataset in an OfflineToOnlineReplayBuffer"
+        )
+    else:
+        remedy = (
+            "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
+        )
+    raise InputError(f"{where} is a {type(part).__name__}, and no dataset of episodes; {remedy}")
+
+
 def _in_range(indices: Any, size: int, name: str) -> Array:
     ids = clip_ids(indices, name)
     wrong = ids[(ids < -size) | (ids >= size)]
@@ -376,4 +403,6 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
 
 
 def _num_rows(part: Any) -> int:
+    if isinstance(part, Dataset):
+        return part._num_rows()
     return num_rows(np.asarray(part.lengths), np.asarray(part.offsets))

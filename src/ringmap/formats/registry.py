@@ -3,17 +3,20 @@
     "hdf5" -> module ringmap.formats.hdf5     (ours; known by name before it is imported)
     "mine" -> entry point of `ringmap.formats` (a third party's, found by its installation)
               or @register_format              (a third party's, found by its import)
+    "x.h5" -> "hdf5"                          (the suffix of a path to write, where no name is given)
 
-Invariants: a name stands for one format; a format whose package is missing is not listed,
-but asking for it names what to install.
+Invariants: a name stands for one format, and a format has one name; a format whose package is missing
+is not listed, but asking for it names what to install.
 Not here: what a format must do (base.py).
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import logging
+import os
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +33,8 @@ __all__ = [
     "FormatTable",
     "describe_formats",
     "detect_format",
+    "format_of_path",
+    "format_to_write",
     "get_format",
     "list_formats",
     "register_format",
@@ -73,6 +78,10 @@ BUILT_IN = {
     "lerobot": BuiltIn("ringmap.formats.lerobot", "av", "ringmap[lerobot]"),
     "minari": BuiltIn("ringmap.formats.minari", "minari", "ringmap[minari]"),
 }
+
+
+SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
+"""Suffixes of paths that name a format; any other format is named by its own name as a suffix."""
 
 
 class FormatTable(MutableMapping[str, type[Format]]):
@@ -232,7 +241,62 @@ def get_format(name: str) -> type[Format]:
             f'pip install "{missing[name].install}". Installed formats: {list_formats()}'
         )
     hint = "".join(f'; {n!r} comes with pip install "{m.install}"' for n, m in missing.items())
-    raise InputError(f"unknown format {name!r}; known: {list_formats()}{hint}")
+    raise InputError(f"unknown format {name!r}{_meant(name)}; known: {list_formats()}{hint}")
+
+
+def _meant(name: str) -> str:
+    """Return a question if a name that is no format's is a suffix of one, or close to its name."""
+    said = str(name).lower().lstrip(".")
+    close = difflib.get_close_matches(said, [*FORMATS, *FORMATS.missing()], n=1)
+    meant = SUFFIXES.get(f".{said}", *close[:1])
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
+def format_of_path(path: str | PathLike[str]) -> str | None:
+    """Return the name of the format that the suffix of a path names, or None. Imports none.
+
+    Example:
+        >>> format_of_path("runs/demo.h5"), format_of_path("runs/demo")
+        ('hdf5', None)
+    """
+    suffix = os.path.splitext(os.fspath(path).rstrip("/"))[1].lower()
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    own = suffix[1:]
+    return own if own and (own in FORMATS or own in FORMATS.missing()) else None
+
+
+def format_to_write(
+    path: str | PathLike[str], name: str | None, where: str, option: str = "format=NAME"
+) -> type[Format]:
+    """Return the format to write: as asked, or the one that the suffix of the path names.
+
+    Args:
+        path: where to write.
+        name: of the format; None: the suffix tells.
+        where: the call to name in an error.
+        option: how a caller says which.
+
+    Raises:
+        InputError: nothing tells, there is none of that name, or it is one that is only read.
+        MissingFormatError: its package is not installed.
+    """
+    chosen = format_of_path(path) if name is None else name
+    if chosen is None:
+        raise InputError(
+            f"{where}: the suffix of {os.fspath(path)} names no format ({', '.join(SUFFIXES)} do); say which: "
+            f"{option}, one of {_writable()}"
+        )
+    found = get_format(chosen)
+    if not found.can_write():
+        raise InputError(
+            f"{where}: format {found.name!r} is read-only; choose another: {option}, one of {_writable()}"
+        )
+    return found
+
+
+def _writable() -> list[str]:
+    return [facts.name for facts in describe_formats() if facts.writes]
 
 
 def detect_format(path: str | PathLike[str]) -> type[Format] | None:

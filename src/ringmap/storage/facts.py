@@ -18,7 +18,7 @@ import numpy as np
 from ringmap.storage.birth import Paths, sizes_when_full
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import holder_of
-from ringmap.storage.manifest import VERSION
+from ringmap.storage.manifest import VERSION, Manifest
 from ringmap.storage.reader import Reader
 
 __all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "writer_of"]  # fmt: skip
@@ -56,8 +56,9 @@ class Facts:
     """What is fixed, and what is stored.
 
     `steps_written`: ever, so that `steps_written - steps` are gone: evicted, cleared or dropped; `commits`: ever;
-    `nbytes`: what the directory takes on the disk; `nbytes_full`: what it takes once the ring is full, episode data
-    apart, or None before there are columns; `settings`: as of the last flush; `lengths`: steps of each episode.
+    `nbytes`: what the directory takes on the disk; `nbytes_full`: about what it takes once the ring is full, if
+    what comes with the steps (episode data, what is noted of each commit) goes on as it did; None before there are
+    columns; `settings`: as of the last flush; `lengths`: steps of each episode.
     """
 
     version: int
@@ -110,11 +111,21 @@ def facts_of(path: str | os.PathLike[str]) -> Facts:
         ColumnFacts(spec.name, str(spec.dtype), spec.shape, backend, _codecs(options))
         for spec, backend, options in zip(specs, manifest.backends, manifest.options, strict=True)
     )
-    full = None if manifest.schema is None else sum(sizes_when_full(manifest).values())
+    steps, nbytes = int(lengths.sum()), nbytes_of(folder)
+    full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
         VERSION, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
-        lengths, int(lengths.sum()), head, commits, nbytes_of(folder), full, writer_of(folder, disk),
+        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk),
     )  # fmt: skip
+
+
+def _nbytes_full(folder: str, manifest: Manifest, steps: int, nbytes: int) -> int:
+    """Return about what the directory takes when the ring is full: never less than now."""
+    fixed = sizes_when_full(manifest)
+    growing = nbytes_of(Paths(folder).data)
+    more = growing * (manifest.max_steps - steps) // steps if steps else 0
+    beside = nbytes - sum(nbytes_of(os.path.join(folder, name)) for name in fixed)
+    return max(nbytes, sum(fixed.values()) + beside + more)
 
 
 def _codecs(options: dict[str, Any]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, Protocol, Self, cast
 import numpy as np
 
 from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
+from ringmap.storage.advice import remedy
 from ringmap.storage.system import Data, System, kind_of
 
 __all__ = ["ClosedFile", "Disk", "File", "FileHandle", "closed"]
@@ -173,10 +174,14 @@ class FileHandle:
         try:
             mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
         except (OSError, OverflowError, ValueError) as error:
+            number = getattr(error, "errno", None) or errno.ENOMEM
+            needs = "raise the limit of address space (ulimit -v)"
+            if isinstance(error, OSError) and number != errno.ENOMEM:
+                needs = remedy(error)
             raise EnvironmentFault(
-                getattr(error, "errno", None) or errno.ENOMEM,
-                f"{self.path}: {self.size():,} bytes can't be mapped ({error}); raise the limit of address space "
-                "(ulimit -v), or open the buffer with reads='pread'",
+                number,
+                f"{self.path}: {self.size():,} bytes can't be mapped ({error}); {needs}, or open the buffer with "
+                "reads='pread'",
             ) from error
         if random:
             self.disk.system.expect_random(mapped)

@@ -11,6 +11,7 @@ Not here: threads of one process (store.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -20,12 +21,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ringmap.errors import EnvironmentFault, LockedError
+from ringmap.storage.advice import remedy
 from ringmap.storage.files import Disk
 from ringmap.storage.system import NotAFileError
 
 __all__ = ["WriterLock", "describe", "holder_of"]
 
 _NBYTES = 512
+
+_NOT_OF_LOCKING = {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
+"""What making or opening the lock file meets, whether or not the file system has locks."""
 
 
 def holder_of(path: str) -> dict[str, Any]:
@@ -51,6 +56,21 @@ def describe(holder: dict[str, Any]) -> str:
     )
 
 
+def _why_not(error: OSError) -> str:
+    """Say why a lock file can't be locked, and what to do about it."""
+    said = error.strerror or str(error)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        what = (
+            "the file system is read-only"
+            if error.errno == errno.EROFS
+            else f"this process may not write here ({said})"
+        )
+        return f"{what}; open the buffer with mode='r' to read it; to write, {remedy(error)}"
+    if error.errno in _NOT_OF_LOCKING:
+        return f"can't be locked ({said}); {remedy(error)}, then call it again"
+    return f"this file system can't lock files ({said}); put the buffer on another one"
+
+
 class WriterLock:
     """The lock of one directory.
 
@@ -71,7 +91,7 @@ class WriterLock:
 
         Raises:
             LockedError: another handle holds it; the message names the process.
-            EnvironmentFault: the file system has no locks.
+            EnvironmentFault: the file system has no locks, or is read-only; the file may not be written to.
         """
         if (kind := self._disk.kind(self.path)) and kind != "missing":
             raise NotAFileError(self.path, kind)
@@ -83,8 +103,8 @@ class WriterLock:
             fallback_to_soft=False,
             preserve_lock_file=True,
         )
-        self._disk.before("lock", self.path)
         try:
+            self._disk.before("lock", self.path)
             lock.acquire()
         except Timeout:
             raise LockedError(
@@ -92,9 +112,7 @@ class WriterLock:
                 "ReplayBuffer.open(path, mode='r') to read, or close the other one"
             ) from None
         except OSError as error:
-            raise EnvironmentFault(
-                f"{self.path}: this file system can't lock files ({error}); put the buffer on another one"
-            ) from error
+            raise EnvironmentFault(error.errno, f"{self.path}: {_why_not(error)}") from error
         try:
             self._sign(
                 {

@@ -31,6 +31,7 @@ from ringmap.errors import (
     LockedError,
     RingmapError,
 )
+from ringmap.storage.advice import remedy
 from ringmap.storage.birth import Paths, make_folder
 from ringmap.storage.copying import Anew, Copy, Look, look
 from ringmap.storage.files import Disk
@@ -180,7 +181,7 @@ def _clear_errors(where: str, folder: str) -> Iterator[None]:
         raise EnvironmentFault(
             error.errno,
             f"{where}: {error.strerror or error} ({error.filename or folder}); nothing is at {folder}, and the "
-            "buffer is as it was; free space or mend the disk, then call it again",
+            f"buffer is as it was; {remedy(error)}, then call it again",
         ) from error
 
 

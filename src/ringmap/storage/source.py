@@ -117,10 +117,13 @@ class Source:
 
     def ordinal(self, index: int, where: str) -> int:
         """Return the ordinal of episode `index` (negative: from the end)."""
-        count = len(self.live)
-        if not -count <= index < count:
-            raise ClipIndexError(f"{where}: episode {index} is out of range for {count} episodes")
-        return self.live.first + index % count
+        with self.memory:
+            count = len(self.live)
+            if not -count <= index < count:
+                raise ClipIndexError(
+                    f"{where}: episode {index} is out of range for {count} episodes"
+                )
+            return self.live.first + index % count
 
     def record_of(self, ordinal: int) -> Record | None:
         """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""

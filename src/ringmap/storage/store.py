@@ -44,6 +44,7 @@ from ringmap.errors import (
     RoleError,
     SyncFailedError,
 )
+from ringmap.storage.advice import remedy
 from ringmap.storage.birth import (
     Paths,
     examine,
@@ -744,7 +745,7 @@ def _clear_errors(where: str, folder: str, store: Store | None = None) -> Any:
         raise EnvironmentFault(
             error.errno,
             f"{where}: {error.strerror or error} ({error.filename or folder}); nothing was stored by this "
-            f"call and {lost}; free space or mend the disk, then call it again",
+            f"call and {lost}; {remedy(error)}, then call it again",
         ) from error
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, InputError, ReplacedError, RoleError
+from ringmap.storage.advice import clear_reads
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk, File
@@ -233,21 +234,24 @@ def settle_open(store: Store, keep: bool) -> None:
     A kept one is stored flagged as interrupted, neither terminated nor truncated.
     """
     disk = store.disk
-    for name in disk.names(store.paths.open):
-        folder = os.path.join(store.paths.open, name)
-        if keep and name not in store.carried.get("finished", []):
-            steps = _read_steps(disk, folder, store.ring.max_steps)
-            if steps is not None:
-                try:
-                    schema, arrays = _as_stored(store, *steps, "safe", folder)
-                except InputError as error:
-                    log.warning("%s: interrupted episode dropped: %s", folder, error)
-                else:
-                    store.commit(schema, arrays, b"", INTERRUPTED, where=folder, finished=name)
-                    log.info(
-                        "%s: kept %d steps of an interrupted episode", store.folder, len(arrays[0])
-                    )
-        _remove(disk, folder)
+    with clear_reads("ReplayBuffer", store.folder):
+        for name in disk.names(store.paths.open):
+            folder = os.path.join(store.paths.open, name)
+            if keep and name not in store.carried.get("finished", []):
+                steps = _read_steps(disk, folder, store.ring.max_steps)
+                if steps is not None:
+                    try:
+                        schema, arrays = _as_stored(store, *steps, "safe", folder)
+                    except InputError as error:
+                        log.warning("%s: interrupted episode dropped: %s", folder, error)
+                    else:
+                        store.commit(schema, arrays, b"", INTERRUPTED, where=folder, finished=name)
+                        log.info(
+                            "%s: kept %d steps of an interrupted episode",
+                            store.folder,
+                            len(arrays[0]),
+                        )
+            _remove(disk, folder)
 
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:

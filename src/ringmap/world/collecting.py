@@ -18,7 +18,6 @@ import operator
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringmap.errors import InputError
@@ -51,20 +50,14 @@ class _Default(str):
 
 
 DEFAULT_FORMAT = _Default("lance")
-_SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5"}
 
 
 def format_for(path: str | os.PathLike[str], given: str) -> str:
     """Return the name of the format to write: the given one, else by suffix, else the default."""
-    from ringmap.formats.registry import FORMATS
+    from ringmap.formats.registry import format_of_path
 
-    suffix = Path(path).suffix.lower()
-    if isinstance(given, _Default):
-        if suffix in _SUFFIXES:
-            return _SUFFIXES[suffix]
-        if suffix[1:] in FORMATS or suffix[1:] in FORMATS.missing():
-            return suffix[1:]
-    return str(given)
+    named = format_of_path(path) if isinstance(given, _Default) else None
+    return str(given) if named is None else named
 
 
 def collect(

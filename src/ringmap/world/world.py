@@ -267,7 +267,7 @@ class World:
                 that are started are finished, so that short ones are not favoured.
             seed: of the first episode.
             options: reset options, for all, or a list with one per environment.
-            format: of the dataset; the suffix of `path` decides when none is given (.h5, .lance).
+            format: of the dataset; the suffix of `path` decides when none is given (.h5, .zarr, .lance).
             progress: show a progress bar once it takes a while.
             resume: go on with a collection that was killed: the seeds that are missing, each once. Its
                 progress is committed with each episode, and stays when the episode is evicted.

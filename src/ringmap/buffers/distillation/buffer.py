@@ -28,6 +28,7 @@ from ringmap.buffers.handout import HandOut
 from ringmap.buffers.nested import nested
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
+from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, LappedError, NoClipsError, ReadOnlyError
 
 __all__ = ["DistillationBuffer"]
@@ -40,7 +41,7 @@ _WHERE = "DistillationBuffer"
 _TRIES = 10
 
 
-class DistillationBuffer:
+class DistillationBuffer(Unindexed):
     """Rows of a student's experience with a teacher's labels, in rounds: DAgger, and teacher to student.
 
     Args:
@@ -343,6 +344,10 @@ class DistillationBuffer:
         )
 
     # -- reading -----------------------------------------------------------------------------
+
+    _instead = (
+        "draw batches with batch(batch_size) or sample(batch_size), go through all with epochs(...)"
+    )
 
     def __len__(self) -> int:
         """Return how many rows there are to draw from."""

@@ -29,7 +29,8 @@ from ringmap.buffers.offline_to_online.joining import joined
 from ringmap.buffers.offline_to_online.share import Share
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
-from ringmap.errors import InputError, NoClipsError
+from ringmap.buffers.unindexed import Unindexed
+from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
 
@@ -38,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _WHERE = "OfflineToOnlineReplayBuffer"
 
 
-class OfflineToOnlineReplayBuffer:
+class OfflineToOnlineReplayBuffer(Unindexed):
     """An offline dataset and a growing online buffer, sampled together.
 
     Rows, `(B, ...)`, if the offline data is cut into clips of one step; clips, `(B, history, ...)`, if both
@@ -199,6 +200,8 @@ class OfflineToOnlineReplayBuffer:
         """How a share that does not divide the batch is rounded."""
         return self._share.rounding
 
+    _instead = "draw batches with sample(batch_size)"
+
     def __len__(self) -> int:
         """Return how many rows, or clips, there are in both halves."""
         return len(self._offline) + len(self._online)
@@ -293,7 +296,14 @@ class OfflineToOnlineReplayBuffer:
         Raises:
             InputError: what the online half refuses. Nothing was changed.
         """
-        return self._online.extend(data, {"mix": self._mix()}, f"{_WHERE}.extend")
+        where = f"{_WHERE}.extend"
+        try:
+            return self._online.extend(data, {"mix": self._mix()}, where)
+        except (InputError, RoleError, EnvironmentFault) as error:
+            *rest, said = error.args
+            if str(said).startswith(where):
+                raise
+            raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the half's
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Give rows of the online half their priorities, if it draws by priority; return for how many.

@@ -242,11 +242,20 @@ class SampledHalf(_Base):
             return self.buffer.extend(data)
         if not hasattr(self.buffer, "add"):
             return super().extend(data, notes, where)
-        if not isinstance(self.buffer, TransitionReplayBuffer):
-            return self.buffer.add(**dict(data))
-        first = self.buffer._ring.added
-        self.buffer.add(**dict(data))
-        return np.arange(first, self.buffer._ring.added)
+        name = f"{type(self.buffer).__name__}.add"
+        if not isinstance(data, Mapping):
+            raise InputError(
+                f"{where}: expected a mapping of what {name} takes, got {type(data).__name__}"
+            )
+        ours = isinstance(self.buffer, TransitionReplayBuffer)
+        first = self.buffer._ring.added if ours else 0
+        try:
+            found = self.buffer.add(**data)
+        except TypeError as error:  # names that it does not take, or too few of them
+            raise InputError(
+                f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
+            ) from error
+        return np.arange(first, self.buffer._ring.added) if ours else found
 
     def _sample(self, count: int) -> Any:
         if isinstance(self.buffer, DistillationBuffer):  # whose `sample` has two columns only

@@ -21,6 +21,7 @@ from ringmap.buffers.nested import Leaves
 from ringmap.buffers.options import check_whole, fraction, positive
 from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.buffers.rollout.tensors import StepTensors
+from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import CorruptError, InputError, NoClipsError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _SHAPES = {"hidden": "hidden_shape", "privileged_observations": "privileged_obs_
 _VERSION = 1
 
 
-class RolloutBuffer:
+class RolloutBuffer(Unindexed):
     """Steps of `num_envs` environments, time first.
 
     Args:
@@ -187,6 +188,8 @@ class RolloutBuffer:
             dones.copy_(dones.maximum(tensors.by_name["timeouts"][self._step]))
         self._step += 1
         self._computed = False
+
+    _instead = "go through its steps with minibatches(...) or sequence_minibatches(...)"
 
     def __len__(self) -> int:
         """Return the steps filled."""

@@ -33,6 +33,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.following import Following, announce_in, partings
 from ringmap.buffers.transitions.nstep import TransitionReader
+from ringmap.buffers.unindexed import Unindexed
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Window
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
@@ -48,7 +49,7 @@ _ROOM_LEAST = 256
 """Rows beyond the capacity, and spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
 
 
-class TransitionReplayBuffer:
+class TransitionReplayBuffer(Unindexed):
     """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and their kin.
 
     Args:
@@ -240,6 +241,8 @@ class TransitionReplayBuffer:
             self._following.forget()
 
     # -- what there is -----------------------------------------------------------------------
+
+    _instead = "draw batches with sample(batch_size)"
 
     def __len__(self) -> int:
         """Return the transitions that can be drawn: at most `capacity`."""
