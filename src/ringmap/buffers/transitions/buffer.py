@@ -282,7 +282,7 @@ class TransitionReplayBuffer:
 
         Raises:
             InputError: B is not positive, or more than is stored.
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
 
         Cost: O(B n_step), one copy of the rows.
         """
@@ -321,6 +321,8 @@ class TransitionReplayBuffer:
         quick = sampler is None or getattr(sampler, "is_quick", False)
         with source.memory if quick else contextlib.nullcontext():
             window = self._ring.window()
+            if not window.count:  # another thread cleared it meanwhile
+                raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
             if sampler is None:
                 return window.positions(ring._rng.integers(0, window.count, size))
             ids = np.asarray(sampler(step, self, size, 1))
@@ -335,6 +337,8 @@ class TransitionReplayBuffer:
             numbers = ids.astype(np.int64) + window.base
             with source.memory:  # a slow one did not keep the writer out
                 window = self._ring.window()
+                if not window.count:
+                    raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
                     numbers[gone] = ring._rng.integers(window.base, window.end, int(gone.sum()))
