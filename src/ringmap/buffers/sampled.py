@@ -25,6 +25,7 @@ import numpy as np
 
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import check_whole, positive
+from ringmap.clips.forks import Forkable
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler, generator
@@ -48,7 +49,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 _NEWEST, _STANDS = 0, 1
 
 
-class Sampled(Dataset):
+class Sampled(Forkable, Dataset):
     """What a buffer offers to those who read clips.
 
     A subclass supplies `_source`, and calls `_sample_from` when it has opened or reopened one.

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.forks import Forkable
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import LappedError, NoClipsError
@@ -50,7 +51,7 @@ class Pinned:
         return self.end - self.base
 
 
-class ClipReader:
+class ClipReader(Forkable):
     """Reads clips of a source that a writer, in whichever thread or process, may be filling.
 
     Args:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.clips.forks import Forkable
 from ringmap.errors import InputError, RingmapError
 
 __all__ = ["Array", "Draws", "HasClips", "Sampler", "Seed", "check_state", "generator", "positive", "window_of"]  # fmt: skip
@@ -45,7 +46,7 @@ class Sampler(Protocol):
         ...
 
 
-class Draws:
+class Draws(Forkable):
     """A sampler that draws from a generator of its own.
 
     Args:

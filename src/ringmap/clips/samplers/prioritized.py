@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.forks import Renew
 from ringmap.clips.samplers.base import Array, Draws, Seed, positive, window_of
 from ringmap.clips.sumtree import SumTree
 from ringmap.clips.window import HasWindow, Window
@@ -142,7 +143,7 @@ class PrioritizedSampler(Draws):
 
     def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
-        window = self._window(buffer, history_len)
+        window: Window = window_of(self, buffer, history_len)
         with window.lock, self._lock:
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len
@@ -155,16 +156,15 @@ class PrioritizedSampler(Draws):
 
     def follow(self, buffer: HasWindow, history_len: int) -> None:
         """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
-        window = self._window(buffer, history_len)
+        window: Window = window_of(self, buffer, history_len)
         with window.lock, self._lock:
             self._follow(window)
             self._asked = weakref.ref(buffer), history_len
 
-    def _window(self, buffer: HasWindow, history_len: int) -> Window:
-        window: Window = window_of(self, buffer, history_len)
-        if self._pid != os.getpid():  # another thread of the parent may have held it
-            self._lock = threading.RLock()
-        return window
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace the lock as well, which another thread may have held at the fork."""
+        super().reset_after_fork(renewed)
+        self._lock = threading.RLock()
 
     def drawn(self, positions: Array) -> None:
         """Take note of what a batch was made of in the end; the buffer calls it after each draw."""
