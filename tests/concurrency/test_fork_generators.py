@@ -147,15 +147,15 @@ def test_a_child_waits_for_ever_where_nothing_is_replaced(monkeypatch):
     assert buf.sample(8)
 
 
-@pytest.mark.parametrize("call", ["state_dict", "update", "drawn", "close", "pickled"])
+@pytest.mark.parametrize("call", ["state_dict", "update", "probabilities", "close", "pickled"])
 def test_a_child_asks_a_sampler_whose_lock_a_thread_held(call):
     sampler = PrioritizedSampler(rng=0)
     buf = filled(sampler=sampler)
-    ids = buf.sample(8) and sampler.ids
+    ids = buf.sample(8).ids
     calls = {
         "state_dict": lambda: bool(sampler.state_dict()),
         "update": lambda: sampler.update_priorities(ids, np.ones(8)) == 8,
-        "drawn": lambda: sampler.drawn(ids) is None,
+        "probabilities": lambda: sampler.probabilities(ids).all(),
         "close": lambda: sampler.close() is None,
         "pickled": lambda: bool(sampler.__getstate__()),
     }

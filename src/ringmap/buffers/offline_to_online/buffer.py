@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.draws import Draws
 from ringmap.buffers.handout import HandOut, as_tensordict
 from ringmap.buffers.nested import nested
@@ -225,7 +226,7 @@ class OfflineToOnlineReplayBuffer:
 
         Returns:
             column -> `(B, ...)`, transformed. Where the halves differ in dtype, the one that holds both. If the online
-            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them.
+            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them, as columns and as attributes.
 
         Raises:
             InputError: no batch size; or a column whose shape differs between the halves.
@@ -240,8 +241,8 @@ class OfflineToOnlineReplayBuffer:
             )
         positive(where, "batch_size", size)
         size = operator.index(size)
-        mixed = bool(len(self._online))
-        offline, online = self.split(size)
+        mixed = bool(len(self._online))  # once: another thread may extend it meanwhile
+        offline, online = self._share.split(size) if mixed else (size, 0)
         parts = []
         for half, count in ((self._offline, offline), (self._online, online)):
             if count and not len(half):
@@ -250,16 +251,18 @@ class OfflineToOnlineReplayBuffer:
                 )
             if count:
                 parts.append(half.draw(count, self._draws.rng))
-        batch = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], where)
+        batch: dict[str, Any] = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], where)
         if mixed:
             self._share.drew(offline, size)
         notes: dict[str, Any] = {}
         if self.provenance is not None:
             notes[self.provenance] = np.arange(size) < offline
+        ids = None
         if self._online.has_priorities:
-            ids, weights = (self._online.drawn if online else None) or ((), ())
-            notes["ids"] = np.concatenate([np.full(offline, -1), np.asarray(ids, np.int64)])
-            notes["weights"] = np.concatenate([np.ones(offline, np.float32), weights])
+            ids, weights = np.full(size, -1), np.ones(size, np.float32)
+            if online and parts[-1].weights is not None:
+                ids[offline:], weights[offline:] = parts[-1].ids, parts[-1].weights
+            notes |= {"ids": ids, "weights": weights}
         for name in notes:
             if name in batch:
                 raise InputError(
@@ -268,6 +271,8 @@ class OfflineToOnlineReplayBuffer:
                 )
         batch = {**batch, **notes}
         made = self._as_asked(batch, size, where)
+        if isinstance(made, dict):
+            made = Batch(made, ids, None if ids is None else made["weights"])
         return made if self.transform is None else self.transform(made)
 
     def _as_asked(self, batch: dict[str, Any], size: int, where: str) -> Any:
@@ -299,7 +304,7 @@ class OfflineToOnlineReplayBuffer:
         """Give rows of the online half their priorities, if it draws by priority; return for how many.
 
         Args:
-            ids: `(B,)`, as the batch had them; the -1 of offline rows are passed over.
+            ids: `(B,)`, as `batch.ids`; the -1 of offline rows are passed over.
             values: `(B,)`, their priorities.
 
         Raises:
