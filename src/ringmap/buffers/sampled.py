@@ -395,7 +395,7 @@ class Sampled(Forkable, Dataset):
             InputError: a size is not positive, or the sampler's result has not shape `(B,)`.
             ClipIndexError: the sampler returned an id that is out of range.
             NoClipsError: no clip is stored.
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
 
         Cost: O(B log episodes), one copy of the rows.
         """

@@ -34,9 +34,9 @@ class Tries:
         """Take note that a look left this much to read.
 
         Raises:
-            LappedError: it is the tenth in a row that left as much as the one before.
+            LappedError: it is the tenth in a row that left as much as the one before it.
         """
-        fewer = self._left is not None and left < self._left
+        fewer = self._left is None or left < self._left
         self._in_vain = 0 if fewer else self._in_vain + 1
         self._left = left
         if self._in_vain >= MOST:
