@@ -250,8 +250,10 @@ def _bare(folder: Path, size: int, rng: np.random.Generator) -> Callable[[], Non
         step += 1
         window = buf.clip_window()
         positions = window.positions(sampler(step, buf, BATCH, 1))
-        sampler.drawn(positions)
-        sampler.update_priorities(sampler.ids, rng.random(BATCH))
+        weigh = sampler.weigh()
+        assert weigh is not None
+        weigh(positions)
+        sampler.update_priorities(positions, rng.random(BATCH))
 
     return call
 

@@ -108,14 +108,12 @@ def train(folder, steps, seed):
                 goal = batch["rewards"] + batch["discounts"] * (1 - batch["dones"]) * value
             guess = net(batch["observations"]).gather(1, batch["actions"][:, None])[:, 0]
             errors = guess - goal
-            loss = (
-                batch["weights"] * nn.functional.huber_loss(guess, goal, reduction="none")
-            ).mean()
+            loss = (batch.weights * nn.functional.huber_loss(guess, goal, reduction="none")).mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 10)
             optimizer.step()
-            buffer.update_priorities(batch["ids"], errors.abs())
+            buffer.update_priorities(batch.ids, errors.abs())
             with torch.no_grad():
                 for slow, fast in zip(target.parameters(), net.parameters(), strict=True):
                     slow.lerp_(fast, 0.01)

@@ -55,7 +55,7 @@ def test_an_interrupted_episode_is_no_end_but_a_reset_is_a_boundary(tmp_path):
         vector(2, "Disabled"), other, dump_on_reset_boundary=True, dump_path=tmp_path / "reset"
     )
     boundary.reset()
-    assert lengths(tmp_path / "reset") == []
+    assert not (tmp_path / "reset").exists(), "nothing was recorded yet"
     while not other.num_episodes:
         *_, terminated, truncated, _ = boundary.step(np.zeros(2, int))
         if not other.num_episodes:
@@ -63,6 +63,38 @@ def test_an_interrupted_episode_is_no_end_but_a_reset_is_a_boundary(tmp_path):
     boundary.reset()
     assert lengths(tmp_path / "reset") == other.lengths.tolist() != []
     assert not (tmp_path / "end").exists()
+
+
+@pytest.mark.parametrize("mode", ["shared", "per_env"])
+def test_a_reset_before_anything_was_recorded_leaves_an_older_dump_alone(tmp_path, mode):
+    def make():
+        bufs = [ReplayBuffer(1000) for _ in range(1 if mode == "shared" else 2)]
+        env = vector(2, "Disabled")
+        return ReplayBufferCollectionWrapper(env, bufs, mode, dump_on_reset_boundary=True, dump_path=tmp_path / "d")  # fmt: skip
+
+    def dumped():
+        places = [tmp_path / "d"] if mode == "shared" else [tmp_path / "d" / f"env_{i}" for i in range(2)]  # fmt: skip
+        return [(lengths(place), os.stat(place).st_ino) for place in places]
+
+    env = make()
+    env.reset()
+    env.step(np.zeros(2, int))
+    env.reset()
+    kept = dumped()
+    assert all(found for found, _ in kept)
+    env.reset()
+    assert dumped() == kept, "nothing new, nothing written"
+    again = make()
+    again.reset()
+    again.reset()
+    assert dumped() == kept, "another session has recorded nothing yet"
+    again.step(np.zeros(2, int))
+    again.set_replay_buffers(
+        [ReplayBuffer(1000) for _ in kept], finalize_old_segments=True, dump_old=True
+    )
+    kept = dumped()
+    again.reset()
+    assert dumped() == kept, "the new buffers have taken nothing"
 
 
 def test_each_buffer_has_a_folder_of_its_own(tmp_path):
@@ -88,6 +120,8 @@ def test_a_buffer_s_own_path_needs_nothing(tmp_path, monkeypatch):
 def test_the_path_may_be_assigned(tmp_path):
     buf = ReplayBuffer(1000)
     env = ReplayBufferCollectionWrapper(vector(1), buf, dump_on_reset_boundary=True, dump_path=tmp_path / "a")  # fmt: skip
+    env.reset()
+    env.step([0])
     env.reset()
     env.dump_path = tmp_path / "b"
     assert env.dump_path == tmp_path / "b"

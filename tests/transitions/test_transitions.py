@@ -382,7 +382,7 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
     buf, life, reference = make(path=tmp_path / "buf"), Life(4), Reference(50)
     for turn in range(12):
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
-            buf._following.newest_head, buf._following.newest = -1, None
+            buf._following.forget()
         add(buf, reference, life.step(2))
         head = buf._ring.buffer._source.head
         written = buf._following.files._next

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.forks import Forkable
 from ringmap.clips.samplers.base import generator
 from ringmap.datasets.batch import worker
 
 __all__ = ["Draws"]
 
 
-class Draws:
+class Draws(Forkable):
     """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker."""
 
     def __init__(self, seed: int | None = None, where: str = "Draws") -> None:

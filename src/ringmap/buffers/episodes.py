@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.base import in_range
-from ringmap.errors import ClipIndexError, LappedError
+from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.blobs import decode_blob, decode_data
 from ringmap.storage.episodes import DROPPED, EPISODE, Record
 from ringmap.storage.source import Source
+from ringmap.storage.tries import Tries
 
 __all__ = ["StoredEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_TRIES = 10
 
 
 class StoredEpisodes:
@@ -35,10 +34,23 @@ class StoredEpisodes:
         self._names = _Names(source.live.era)
 
     def each(self) -> Iterator[dict[str, Any]]:
-        """Yield every episode, oldest first; one that is evicted meanwhile is left out."""
+        """Yield every episode, oldest first; one that is evicted meanwhile is left out.
+
+        By position, which stays what it is: ordinals are handed out anew when a refresh finds that the writer was restarted.
+        """
         source = self._source
-        for ordinal in range(source.live.first, source.live.last):
+        position, stop = source.tail, source.head
+        while True:
+            with source.memory:
+                live, era = source.live, source.live.era
+                ordinal = live.ordinal_from(position)
+                start = live.start(ordinal) if ordinal < live.last else stop
+            if start >= stop:
+                return
             found = source.read_episode(ordinal)
+            if live.era != era:
+                continue
+            position = start + 1
             if found is None:
                 continue
             steps, data, _ = found
@@ -82,7 +94,8 @@ class StoredEpisodes:
                 in_range(numbers, 0, "row", where)
             specs = schema.columns if schema is not None else ()
             return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
-        for _ in range(_TRIES):
+        tries = Tries(source.folder, "raise max_steps")
+        while True:
             with source.memory:
                 starts = source.live.starts.copy()
                 lengths = source.live.lengths.astype(np.int64)
@@ -96,10 +109,8 @@ class StoredEpisodes:
             found = {name: rows.take(name, positions) for name in names}
             if not len(positions) or positions.min() >= source.newest_tail():
                 return found
+            tries.failed()
             source.refresh()
-        raise LappedError(
-            f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise max_steps"
-        )
 
     def data_names(self) -> list[str]:
         """Return the names of the episode data of all episodes. Reads each blob once: O(those that came since)."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.options import positive
 from ringmap.errors import InputError, RoleError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches"]
 
-Batch = dict[str, Any]
 Item = tuple[Batch | None, BaseException | None]
 _LOOK_S = 0.1
 
@@ -83,10 +83,10 @@ class Batches(Iterator[Batch]):
         if self._left is not None:
             self._left -= 1
         if self._device is not None:  # here, on the stream that the caller computes on
-            return {
-                n: v.to(self._device, non_blocking=True) if hasattr(v, "to") else v
-                for n, v in batch.items()
-            }
+            device = self._device
+            return batch.mapped(
+                lambda v: v.to(device, non_blocking=True) if hasattr(v, "to") else v
+            )
         return batch
 
     def _wait(self) -> Item:
@@ -171,11 +171,9 @@ def _maker(
         if tensors:
             from ringmap.datasets.loader import as_tensor
 
-            batch = {name: as_tensor(values) for name, values in batch.items()}
+            batch = batch.mapped(as_tensor)
             if pinned:
-                batch = {
-                    n: v.pin_memory() if hasattr(v, "pin_memory") else v for n, v in batch.items()
-                }
+                batch = batch.mapped(lambda v: v.pin_memory() if hasattr(v, "pin_memory") else v)
         return batch
 
     return make

@@ -22,14 +22,16 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.view import BufferView, split
+from ringmap.clips.forks import Forkable
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs, why_no_clips
-from ringmap.clips.samplers.base import Sampler, generator
+from ringmap.clips.samplers.base import Sampler, Weigh, generator, weights_of
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
@@ -46,7 +48,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 _NEWEST, _STANDS = 0, 1
 
 
-class Sampled(Dataset):
+class Sampled(Forkable, Dataset):
     """What a buffer offers to those who read clips.
 
     A subclass supplies `_source`, and calls `_sample_from` when it has opened or reopened one.
@@ -367,7 +369,7 @@ class Sampled(Dataset):
     def sample(
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
         *, out: Mapping[str, Array] | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+    ) -> Batch:  # fmt: skip
         """Draw a batch of clips through the sampler.
 
         Args:
@@ -378,13 +380,14 @@ class Sampled(Dataset):
                 such as an earlier batch; columns that it lacks come in new arrays.
 
         Returns:
-            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied.
+            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied. Its attribute `ids`, int64
+            `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`, is for losses, None if the sampler weighs nothing.
 
         Raises:
             InputError: a size is not positive, or the sampler's result has not shape `(B,)`.
             ClipIndexError: the sampler returned an id that is out of range.
             NoClipsError: no clip is stored.
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
 
         Cost: O(B log episodes), one copy of the rows.
         """
@@ -392,17 +395,15 @@ class Sampled(Dataset):
         positive("ReplayBuffer.sample", "batch_size", batch_size)
         positive("ReplayBuffer.sample", "history_len", history)
         into = None if out is None else self._fitting(out, batch_size, history)
-        positions = self._draw(batch_size, history, step)
-        batch = self._read(positions, history, self.frameskip, into)
-        if hasattr(self._sampler, "drawn"):
-            self._sampler.drawn(positions)  # type: ignore[union-attr]
-        return batch
+        positions, weigh = self._draw(batch_size, history, step)
+        columns = self._read(positions, history, self.frameskip, into)
+        return Batch(columns, positions, weigh and weigh(positions))
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Give clips their priorities: `sampler.update_priorities`, of a sampler that has them.
 
         Args:
-            ids: of the clips, as in `sampler.ids` after `sample`.
+            ids: of the clips: `batch.ids`.
             values: their priorities.
 
         Returns:
@@ -419,29 +420,27 @@ class Sampled(Dataset):
         updated: int = self._sampler.update_priorities(ids, values)  # type: ignore[union-attr]
         return updated
 
-    def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[dict[str, Array]]:
+    def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[Batch]:
         """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
         reader, history, skip = self._clip_reader, self.num_steps, self.frameskip
-        positions = self._draw(batch_size, history, None)
+        positions, weigh = self._draw(batch_size, history, None)
         reader.want(positions, history, skip)
         for number in itertools.count(1):
             failed: BaseException | None = None
             try:
                 if number != count:
                     following = self._draw(batch_size, history, None)
-                    reader.want(following, history, skip)
+                    reader.want(following[0], history, skip)
             except BaseException as error:  # it is the next one's, not this one's
                 failed = error
-            batch = self._read(positions, history, skip, asked=True)
-            if hasattr(self._sampler, "drawn"):
-                self._sampler.drawn(positions)  # type: ignore[union-attr]
-            yield batch
+            columns = self._read(positions, history, skip, asked=True)
+            yield Batch(columns, positions, weigh and weigh(positions))
             if failed is not None:
                 raise failed
-            positions = following
+            positions, weigh = following
 
-    def _draw(self, batch_size: int, history: int, step: int | None) -> Array:
-        """Return the positions of the next batch, drawn through the sampler."""
+    def _draw(self, batch_size: int, history: int, step: int | None) -> tuple[Array, Weigh | None]:
+        """Return the positions of the next batch, drawn through the sampler, and what weighs it."""
         self._pins.clear()
         try:
             self._source.refresh()
@@ -458,11 +457,12 @@ class Sampled(Dataset):
             positions = reader.draw(batch_size, span, self._rng)
             if positions is None:
                 raise self._no_clips(span)
-            return positions
+            return positions, None
         # One that answers at once keeps the writer waiting: what it has drawn is not evicted, nor renumbered, meanwhile.
         quick = getattr(self._sampler, "is_quick", False)
         with self._source.memory if quick else contextlib.nullcontext():
-            return self._ask_positions(self._sampler, step, batch_size, history)
+            positions = self._ask_positions(self._sampler, step, batch_size, history)
+            return positions, weights_of(self._sampler)
 
     def _ask_positions(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
         reader, span = self._clip_reader, history * self.frameskip

@@ -26,7 +26,7 @@ from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.window import Window
-from ringmap.errors import ExistsError, InputError, LappedError
+from ringmap.errors import ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.birth import examine, make_folder, read_manifest
 from ringmap.storage.blobs import decode_blob
 from ringmap.storage.files import Disk
@@ -157,15 +157,23 @@ class StepRing:
             return window.positions(np.arange(window.count))
 
     def draw(self, count: int, rng: np.random.Generator, since: int = 0) -> Array:
-        """Return the ids of `count` rows drawn uniformly from a window that is not empty. O(count log groups).
+        """Return the ids of `count` rows drawn uniformly from the window. O(count log groups).
 
         Args:
             count: of the rows.
             rng: what draws.
             since: the id of a row in the window; those before it are left out.
+
+        Raises:
+            NoClipsError: none is left: another thread, or the writer, cleared them.
         """
-        with self.buffer._source.memory:
+        source = self.buffer._source
+        with source.memory:
             window = self.window()
+            if not window.count or since >= source.head:
+                raise NoClipsError(
+                    f"{source.folder}: no rows are left to draw from; add some first"
+                )
             least = int(window.ids(np.array([since]))[0]) if since > window.low else 0
             return window.positions(rng.integers(least, window.count, count))
 

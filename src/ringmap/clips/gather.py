@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.forks import Forkable
 from ringmap.clips.index import ClipIndex, why_no_clips
 from ringmap.clips.threads import SPLIT_NBYTES, take
-from ringmap.errors import LappedError, NoClipsError
+from ringmap.errors import NoClipsError
 from ringmap.storage.columns.cold import Watch
 from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
+from ringmap.storage.tries import Tries
 
 __all__ = ["PINNED", "ClipReader", "Pinned"]
 
@@ -29,8 +31,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 PINNED = 1 << 62
 """An id of PINNED + p means the clip that starts at position p of the ring, in every process and at any time."""
-
-_TRIES = 10
 
 
 class Pinned:
@@ -50,7 +50,7 @@ class Pinned:
         return self.end - self.base
 
 
-class ClipReader:
+class ClipReader(Forkable):
     """Reads clips of a source that a writer, in whichever thread or process, may be filling.
 
     Args:
@@ -88,7 +88,7 @@ class ClipReader:
 
         Raises:
             NoClipsError: nothing is left to draw from.
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
         """
         positions = self.place(numbers, pinned, history_len * frameskip)
         return self.at(positions, history_len, frameskip, out, threads)
@@ -111,21 +111,19 @@ class ClipReader:
         if not len(positions) or np.minimum.reduce(positions) >= tail:
             return batch
         unsure = np.arange(len(positions))  # those not yet shown to have lived through their copy
-        for _ in range(_TRIES):
+        tries = Tries(source.folder, "raise max_steps, or ask for smaller batches")
+        while True:
             lost = positions[unsure] < tail
             if not lost.any():
                 return batch
-            source.refresh()
             unsure = unsure[lost]
+            tries.failed(len(unsure))
+            source.refresh()
             positions[unsure] = self._redraw(len(unsure), span)
             again = self._gather(positions[unsure], history_len, frameskip)
             for name, values in again.items():
                 batch[name][unsure] = values
             tail = source.newest_tail()
-        raise LappedError(
-            f"{source.folder}: the writer overtook this reader {_TRIES} times while one batch was read; raise "
-            "max_steps, or ask for smaller batches"
-        )
 
     def draw(self, count: int, span: int, rng: np.random.Generator) -> Array | None:
         """Return the positions of `count` clips drawn uniformly, or None when there are none."""

@@ -9,7 +9,7 @@ Not here: which rows, and whether they lived through the copy (gather.py).
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any
 
@@ -46,8 +46,9 @@ def take(column: Column, slots: Array, out: Array | None, threads: int, head: in
     try:
         column.take(slots[pieces[0]], out[pieces[0]], head)
     finally:
-        for other in others:
-            other.result()  # they write into `out`: nobody may go on before they are done
+        wait(others)  # they write into `out`: nobody may go on before all are done, whichever fails
+    for other in others:
+        other.result()
     return out
 
 

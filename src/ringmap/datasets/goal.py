@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.forks import Forkable
 from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import as_clip, worker
@@ -34,7 +35,7 @@ _MAX_WORKERS = 4096
 DEFAULT_GOALS = {"pixels": "goal_pixels", "proprio": "goal_proprio"}
 
 
-class GoalDataset(Dataset):
+class GoalDataset(Forkable, Dataset):
     """Adds a goal to each clip of a dataset.
 
     Args:

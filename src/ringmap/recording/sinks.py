@@ -42,9 +42,11 @@ class Sink:
         buffer: the buffer, as it was given.
         columns: its columns; None where the transition builder decides.
         casting: how values may be converted.
+        num_stored: episodes, or batches of rows, stored so far.
     """
 
     by_step = False
+    num_stored = 0
 
     def __init__(self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
         self.buffer, self.columns, self.casting = buffer, columns, casting
@@ -77,6 +79,7 @@ class EpisodeSink(Sink):
             self._inner.write_episode(episode)
         else:
             self.buffer.extend(episode)  # and its mixing state with it
+        self.num_stored += 1
 
     def append(self, slot: int, step: Mapping[str, Any]) -> None:
         """Stream a row of a slot's open episode."""
@@ -98,6 +101,7 @@ class EpisodeSink(Sink):
         stream = self._open.pop(slot, None)
         if stream is not None:
             stream.finish(terminated, truncated)
+            self.num_stored += 1
 
     def give_up(self, slot: int) -> None:
         """Commit what was streamed of a slot's episode, if that is possible; else the next opening decides."""
@@ -112,6 +116,10 @@ class RowSink(Sink):
 
     def add(self, rows: Mapping[str, Any], fresh: Array) -> None:
         """Store transitions, column -> `(n, ...)`; `fresh` `(n,)` says which are the first of an episode."""
+        self._add(rows, fresh)
+        self.num_stored += 1
+
+    def _add(self, rows: Mapping[str, Any], fresh: Array) -> None:
         if isinstance(self.buffer, OfflineToOnlineReplayBuffer):
             self.buffer.extend(dict(rows))
             return

@@ -60,7 +60,7 @@ class ReplayBufferCollectionWrapper:
         validate_transition: check each transition against the spaces. One that is not in them raises, is not
             stored, and ends its episode, as interrupted; the next row begins another one.
         dump_on_episode_end: dump the buffer when an episode of it was terminated or truncated.
-        dump_on_reset_boundary: dump it at each reset, too.
+        dump_on_reset_boundary: dump it at each reset before which something was recorded since the last dump.
         dump_path: where to; in mode "per_env" a folder, with `env_<i>` for each buffer. May be assigned.
         context_fn: `(info, options, seed) -> context`, called when an episode begins, for the key `context`. An
             environment that resets by itself has neither options nor seed.
@@ -141,6 +141,7 @@ class ReplayBufferCollectionWrapper:
         self._stream = bool(stream)
         self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)  # fmt: skip
         self._dump_path = dump_path
+        self._dumped: dict[str, int] = {}  # place -> what was stored by then
         self._buffers = buffers
         self._recorder = Recorder(
             self._num_slots or 1, mode.value, self._keys, self._sinks(buffers), self._hooks
@@ -262,6 +263,7 @@ class ReplayBufferCollectionWrapper:
             self._dump(range(len(self._buffers)), where)
         before, self._buffers, self._replay_mode = self._buffers, buffers, mode
         recorder.install(sinks)
+        self._dumped = {}
         return before
 
     buffer_swap = set_replay_buffers
@@ -274,13 +276,16 @@ class ReplayBufferCollectionWrapper:
 
     # -- dumps -------------------------------------------------------------------------------
 
-    def _dump(self, slots: Any, where: str) -> None:
+    def _dump(self, slots: Any, where: str, if_new: bool = False) -> None:
+        """Dump the buffers of some slots; with `if_new` only those that took something since they were dumped there."""
         assert self._dump_path is not None
-        if self._replay_mode == "shared":
-            dump(self._buffers[0], place_of(self._dump_path, None), where)
-            return
-        for slot in slots:
-            dump(self._buffers[slot], place_of(self._dump_path, slot), where)
+        shared = self._replay_mode == "shared"
+        for slot in [0] if shared else slots:
+            place = place_of(self._dump_path, None if shared else slot)
+            stored = self._recorder.sinks[slot].num_stored
+            if not if_new or stored != self._dumped.get(place, 0):
+                dump(self._buffers[slot], place, where)
+                self._dumped[place] = stored
 
     def _stepped(self, row: tuple[Any, Any, Any, Any, Any]) -> None:
         """Record a step; a dump follows even where something in it was refused."""
@@ -296,7 +301,7 @@ class ReplayBufferCollectionWrapper:
             self._recorder.reset(chosen, obs, infos, options, seeds)
         finally:
             if self._dumps_at_reset:
-                self._dump(chosen, f"{_WHERE}: dump_on_reset_boundary")
+                self._dump(chosen, f"{_WHERE}: dump_on_reset_boundary", if_new=True)
 
     def _failed(self, error: BaseException, chosen: list[int] | None = None) -> None:
         """Take note that the environment raised."""

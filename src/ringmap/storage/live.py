@@ -151,6 +151,10 @@ class LiveEpisodes:
         stop = self._starts.at(newest) + self._lengths.at(newest)
         return stop - self._starts.at(self.first) == self.num_steps
 
+    def ordinal_from(self, position: int) -> int:
+        """Return the ordinal of the first episode that starts at or after a position; `last` if there is none."""
+        return self.first + int(self.starts.searchsorted(position))
+
     def start(self, ordinal: int) -> int:
         """Return the position of the first step of the episode with this ordinal."""
         return self._starts.at(ordinal)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.draws import Draws
 from ringmap.buffers.handout import HandOut, as_tensordict
 from ringmap.buffers.nested import nested
@@ -228,7 +229,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
 
         Returns:
             column -> `(B, ...)`, transformed. Where the halves differ in dtype, the one that holds both. If the online
-            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them.
+            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them, as columns and as attributes.
 
         Raises:
             InputError: no batch size; or a column whose shape differs between the halves.
@@ -243,8 +244,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             )
         positive(where, "batch_size", size)
         size = operator.index(size)
-        mixed = bool(len(self._online))
-        offline, online = self.split(size)
+        mixed = bool(len(self._online))  # once: another thread may extend it meanwhile
+        offline, online = self._share.split(size) if mixed else (size, 0)
         parts = []
         for half, count in ((self._offline, offline), (self._online, online)):
             if count and not len(half):
@@ -253,16 +254,18 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 )
             if count:
                 parts.append(half.draw(count, self._draws.rng))
-        batch = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], where)
+        batch: dict[str, Any] = parts[0] if len(parts) == 1 else joined(parts[0], parts[1], where)
         if mixed:
             self._share.drew(offline, size)
         notes: dict[str, Any] = {}
         if self.provenance is not None:
             notes[self.provenance] = np.arange(size) < offline
+        ids = None
         if self._online.has_priorities:
-            ids, weights = (self._online.drawn if online else None) or ((), ())
-            notes["ids"] = np.concatenate([np.full(offline, -1), np.asarray(ids, np.int64)])
-            notes["weights"] = np.concatenate([np.ones(offline, np.float32), weights])
+            ids, weights = np.full(size, -1), np.ones(size, np.float32)
+            if online and parts[-1].weights is not None:
+                ids[offline:], weights[offline:] = parts[-1].ids, parts[-1].weights
+            notes |= {"ids": ids, "weights": weights}
         for name in notes:
             if name in batch:
                 raise InputError(
@@ -271,6 +274,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                 )
         batch = {**batch, **notes}
         made = self._as_asked(batch, size, where)
+        if isinstance(made, dict):
+            made = Batch(made, ids, None if ids is None else made["weights"])
         return made if self.transform is None else self.transform(made)
 
     def _as_asked(self, batch: dict[str, Any], size: int, where: str) -> Any:
@@ -309,7 +314,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         """Give rows of the online half their priorities, if it draws by priority; return for how many.
 
         Args:
-            ids: `(B,)`, as the batch had them; the -1 of offline rows are passed over.
+            ids: `(B,)`, as `batch.ids`; the -1 of offline rows are passed over.
             values: `(B,)`, their priorities.
 
         Raises:

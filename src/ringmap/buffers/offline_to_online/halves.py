@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
@@ -47,9 +48,6 @@ class Half(Protocol):
     clip: tuple[int, int] | None
     """Observations in a clip, and their stride; (1, 1) for rows; None where nobody knows."""
 
-    drawn: tuple[Array, Array] | None
-    """Ids and importance weights of what was drawn last, of a sampler that has them."""
-
     @property
     def has_priorities(self) -> bool:
         """Whether it draws by priority."""
@@ -59,8 +57,8 @@ class Half(Protocol):
         """Return how many rows, or clips, there are to draw from."""
         ...
 
-    def draw(self, count: int, rng: np.random.Generator) -> Columns:
-        """Return `count` of them, flat."""
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+        """Return `count` of them, flat, with ids and importance weights where its sampler has them."""
         ...
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
@@ -83,14 +81,14 @@ class Half(Protocol):
 class _Base:
     deep = tensordict = False
     clip: tuple[int, int] | None = None
-    drawn: tuple[Array, Array] | None = None
     buffer: Any = None
+    _weighed = False
 
     @property
     def has_priorities(self) -> bool:
         sampler = getattr(self.buffer, "sampler", None)
         known = hasattr(sampler, "update_priorities") and hasattr(sampler, "weights")
-        return known or self.drawn is not None
+        return known or self._weighed
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         raise InputError(
@@ -124,7 +122,10 @@ class DatasetHalf(_Base):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+        return Batch(self._columns(count, rng))
+
+    def _columns(self, count: int, rng: np.random.Generator) -> Columns:
         dataset = self.dataset
         ids = rng.integers(0, len(dataset), count)
         if isinstance(dataset, BufferView):
@@ -148,13 +149,11 @@ class ReplayHalf(_Base):
         self.buffer.refresh()
         return len(self.buffer)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Columns:
-        batch: Columns = self.buffer.sample(count)
-        sampler = self.buffer.sampler
-        self.drawn = None
-        if hasattr(sampler, "weights") and hasattr(sampler, "ids"):
-            self.drawn = np.asarray(sampler.ids), np.asarray(sampler.weights)
-        return batch if self.clip != (1, 1) else _flat_rows(self.buffer, batch, count)
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+        batch: Batch = self.buffer.sample(count)
+        if self.clip != (1, 1):
+            return batch
+        return Batch(_flat_rows(self.buffer, batch, count), batch.ids, batch.weights)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
         buffer = self.buffer
@@ -194,18 +193,24 @@ class StepsHalf(_Base):
         self.ring.buffer.refresh()
         return len(self.ring)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
         """Return rows of the window."""
         self.ring.buffer.refresh()
-        return self.ring.rows(self.ring.draw(count, rng))
+        return Batch(*self.ring.rows_at(self.ring.draw(count, rng)))
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         """Store rows, and what they came as."""
         rows, deep = flat(data, where)
         made = is_tensordict(data)
+        before = self.deep, self.tensordict
         kinds = {"deep": self.deep or deep, "tensordict": self.tensordict or made}
-        ids = self.ring.add(rows, {**notes, **kinds}, where)
+        # First: another thread that draws the new rows hands them out as what they came as.
         self.deep, self.tensordict = kinds["deep"], kinds["tensordict"]
+        try:
+            ids = self.ring.add(rows, {**notes, **kinds}, where)
+        except BaseException:
+            self.deep, self.tensordict = before
+            raise
         if not made:
             return ids
         import torch
@@ -222,7 +227,7 @@ class SampledHalf(_Base):
     def __len__(self) -> int:
         return len(self.buffer)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
         parts, left = [], count
         while left:  # some refuse to give more than they hold
             batch = self._sample(min(left, len(self.buffer)))
@@ -231,10 +236,11 @@ class SampledHalf(_Base):
             parts.append(columns)
             left -= min(left, len(self.buffer))
         columns = parts[0] if len(parts) == 1 else _end_to_end(parts)
-        self.drawn = None
-        if columns.keys() >= {"ids", "weights"}:
-            self.drawn = np.asarray(columns.pop("ids")), np.asarray(columns.pop("weights"))
-        return columns
+        if not columns.keys() >= {"ids", "weights"}:
+            return Batch(columns)
+        self._weighed = True
+        ids, weights = (np.asarray(columns.pop(name)) for name in ("ids", "weights"))
+        return Batch(columns, ids, weights)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         self.tensordict = self.tensordict or is_tensordict(data)
@@ -283,7 +289,7 @@ class TorchRLHalf(SampledHalf):
         super().__init__(buffer)
         self._uniform = type(getattr(buffer, "_sampler", None)).__name__ == "RandomSampler"
 
-    def draw(self, count: int, rng: np.random.Generator) -> Columns:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch:
         if self._uniform:
             import torch
 
@@ -296,7 +302,7 @@ class TorchRLHalf(SampledHalf):
             )
         columns, deep = flat(batch, _WHERE)
         self.deep = self.deep or deep
-        return {name: v for name, v in columns.items() if name not in _TORCHRL_NOTES}
+        return Batch({name: v for name, v in columns.items() if name not in _TORCHRL_NOTES})
 
     def state_dict(self) -> dict[str, Any]:
         return {}  # the rows are in TorchRL's hands

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.handout import HandOut, check_device
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
@@ -34,7 +35,7 @@ from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.following import Following, announce_in, partings
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
-from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.samplers.base import Sampler, Weigh, weights_of
 from ringmap.clips.window import Window
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.blobs import encode_data
@@ -266,9 +267,7 @@ class TransitionReplayBuffer(Unindexed):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def sample(
-        self, batch_size: int, *, step: int | None = None, to: str | None = None
-    ) -> dict[str, Any]:
+    def sample(self, batch_size: int, *, step: int | None = None, to: str | None = None) -> Batch:
         """Draw transitions with replacement, through the sampler.
 
         Args:
@@ -281,11 +280,11 @@ class TransitionReplayBuffer(Unindexed):
             `rewards` float32. `critic_observations, next_critic_observations` if there are any. With
             `n_step > 1` rewards are discounted sums, `next_observations` and `dones` those of the last step summed up, and `discounts`
             `(B,)` what to multiply the value of `next_observations` by: gamma to the number of steps summed up.
-            With a sampler that has priorities: `ids` and `weights`.
+            Attributes `ids` and `weights` as of `ReplayBuffer.sample`; with a sampler that weighs they are columns, too.
 
         Raises:
             InputError: B is not positive, or more than is stored.
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
 
         Cost: O(B n_step), one copy of the rows.
         """
@@ -304,29 +303,30 @@ class TransitionReplayBuffer(Unindexed):
         if step is None:
             step = ring._counter
             ring._counter += 1
-        positions = self._draw(int(batch_size), step)
-        batch: dict[str, Any] = {**self._reader.read(positions)}
-        sampler = ring._sampler
-        if hasattr(sampler, "drawn"):
-            sampler.drawn(positions)  # type: ignore[union-attr]
-            for name in ("ids", "weights"):
-                if hasattr(sampler, name):
-                    batch[name] = getattr(sampler, name)
+        positions, weigh = self._draw(int(batch_size), step)
+        columns: dict[str, Any] = {**self._reader.read(positions)}
+        weights: Any = weigh and weigh(positions)
+        if weights is not None:
+            columns["ids"], columns["weights"] = positions, weights
         if to == "torch" or (to is None and self.device is not None):
-            batch = HandOut("torch", self.device, self.pin_memory).tensors(batch)
-        return self._columns.nested(batch)
+            columns = HandOut("torch", self.device, self.pin_memory).tensors(columns)
+            weights = columns.get("weights")
+        return Batch(self._columns.nested(columns), positions, weights)
 
-    def _draw(self, size: int, step: int) -> Array:
-        """Return the positions of the next batch."""
+    def _draw(self, size: int, step: int) -> tuple[Array, Weigh | None]:
+        """Return the positions of the next batch, and what weighs it."""
         ring = self._ring.buffer
         source, sampler = ring._source, ring._sampler
         where = f"{type(self).__name__}.sample"
         quick = sampler is None or getattr(sampler, "is_quick", False)
         with source.memory if quick else contextlib.nullcontext():
             window = self._ring.window()
+            if not window.count:  # another thread cleared it meanwhile
+                raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
             if sampler is None:
-                return window.positions(ring._rng.integers(0, window.count, size))
+                return window.positions(ring._rng.integers(0, window.count, size)), None
             ids = np.asarray(sampler(step, self, size, 1))
+            weigh = weights_of(sampler)
             if ids.shape != (size,) or ids.dtype.kind not in "iu":
                 raise InputError(
                     f"{where}: the sampler returned {ids.dtype} of shape {ids.shape}, expected integers of ({size},)"
@@ -338,10 +338,12 @@ class TransitionReplayBuffer(Unindexed):
             numbers = ids.astype(np.int64) + window.base
             with source.memory:  # a slow one did not keep the writer out
                 window = self._ring.window()
+                if not window.count:
+                    raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
                     numbers[gone] = ring._rng.integers(window.base, window.end, int(gone.sum()))
-                return window.positions(numbers - window.base)
+                return window.positions(numbers - window.base), weigh
 
     # -- the rest ----------------------------------------------------------------------------
 
@@ -358,7 +360,7 @@ class TransitionReplayBuffer(Unindexed):
         """Give transitions their priorities; see `PrioritizedSampler.update_priorities`.
 
         Args:
-            ids: `batch["ids"]`, an array or a tensor.
+            ids: `batch.ids`, an array or a tensor.
             values: their priorities.
         """
         return self._ring.buffer.update_priorities(

@@ -3,8 +3,9 @@
     calls:  [lane 0 1 2][lane 0 1 2][lane 0 1 2]  ->  successors file: what the newest call led to
                              ^ fresh: with this call, as its episode data, what lane 1's last step had led to
 
-Invariants: what is kept in memory is of the head that it names; a call behind one that was dropped goes on
-from nothing; a fork has a lock and a memory of its own.
+Invariants: what is kept in memory is of the head that it names, both in one object that never changes, and is
+handed out for that head alone; a call behind one that was dropped goes on from nothing; a fork has a lock and a
+memory of its own.
 Not here: the files (storage/successors.py), how a row that does follow is found (nstep.py).
 """
 
@@ -14,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,13 @@ _SMALL_NBYTES = 1 << 14
 """Up to here two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3."""
 
 
+class Newest(NamedTuple):
+    """What the rows that end at `head` lead to; None when nothing is known."""
+
+    head: int
+    observations: Observations | None
+
+
 class Following:
     """The next observations of one buffer that are no rows.
 
@@ -59,8 +67,7 @@ class Following:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self.newest: Observations | None = None
-        self.newest_head = -1
+        self._newest = Newest(-1, None)
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._kept_nbytes = 0
 
@@ -76,18 +83,21 @@ class Following:
     def before(self, store: Source) -> Observations | None:
         """Return what the newest rows lead to, as of what is committed; None when nothing is, or it was lost."""
         if not store.seq or not len(store.live):
-            self.newest = None
-        elif self.newest is None or self.newest_head != store.head:
-            self.newest = self._stored(store)
-        self.newest_head = store.head
-        if self.newest is not None and _stop(store) != store.head:
+            self._newest = Newest(store.head, None)
+        elif self._newest.observations is None or self._newest.head != store.head:
+            self._newest = self._stored(store)
+        if self._newest.observations is not None and _stop(store) != store.head:
             return None  # the newest call was dropped: what comes now does not follow on the one before it
-        return self.newest
+        return self._newest.observations
 
-    def _stored(self, source: Source) -> Observations | None:
-        """Return what the files say that the newest rows lead to."""
-        record = source.record_of(source.live.last - 1)
-        return None if record is None else self.files.find(record.head, record.rows_sum)
+    def _stored(self, source: Source) -> Newest:
+        """Return what the files say that the newest rows lead to, with the head that these had then."""
+        with source.memory:
+            head = source.head
+            record = source.record_of(source.live.last - 1) if len(source.live) else None
+        if record is None:
+            return Newest(head, None)
+        return Newest(head, self.files.find(record.head, record.rows_sum))
 
     def announce(
         self, head: int, rows: Sequence[Array], after: Observations, durably: bool, where: str
@@ -111,12 +121,11 @@ class Following:
     def committed(self, head: int, after: Observations) -> None:
         """Take note that the rows up to `head` came to be. Copies."""
         self.files.turn()  # first: an interrupt from here on is noticed by the head
-        self.newest = {name: np.array(values) for name, values in after.items()}
-        self.newest_head = head
+        self._newest = Newest(head, {name: np.array(values) for name, values in after.items()})
 
     def put_back(self, source: Source, newest: Observations) -> None:
         """Begin a buffer in RAM with what its newest rows lead to."""
-        self.newest, self.newest_head = newest, source.head
+        self._newest = Newest(source.head, newest)
         record = source.record_of(source.live.last - 1)
         assert record is not None
         self.files.write(record.head, record.rows_sum, newest)
@@ -124,12 +133,12 @@ class Following:
 
     def forget(self) -> None:
         """Take note that all rows went."""
-        self.newest = None
+        self._newest = Newest(-1, None)
 
     # -- reading -----------------------------------------------------------------------------
 
     def at(self, source: Source, position: int, head: int, newest: int) -> Observations | None:
-        """Return what the step at a position led to, one of each leaf; None if it is gone, or was lost.
+        """Return what the step at a position led to, one of each leaf; None if it is gone, was lost, or is a row by now.
 
         Args:
             source: the buffer.
@@ -157,11 +166,14 @@ class Following:
         return _one({name: apart[name] for name in self._names}, lane)
 
     def _of_newest(self, source: Source, head: int) -> Observations | None:
-        """Return what the newest call led to, if the buffer's head is `head`."""
-        with self.lock:
-            if self.newest is None or self.newest_head != head:
-                self.newest, self.newest_head = self._stored(source), head
-            return self.newest
+        """Return what the newest call led to as of this head of the buffer; None if it has another one by now."""
+        newest = self._newest
+        if newest.head != head or newest.observations is None:
+            with self.lock:  # a call that is being stored is followed by what it leads to
+                if self._newest.head != head or self._newest.observations is None:
+                    self._newest = self._stored(source)
+                newest = self._newest
+        return newest.observations if newest.head == head else None
 
     def _apart(self, source: Source, ordinal: int, start: int) -> dict[str, Any] | None:
         """Return what was stored apart with the call whose first row is at `start`."""

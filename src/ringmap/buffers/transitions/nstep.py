@@ -20,14 +20,12 @@ import numpy as np
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.following import Following
-from ringmap.errors import LappedError
 from ringmap.storage.source import Source
+from ringmap.storage.tries import Tries
 
 __all__ = ["TransitionReader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -44,30 +42,32 @@ class TransitionReader:
         """Return the transitions at these positions, flat; one that is gone is drawn anew, and `positions` shows it.
 
         Raises:
-            LappedError: the writer overtook this reader ten times in a row.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
         """
         buffer = self.ring.buffer
         source = buffer._source
+        tries = Tries(source.folder, "raise capacity, or ask for smaller batches")
         unsure = np.arange(len(positions))
         batch: dict[str, Array] = {}
-        for _ in range(_TRIES):
-            found, good = self._gather(source, positions[unsure])
+        while True:
+            found, good, newest, head = self._gather(source, positions[unsure])
             if not batch:
                 batch = found
             else:
                 for name, values in found.items():
                     batch[name][unsure] = values
             tail = source.newest_tail()
-            unsure = unsure[~good | (positions[unsure] < tail)]
-            if not len(unsure):
+            good &= positions[unsure] >= tail
+            if good.all():
                 return batch
+            unsure, newest = unsure[~good], newest[~good]
+            tries.failed(len(unsure))
             source.refresh()
-            positions[unsure] = self.ring.draw(len(unsure), buffer._rng)
-            buffer._clip_reader.num_redraws += len(unsure)
-        raise LappedError(
-            f"{source.folder}: a batch could not be read in {_TRIES} tries: its writer overtook this reader each time; "
-            "raise capacity, or ask for smaller batches"
-        )
+            # A step of the newest call, read while another one came, has a following row by now.
+            again = newest & (positions[unsure] >= tail) & (source.head != head)
+            gone = unsure[~again]
+            positions[gone] = self.ring.draw(len(gone), buffer._rng)
+            buffer._clip_reader.num_redraws += len(gone)
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return what the call that ended at `head` led to, by leaf, from what was stored since; None if that is gone."""
@@ -80,19 +80,24 @@ class TransitionReader:
         if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
             return None
         positions = np.arange(head - count, head)
-        batch, good = replace(self, n_step=1)._gather(source, positions)
+        batch, good, _, _ = replace(self, n_step=1)._gather(source, positions)
         if not good.all() or head - count < source.newest_tail():
             return None
         return {name: batch[f"next_{name}"] for name in self.columns.observed}
 
-    def _gather(self, source: Source, positions: Array) -> tuple[dict[str, Array], Array]:
-        """Return transitions flat by leaf, and which of them are whole."""
+    def _gather(
+        self, source: Source, positions: Array
+    ) -> tuple[dict[str, Array], Array, Array, int]:
+        """Return transitions flat by leaf, which are whole, which end in the newest call, and the head at which it was that."""
         rows, observed = source.rows, self.columns.observed
         assert rows is not None
         with source.memory:
-            head, newest = source.head, source.live.start(source.live.last - 1)
-            stop = newest + source.live.length(source.live.last - 1)
-            dense = source.live.is_dense
+            head, live = source.head, source.live
+            newest = stop = head
+            if len(live):  # else another thread cleared it meanwhile
+                newest = live.start(live.last - 1)
+                stop = newest + live.length(live.last - 1)
+            dense = live.is_dense
         ring = rows.ring.rows
 
         def take(name: str, at: Array) -> Array:
@@ -139,13 +144,15 @@ class TransitionReader:
             else:
                 for name in observed:
                     batch[f"next_{name}"][i] = found[name]
-        return batch, good
+        return batch, good, last >= newest, head
 
 
 def _are_live(source: Source, positions: Array) -> Array:
     """Tell which positions lie in what is stored: repairs and power cuts leave gaps."""
     with source.memory:
         starts, lengths = source.live.starts, source.live.lengths
+        if not len(starts):
+            return np.zeros(len(positions), np.bool_)
         index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
         live: Array = (positions >= starts[index]) & (positions < starts[index] + lengths[index])
         return live

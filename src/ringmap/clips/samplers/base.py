@@ -12,17 +12,20 @@ Not here: which clips are drawn (the other modules of this package).
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.clips.forks import Forkable
 from ringmap.errors import InputError, RingmapError
 
-__all__ = ["Array", "Draws", "HasClips", "Sampler", "Seed", "check_state", "generator", "positive", "window_of"]  # fmt: skip
+__all__ = ["Array", "Draws", "HasClips", "Sampler", "Seed", "Weigh", "check_state", "generator", "positive", "weights_of", "window_of"]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Seed = np.random.Generator | int | None
+Weigh = Callable[[Array], Array]
+"""Returns the weights of a batch, given where its clips are in the end: some may have been drawn anew."""
 
 
 class HasClips(Protocol):
@@ -45,7 +48,7 @@ class Sampler(Protocol):
         ...
 
 
-class Draws:
+class Draws(Forkable):
     """A sampler that draws from a generator of its own.
 
     Args:
@@ -107,6 +110,19 @@ def positive(where: str, name: str, value: Any, integer: bool = True) -> Any:
         pass
     what = "a positive integer" if integer else "a positive number"
     raise InputError(f"{where}: {name} must be {what}, got {value!r}")
+
+
+def weights_of(sampler: Any) -> Weigh | None:
+    """Return what weighs the batch that a sampler just drew; None if it weighs nothing.
+
+    Asked for before the sampler draws again. It has a method `weigh`, or an attribute `weights`.
+    """
+    weigh: Weigh | None = getattr(sampler, "weigh", lambda: None)()
+    weights = getattr(sampler, "weights", None)
+    if weigh is None and weights is not None:
+        kept = np.array(weights, np.float32)
+        return lambda positions: kept
+    return weigh
 
 
 def window_of(sampler: Any, buffer: Any, history_len: int) -> Any:

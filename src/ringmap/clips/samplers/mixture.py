@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, Draws, Sampler, Seed
+from ringmap.clips.samplers.base import Array, Draws, Sampler, Seed, Weigh
 from ringmap.errors import InputError
 from ringmap.storage.source import Source
 
@@ -18,8 +18,7 @@ class MixtureSampler(Draws):
     """Draw each id of a batch from one of several samplers, chosen by weight.
 
     How many come from each is drawn anew for each batch, so a share of 0.1 of a batch of 4 is no
-    rounding away to none. `ids` and `weights` are those of the last batch; all weights are 1, as a mixture
-    is chosen for what it draws too often.
+    rounding away to none. All `weights` of a batch are 1, as a mixture is chosen for what it draws too often.
 
     Args:
         samplers: `(sampler, weight)` pairs; weights need not add up to 1.
@@ -136,10 +135,13 @@ class MixtureSampler(Draws):
             if hasattr(sampler, "attach"):
                 sampler.attach(source)
 
-    def drawn(self, positions: Array) -> None:
-        """Take note of what a batch was made of in the end: `ids`, for `update_priorities`."""
-        self.ids = positions.astype(np.int64)
-        self.weights = np.ones(len(positions), np.float32)
+    def weigh(self) -> Weigh:
+        """Return what weighs a batch: all its clips alike."""
+        return self._weighed
+
+    def _weighed(self, positions: Array) -> Array:
+        self.ids, self.weights = positions, np.ones(len(positions), np.float32)
+        return self.weights
 
     def flush(self) -> None:
         """Force what the samplers keep in files to the disk itself."""

@@ -21,11 +21,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, Draws, Seed, positive, window_of
+from ringmap.clips.forks import Renew
+from ringmap.clips.samplers.base import Array, Draws, Seed, Weigh, positive, window_of
 from ringmap.clips.sumtree import SumTree
 from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import EnvironmentFault, InputError
@@ -49,8 +51,7 @@ class PrioritizedSampler(Draws):
 
     Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, 1 for the highest.
 
-    After `buffer.sample(...)`, `ids` and `weights` are those of that batch: give `ids` back to
-    `update_priorities`, and multiply losses by `weights`.
+    A batch has `ids` to give back to `update_priorities`, and `weights` to multiply losses by.
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion; at most 7.
@@ -80,9 +81,9 @@ class PrioritizedSampler(Draws):
         >>> buf = ReplayBuffer(max_steps=100, sampler=sampler)
         >>> buf.write_episode({"step": np.arange(10)})
         >>> batch = buf.sample(32)
-        >>> sampler.update_priorities(sampler.ids, np.where(batch["step"][:, 0] == 7, 100.0, 0.0))
+        >>> sampler.update_priorities(batch.ids, np.where(batch["step"][:, 0] == 7, 100.0, 0.0))
         32
-        >>> int(np.bincount(buf.sample(1000)["step"].ravel()).argmax()), float(sampler.weights.max())
+        >>> int(np.bincount(buf.sample(1000)["step"].ravel()).argmax()), float(batch.weights.max())
         (7, 1.0)
     """
 
@@ -127,7 +128,7 @@ class PrioritizedSampler(Draws):
         self._sorted = np.empty(0, np.float32)
         self._changes = 0
         self._asked: tuple[weakref.ref[Any], int] | None = None
-        self._drawn = (0.0, 0, 0)  # total, clips, step of the draw under way
+        self._weigh: Weigh | None = None
 
     def attach(self, source: Source) -> None:
         """Begin with a buffer that was just opened for writing, before anything is written.
@@ -142,42 +143,42 @@ class PrioritizedSampler(Draws):
 
     def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
-        window = self._window(buffer, history_len)
+        window: Window = window_of(self, buffer, history_len)
         with window.lock, self._lock:
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len
             total = tree.total
             slots = tree.find(self.rng.random(batch_size) * total)
-            self._drawn = total, window.count, step
             positions = self._low + (slots - self._low) % tree.size
+            beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
+            odds = window.count * (tree.leaves[slots] / total)
+            self._weigh = partial(self._weighed, positions, odds, beta)
             ids: Array = window.ids(positions)
         return ids
 
     def follow(self, buffer: HasWindow, history_len: int) -> None:
         """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
-        window = self._window(buffer, history_len)
+        window: Window = window_of(self, buffer, history_len)
         with window.lock, self._lock:
             self._follow(window)
             self._asked = weakref.ref(buffer), history_len
 
-    def _window(self, buffer: HasWindow, history_len: int) -> Window:
-        window: Window = window_of(self, buffer, history_len)
-        if self._pid != os.getpid():  # another thread of the parent may have held it
-            self._lock = threading.RLock()
-        return window
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace the lock as well, which another thread may have held at the fork."""
+        super().reset_after_fork(renewed)
+        self._lock = threading.RLock()
 
-    def drawn(self, positions: Array) -> None:
-        """Take note of what a batch was made of in the end; the buffer calls it after each draw."""
-        with self._lock:
-            tree, (total, count, step) = self._tree, self._drawn
-            assert tree is not None
-            masses = tree.leaves[positions % tree.size]
-            beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
-            # A clip that had to be drawn anew came uniformly: its weight is that of an average one.
-            chances = np.where(masses > 0, masses, total / count) / total
-            weights = (count * chances) ** -beta
-            self.ids = positions.astype(np.int64)
-            self.weights = (weights / weights.max()).astype(np.float32)
+    def weigh(self) -> Weigh | None:
+        """Return what weighs the batch that was just drawn; the buffer asks for it after each draw."""
+        return self._weigh
+
+    def _weighed(self, drawn: Array, odds: Array, beta: float, positions: Array) -> Array:
+        """Return weights by the odds of a draw against a uniform one, and show them as those of the last batch."""
+        # A clip that had to be drawn anew came uniformly: its weight is that of an average one.
+        weights = np.where((positions == drawn) & (odds > 0), odds, 1.0) ** -beta
+        found: Array = (weights / weights.max()).astype(np.float32)
+        self.ids, self.weights = positions, found
+        return found
 
     def probabilities(self, ids: Array) -> Array:
         """Return with which probability each of these clips was drawn last, float64; 0 for one that is gone.
@@ -201,7 +202,7 @@ class PrioritizedSampler(Draws):
         """Give clips their priorities, and store them; return for how many: one that was evicted is passed over.
 
         Args:
-            ids: int64 `(B,)`, as in `ids` after a draw. Of one that is named twice the last value counts.
+            ids: int64 `(B,)`, as in the `ids` of a batch. Of one that is named twice the last value counts.
             values: `(B,)` priorities, such as absolute TD errors: finite and not negative.
 
         Raises:
@@ -211,6 +212,8 @@ class PrioritizedSampler(Draws):
         Cost: O(B log rows), and one write.
         """
         where = "PrioritizedSampler.update_priorities"
+        if hasattr(ids, "detach"):
+            ids = ids.detach().cpu()
         if hasattr(values, "detach"):
             values = values.detach().cpu().double()  # bfloat16, too
         try:

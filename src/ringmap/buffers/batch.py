@@ -1,0 +1,46 @@
+"""A batch that knows which clips it has: a dict of columns, with `ids` and `weights` beside them.
+
+Invariants: keys are columns and nothing else; `ids` and `weights` are of this batch, whatever was drawn since.
+Not here: where columns come from (sampled.py, transitions/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Batch"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Columns = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+class Batch(dict[str, Any]):
+    """Column -> `(B, ...)`: what `sample()` and `batches()` return. A plain dict, but for two attributes.
+
+    Args:
+        columns: name -> values.
+        ids: int64 `(B,)`, for `update_priorities`: where each clip is, which no other clip ever is. An array always.
+        weights: float32 `(B,)`, what to multiply losses by, of the kind that the columns are; None where the sampler
+            draws without priorities.
+    """
+
+    __slots__ = ("ids", "weights")
+
+    def __init__(
+        self, columns: Columns = (), ids: Array | None = None, weights: Any = None
+    ) -> None:
+        super().__init__(columns)
+        self.ids = ids
+        self.weights = weights
+
+    def copy(self) -> Batch:
+        """Return a shallow copy, attributes included."""
+        return Batch(self, self.ids, self.weights)
+
+    def mapped(self, convert: Callable[[Any], Any]) -> Batch:
+        """Return the batch with every column, and the weights, converted."""
+        weights = None if self.weights is None else convert(self.weights)
+        return Batch(((n, convert(v)) for n, v in self.items()), self.ids, weights)

@@ -1,0 +1,64 @@
+"""Forks: no child waits for a lock that a thread of its parent held.
+
+    parent   thread A draws: NumPy holds the generator's lock     thread B forks
+    child    the lock is held, and A is not there to give it back
+
+In a child, everything made from `Forkable` goes on with new generators in the states of the old ones.
+
+Invariants: generators that were one before the fork are one after it.
+Not here: the locks of storage (store.py), which has more to let go of.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+__all__ = ["Forkable"]
+
+Renew = Callable[[np.random.Generator], np.random.Generator]
+
+
+class Forkable:
+    """A base of what keeps generators, as attributes; a subclass with locks of its own replaces them as well."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make one that a fork finds: here, as copies and unpickled ones pass no `__init__`."""
+        made = super().__new__(cls)
+        _made.add(made)
+        return made
+
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace each generator; called in a child, right after the fork.
+
+        Args:
+            renewed: returns what takes the place of a generator.
+        """
+        for name, value in list(vars(self).items()):
+            if isinstance(value, np.random.Generator):
+                vars(self)[name] = renewed(value)
+
+
+_made: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    known: dict[np.random.Generator, np.random.Generator] = {}
+
+    def renewed(old: np.random.Generator) -> np.random.Generator:
+        if old not in known:
+            bits = type(old.bit_generator)()
+            bits.state = old.bit_generator.state  # takes no lock, as whatever `old` does would
+            known[old] = np.random.Generator(bits)
+        return known[old]
+
+    for made in list(_made):
+        made.reset_after_fork(renewed)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

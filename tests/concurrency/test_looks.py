@@ -1,0 +1,127 @@
+"""Looks at what moves: episodes by position across a restarted writer, and patience while there is progress."""
+
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer
+from ringmap.clips.gather import ClipReader
+from ringmap.errors import LappedError
+from ringmap.storage.tries import MOST, Tries
+
+
+def write(buf, number, steps=10):
+    buf.write_episode({"step": np.arange(steps) + 1000 * number, "_episode_data": {"number": number}})  # fmt: skip
+
+
+def numbers(episodes):
+    return [int(episode["step"][0]) // 1000 for episode in episodes]
+
+
+def restarted(path, evicted):
+    """Return a full writer that was closed and opened again, of a ring that has evicted so many episodes."""
+    writer = ReplayBuffer(100, path=path, sync_every_s=0)
+    for number in range(10 + evicted):
+        write(writer, number)
+    return writer
+
+
+@pytest.mark.parametrize("seen", [0, 1, 4, 9])
+@pytest.mark.parametrize("evicted", [0, 3, 25])
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_reader_skips_no_live_episode_when_the_writer_was_restarted(
+    tmp_path, seen, evicted, more
+):
+    writer = restarted(tmp_path / "buf", evicted)
+    reader = ReplayBuffer.open(tmp_path / "buf")
+    episodes = reader.episodes()
+    found = numbers(next(episodes) for _ in range(seen))
+    writer.close()
+    writer = ReplayBuffer.open(tmp_path / "buf", "r+")
+    for number in range(more):
+        write(writer, 10 + evicted + number)
+    reader.refresh()
+    found += numbers(episodes)
+    live = range(
+        evicted + more, evicted + 10 + (0 if seen else more)
+    )  # it begins with the first one asked for
+    assert found == sorted({*range(evicted, evicted + seen), *live})
+    writer.close()
+
+
+def test_a_copy_of_a_reader_that_refreshes_meanwhile_is_whole(tmp_path):
+    """`dump` and `extend_from` go by `episodes`: here each one that is written restarts the writer."""
+    writers = [restarted(tmp_path / "buf", 7)]
+    reader = ReplayBuffer.open(tmp_path / "buf")
+
+    def restart(episode):
+        writers.pop().close()
+        writers.append(ReplayBuffer.open(tmp_path / "buf", "r+"))
+        reader.refresh()
+        return episode
+
+    copy = ReplayBuffer(200, key_filter=restart)
+    copy.extend_from(reader)
+    assert numbers(copy.episodes()) == list(range(7, 17))
+    writers.pop().close()
+
+
+def test_what_comes_while_episodes_are_read_waits_for_the_next_time(tmp_path):
+    buf = ReplayBuffer(100)
+    for number in range(3):
+        write(buf, number)
+    found = []
+    for episode in buf.episodes():
+        found.append(int(episode["step"][0]) // 1000)
+        write(buf, 3 + len(found))
+    assert found == [0, 1, 2]
+
+
+# -- patience --------------------------------------------------------------------------------------
+
+
+def test_ten_looks_in_vain_are_too_many():
+    tries = Tries("here", "do this")
+    tries.failed(5)
+    for left in [*[5] * (MOST - 1), 4, *[4] * (MOST - 1), 3, 2, 1, *[1] * (MOST - 1)]:
+        tries.failed(left)
+    with pytest.raises(LappedError, match=f"here: the writer overtook this reader {MOST} times in a row; do this"):  # fmt: skip
+        tries.failed(1)
+
+
+class Losing:
+    """A clip reader whose writer evicts between copy and look, so that `left` clips of a batch are lost each time."""
+
+    def __init__(self, monkeypatch, buf, lefts):
+        self.rounds, lefts = 0, iter(lefts)
+        gather, tail = ClipReader._gather, type(buf._owned).newest_tail
+        self.positions = np.empty(0, np.int64)
+
+        def gathering(reader, positions, *args, **options):
+            self.positions, self.rounds = positions, self.rounds + 1
+            return gather(reader, positions, *args, **options)
+
+        def moved(source):
+            left = next(lefts, 0)
+            return int(np.sort(self.positions)[left - 1]) + 1 if left else tail(source)
+
+        monkeypatch.setattr(ClipReader, "_gather", gathering)
+        monkeypatch.setattr(type(buf._owned), "newest_tail", moved)
+
+
+def test_a_batch_that_gets_smaller_each_time_is_read(monkeypatch):
+    """Thirty rounds, each with one clip fewer: no reason to give up."""
+    buf = ReplayBuffer(100_000, seed=0)
+    buf.write_episode({"step": np.arange(100_000)})
+    losing = Losing(monkeypatch, buf, range(30, 0, -1))
+    batch = buf.sample(32)
+    assert losing.rounds > 30
+    np.testing.assert_array_equal(batch.ids, batch["step"][:, 0])
+
+
+def test_a_batch_that_gets_no_smaller_is_given_up(monkeypatch):
+    buf = ReplayBuffer(100_000, seed=0)
+    buf.write_episode({"step": np.arange(100_000)})
+    losing = Losing(monkeypatch, buf, [32] * 1000)
+    with pytest.raises(LappedError, match="10 times in a row"):
+        buf.sample(32)
+    assert losing.rounds == MOST + 1
