@@ -4,7 +4,6 @@ python -m tests.formats.full_disk FOLDER
 """
 
 import errno
-import os
 import shutil
 import sys
 from pathlib import Path

@@ -8,7 +8,6 @@ Not here: the log (formats/common), what columns look like (layout.py).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
