@@ -1,4 +1,4 @@
-"""Writes that are killed ahead of a change to the disk, in children.
+"""Writes that are killed ahead of a change to a file, ours or a library's, in children.
 
     run_killed_at(at, action, *args)          a fork of this process
     zygote: the same, for Lance               a fork of a process that never used it: its threads do not survive a fork
@@ -7,19 +7,19 @@
 """
 
 import atexit
+import functools
 import os
 import pickle
-import signal
 import subprocess
 import sys
 
+import pytest
+
 from ringmap.data import get_format, list_formats, load_dataset
 from ringmap.formats.common import disk
+from ringmap.testing.kills import killed_after, reason_why_not
 from tests import ROOT
 from tests.house import PYTHON
-
-CALLS = ("append", "exchange", "make_folder", "remove", "remove_folder", "replace", "replace_file",
-         "sync_all", "truncate", "write_file")  # fmt: skip
 
 LOSSLESS = {
     "hdf5": {},
@@ -74,38 +74,28 @@ def append(path, name, episodes, told):
 
 
 def run_killed_at(at, action, *args):
-    """Run `action` in a child that kills itself ahead of change number `at`; return whether it was."""
-    status = _Zygote.run(at, action, args) if "lance" in args else _forked(at, action, args)
-    assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL, status
-    return status != 0
+    """Run `action` in a child that is killed ahead of change number `at` to a file; return how it ended."""
+    if reason := reason_why_not():
+        pytest.skip(reason)
+    if "lance" in args:
+        return _Zygote.run(at, action, args)
+    return killed_after(at, functools.partial(action, *args))
 
 
-def _forked(at, action, args):
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            count = [0]
+def each_kill(whole, begin, action, most):
+    """Yield `(at, outcome, what begin returned)` of runs killed at each of their changes.
 
-            def wrap(call):
-                def counted(*args):
-                    # Of the many files that are deleted one by one, every eighth is a step.
-                    count[0] += 1 if call.__name__ != "remove" else 1 / 8
-                    if count[0] > at:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return call(*args)
-
-                return counted
-
-            for name in CALLS:
-                setattr(disk, name, wrap(getattr(disk, name)))
-            action(*args)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1]
+    Args:
+        whole: whether to kill at each; otherwise at about `most` of them, evenly.
+        begin: called before each run; returns the arguments of `action`.
+        action: what is run, in a child.
+        most: how many.
+    """
+    calls = len(run_killed_at(1 << 30, action, *begin()).calls)
+    assert calls > most
+    for at in range(calls) if whole else range(0, calls, -(-calls // most)):
+        args = begin()
+        yield at, run_killed_at(at, action, *args), args
 
 
 class _Zygote:
@@ -122,7 +112,7 @@ class _Zygote:
             atexit.register(cls.end)
         pickle.dump((at, action.__name__, args), cls.process.stdin)
         cls.process.stdin.flush()
-        return int(cls.process.stdout.readline())
+        return pickle.load(cls.process.stdout)
 
     @classmethod
     def end(cls):
@@ -132,7 +122,7 @@ class _Zygote:
 
 def serve():
     """Run what is asked for until nobody asks any more."""
-    answers = os.dup(1)
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:
         try:
@@ -141,7 +131,9 @@ def serve():
             return
         assert "lance" not in sys.modules
         # By name in this very module, which is `__main__` here.
-        os.write(answers, b"%d\n" % _forked(at, globals()[action], args))
+        work = functools.partial(globals()[action], *args)
+        pickle.dump(killed_after(at, work), answers)
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -24,85 +24,89 @@ from tests.formats.killing import (
     LOSSLESS,
     WRITERS,
     append,
+    each_kill,
     overwrite,
     place,
-    run_killed_at,
     wheres,
     with_data,
     write,
 )
 
-# -- killed at every change to the disk ------------------------------------------------------------
+# -- killed at every change to a file ---------------------------------------------------------------
+
+EXTENT = [
+    pytest.param(False, id="some"),
+    pytest.param(True, id="all", marks=pytest.mark.campaign),
+]
+"""Whether to kill at every change, or at some, evenly."""
 
 
-def steps():
-    """Yield 0, 1, 2, ...: the later, the larger the strides."""
-    at = 0
-    while True:
-        yield at
-        at += 1 + at // 16
-
-
-def begun(tmp_path, keep):
-    """Return a new folder with a copy of the dataset `kept`, under the name that `place` gives it."""
+def begun(tmp_path, name, keep):
+    """Return a new folder with a copy of the dataset `kept`, and where it is in there."""
     folder = tmp_path / "work"
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for item in (keep, tmp_path / "kept_episodes.lance"):
-        if item.exists():
-            shutil.copytree(item, folder / item.name.replace("kept", "made"))
-    return folder
+        if item is not None and item.exists():
+            copy = shutil.copytree if item.is_dir() else shutil.copy
+            copy(item, folder / item.name.replace("kept", "made"))
+    return folder, place(folder, name)
 
 
+@pytest.mark.parametrize("whole", EXTENT)
 @pytest.mark.parametrize(
-    ("name", "exchange"), [*((n, True) for n in FOLDERS), ("lance", False)], ids=str
+    ("name", "exchange"), [*((n, True) for n in WRITERS), ("lance", False)], ids=str
 )
-def test_overwrite_killed_at_every_step(tmp_path, name, exchange):
+def test_overwrite_killed_at_every_change(tmp_path, name, exchange, whole):
     """Whenever a replacement is cut short, the old dataset or the new one is there, whole."""
     old = with_data(make_episodes((3, 2)))
     new = with_data([make_episode(7, 2)], 70)
     keep = write(place(tmp_path, name, "kept"), name, old)
     expected_old, expected_new = ([[e["where"].tolist() for e in es], [e["_episode_data"]["n"] for e in es]] for es in (old, new))  # fmt: skip
     seen = []
-    for at in steps():
-        folder = begun(tmp_path, keep)
-        path = place(folder, name)
-        killed = run_killed_at(at, overwrite, path, name, new, exchange)
+
+    def begin():
+        return begun(tmp_path, name, keep)[1], name, new, exchange
+
+    for at, outcome, (path, *_) in each_kill(whole, begin, overwrite, 8):
         found = list(wheres(path))
-        assert found in (expected_old, expected_new), f"killed at change {at}: {found}"
+        assert found in (expected_old, expected_new), f"killed at {at}, {outcome.calls[-1]}"
         seen.append(found == expected_new)
         write(path, name, old, mode="overwrite")  # the next one works, and leaves nothing beside it
         assert list(wheres(path)) == expected_old
-        assert not [n for n in os.listdir(folder) if n.startswith(".")]
-        shutil.rmtree(folder)
-        if not killed:
-            break
-    assert not killed
+        assert not [n for n in os.listdir(path.parent) if n.startswith(".")]
     assert seen == sorted(seen)  # old ... old, new ... new
     assert not seen[0]
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_append_killed_at_every_step(tmp_path, name):
+@pytest.mark.parametrize("whole", EXTENT)
+@pytest.mark.parametrize("kept", [0, 1], ids=["made", "extended"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_append_killed_at_every_change(tmp_path, name, kept, whole):
     """Every episode whose write had returned is there after a kill, and appending goes on."""
     stored = with_data(make_episodes((2, 3, 1)))
-    keep = write(place(tmp_path, name, "kept"), name, stored[:1])
-    for at in steps():
-        folder = begun(tmp_path, keep)
-        path = place(folder, name)
+    keep = write(place(tmp_path, name, "kept"), name, stored[:kept]) if kept else None
+    lost = []
+
+    def begin():
+        folder, path = begun(tmp_path, name, keep)
         told = folder / "told"
         told.touch()
-        killed = run_killed_at(at, append, path, name, stored[1:], told)
-        sure = 1 + told.stat().st_size
-        found, data = wheres(path)
-        assert sure <= len(found) <= sure + 1
-        assert found == [e["where"].tolist() for e in stored[: len(found)]]
-        assert data == list(range(len(found)))
-        write(path, name, stored[len(found) :])
-        assert wheres(path)[0] == [e["where"].tolist() for e in stored]
-        shutil.rmtree(folder)
-        if not killed:
-            break
-    assert not killed
+        return path, name, stored[kept:], told
+
+    for at, outcome, (path, _, _, told) in each_kill(whole, begin, append, 16):
+        assert outcome.killed
+        sure = kept + told.stat().st_size
+        try:
+            found, data = wheres(path) if sure or path.exists() else ([], [])
+            assert sure <= len(found) <= sure + 1
+            assert found == [e["where"].tolist() for e in stored[: len(found)]]
+            assert data == list(range(len(found)))
+            write(path, name, stored[len(found) :])
+            assert wheres(path)[0] == [e["where"].tolist() for e in stored]
+        except (AssertionError, LookupError, OSError, ValueError) as error:
+            lost.append((at, outcome.calls[-1], str(error)))
+    assert lost == []
 
 
 # -- overwriting, locks, forks ---------------------------------------------------------------------

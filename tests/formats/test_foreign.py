@@ -52,6 +52,36 @@ def test_minari(tmp_path, monkeypatch):
     assert buf.lengths.tolist() == dataset.lengths.tolist()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:minari", "ignore::UserWarning")
+def test_minari_texts(tmp_path, monkeypatch):
+    """Instructions, a `Text` space within a `Dict`, as Minari's language tasks have them."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    minari = pytest.importorskip("minari", reason="minari is not installed")
+    from gymnasium import spaces
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    seen = spaces.Dict({"mission": spaces.Text(40, charset="abcdeé "), "at": spaces.Box(0, 9, (2,))})
+    missions = [["a", "bé", "", "abc"], ["abcde abcde é" * 3, "b", "c"]]
+    episodes = [
+        EpisodeBuffer(id=number, observations={"mission": texts, "at": np.full((len(texts), 2), number, np.float32)},
+                      actions=["a b"] * (len(texts) - 1), rewards=[0.0] * (len(texts) - 1), infos={},
+                      terminations=[False] * (len(texts) - 1), truncations=[False] * (len(texts) - 1))
+        for number, texts in enumerate(missions)
+    ]  # fmt: skip
+    minari.create_dataset_from_buffers(
+        "words/test-v0", episodes, algorithm_name="random", observation_space=seen, action_space=spaces.Text(5)
+    )  # fmt: skip
+    dataset = load_dataset(tmp_path / "words" / "test-v0")
+    for number, texts in enumerate(missions):
+        got = dataset.load_episode(number)
+        assert got["observation/mission"].tolist() == texts[:-1]
+        assert got["next_observation/mission"].tolist() == texts[1:]
+        assert got["action"].tolist() == ["a b"] * (len(texts) - 1)
+    buf = ReplayBuffer(100)
+    with pytest.raises(ValueError, match="mission"):  # wider than the first episode's
+        buf.extend_from(dataset)
+
+
 def test_lerobot(tmp_path):
     pytest.importorskip("av", reason="PyAV is not installed")
     import pyarrow as pa

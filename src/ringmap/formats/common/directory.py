@@ -2,7 +2,7 @@
 
     write_episode -> check -> _encode (images to files or bytes) -> log        one write: the commit
                                                                      |
-                              at the end, and when the log is large: absorb -> the format's files
+            at the end, and ahead of an episode when the log is large: absorb -> the format's files
 
 | mode      | nothing there      | a dataset is there                                      |
 | --------- | ------------------ | ------------------------------------------------------- |
@@ -160,6 +160,14 @@ class DirectoryWriter(EpisodeWriter):
                 return
             self.layout.absorb(session.path, session.log)
             session.finish()
+        except OSError as error:
+            if isinstance(error, RingmapError) or session.staging is not None:
+                raise
+            raise _fault(
+                error,
+                f"{type(self).__name__}: {self.path}: {error}; all its episodes are written, do not write them again: "
+                "opening it once there is room finishes this",
+            ) from error
         finally:
             session.close()
 
@@ -167,7 +175,13 @@ class DirectoryWriter(EpisodeWriter):
         session = self._session
         assert session is not None
         self._check(episode, where)
+        before = self._schema, self._episodes, self._rows
         try:
+            # Ahead of the episode: it is written once the log has its record, whatever becomes of older ones.
+            if self.log_nbytes is not None and session.log.size >= self.log_nbytes:
+                self.layout.absorb(session.path, session.log)
+                session.log.cut(0)
+            size = session.log.size
             try:
                 columns, notes = self._encode(episode, self._episodes)
                 record = Record(
@@ -180,21 +194,24 @@ class DirectoryWriter(EpisodeWriter):
                     notes,
                 )
                 session.log.append(record)
+                self._schema = episode.schema
+                self._episodes += 1
+                self._rows += episode.length
             except BaseException:
+                self._schema, self._episodes, self._rows = before
+                session.log.cut(size)
                 self._undo(self._episodes)
                 raise
         except OSError as error:
             if isinstance(error, RingmapError):
                 raise
-            raise EnvironmentFault(
-                error.errno, f"{where}: {error}; nothing was written", self.path
-            ) from error
-        self._schema = episode.schema
-        self._episodes += 1
-        self._rows += episode.length
-        if self.log_nbytes is not None and session.log.size >= self.log_nbytes:
-            self.layout.absorb(session.path, session.log)
-            session.log.empty()
+            raise _fault(error, f"{where}: {self.path}: {error}; nothing was written") from error
+
+
+def _fault(error: OSError, message: str) -> EnvironmentFault:
+    if error.errno is None:  # a library's own
+        return EnvironmentFault(message)
+    return EnvironmentFault(error.errno, message)
 
 
 class _Session:

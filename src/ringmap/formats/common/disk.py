@@ -127,8 +127,11 @@ def append(fd: int, parts: list[Any], offset: int) -> None:
 def write_file(path: str, data: bytes) -> None:
     """Write a file that counts for nothing yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(path, flags, 0o666), "wb", 0) as file:
-        file.write(data)
+    fd = os.open(path, flags, 0o666)
+    try:
+        write(fd, memoryview(data), 0)
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: str, data: bytes) -> None:

@@ -61,5 +61,8 @@ class EpisodeCache:
             there = np.flatnonzero(episodes == number)
             episode = self.episode(number)
             for name in columns:
+                if episode[name].dtype.kind in "SU":  # as wide as the widest episode's: a narrower array cuts texts
+                    wide = np.promote_types(found[name].dtype, episode[name].dtype)
+                    found[name] = found[name].astype(wide, copy=False)
                 found[name][there] = episode[name][flat[there] - offsets[number]]
         return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}

@@ -114,7 +114,7 @@ class Log:
         """Add a record: once this returns, the episode is written.
 
         Raises:
-            OSError: it was not added.
+            OSError: it was not added whole; `cut` what there is of it.
         """
         columns, parts, at = [], list[Any](), 0
         for spec in record.schema.columns:
@@ -148,11 +148,7 @@ class Log:
         for part in parts:
             digest.update(part)
         first = _HEAD.pack(_MAGIC, len(head), at, digest.intdigest())
-        try:
-            disk.append(self._fd, [first, head, *parts], self.size)
-        except OSError:
-            disk.truncate(self._fd, self.size)
-            raise
+        disk.append(self._fd, [first, head, *parts], self.size)
         self.size += len(first) + len(head) + at
 
     def records(self) -> Iterator[Record]:
@@ -169,10 +165,10 @@ class Log:
         finally:
             os.close(fd)
 
-    def empty(self) -> None:
-        """Forget all records, which the format has taken over."""
-        disk.truncate(self._fd, 0)
-        self.size = 0
+    def cut(self, size: int) -> None:
+        """Forget all records but those in the first `size` bytes."""
+        disk.truncate(self._fd, size)
+        self.size = size
 
     def remove(self) -> None:
         """Close and remove the file."""

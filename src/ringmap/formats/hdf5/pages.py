@@ -40,6 +40,9 @@ class JournaledFile:
     Args:
         fd: the file, open for reading and writing, locked; it stays the caller's.
         path: its path, beside which the journal is kept.
+
+    Attributes:
+        decided: whether the last `commit` got beyond its commit point.
     """
 
     def __init__(self, fd: int, path: str) -> None:
@@ -47,6 +50,7 @@ class JournaledFile:
         self.path = path
         self.size = os.fstat(fd).st_size
         self.error: BaseException | None = None
+        self.decided = False
         self._dead = False
         self._pid = os.getpid()
         self._position = 0
@@ -130,11 +134,12 @@ class JournaledFile:
         """Make all changes part of the file.
 
         Raises:
-            OSError: before the commit point, and nothing was changed; or after it, and `recover`
+            OSError: before the commit point, and nothing was changed; or after it (`decided`), and `recover`
                 finishes the commit. Either way: `kill`, `recover`, and go on with a fresh object.
 
         Cost: a few writes; what changed in sealed pages is written twice.
         """
+        self.decided = False
         if self.error is not None:
             raise self.error
         if self._dead or os.getpid() != self._pid:
@@ -150,6 +155,7 @@ class JournaledFile:
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | disk.BINARY
                 self._journal = os.open(self.path + journal.SUFFIX, flags, 0o666)
             journal.write(self._journal, self.size, records)
+            self.decided = True
             journal.apply(self.fd, pages)
             journal.void(self._journal)
         if os.fstat(self.fd).st_size > self.size:

@@ -48,7 +48,7 @@ class Session:
     """
 
     file: Any = None
-    """The h5py file; None after a fault, until `reopen`."""
+    """The h5py file; None until `reopen`, after a fault or a commit that had to close it."""
 
     def __init__(self, path: str, mode: str, on_open: Callable[[Any], None]) -> None:
         self.path = path
@@ -92,19 +92,25 @@ class Session:
     def commit(self) -> None:
         """Make all that was written part of the file.
 
+        Where the disk fails after the commit point, `file` is None, and `reopen` or the next opening goes on.
+
         Raises:
-            OSError: as `JournaledFile.commit`; call `abandon`.
+            OSError: before the commit point: nothing was changed; call `abandon`.
         """
         assert self._io is not None
         if self._marked:
             # Only closing takes the mark off such a file, which another program has made.
             self.file.close()
-            self._io.commit()
-            self._io.kill()
-            self.reopen()
         else:
             self.file.flush()
+        try:
             self._io.commit()
+        except OSError:
+            if not self._io.decided:
+                raise
+            self.abandon()
+        if self._marked:
+            self.abandon()
 
     def abandon(self) -> None:
         """Drop the handle and what was not committed."""

@@ -118,20 +118,18 @@ class HDF5Writer(EpisodeWriter):
 
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
         """Append an episode. O(its bytes), plus at most one chunk per column that is written twice."""
-        session = self._session
+        session, schema = self._session, self._schema
         assert session is not None
-        if session.file is None:
-            session.reopen()
-        before = len(self._lengths)
         try:
+            if session.file is None:
+                session.reopen()
             self._write(session.file, episode, packed)
             session.commit()
         except BaseException as error:
             session.abandon()
+            self._schema = schema
             if isinstance(error, RingmapError) or not isinstance(error, OSError):
                 raise
-            if self._recovered(session) > before:
-                return  # the fault came after the commit point
             raise EnvironmentFault(
                 error.errno, f"{where}: {error}; nothing was written", self.path
             ) from error
@@ -175,12 +173,3 @@ class HDF5Writer(EpisodeWriter):
                     f"HDF5Writer: {self.path}: column {column.spec.name!r} was made with a fixed "
                     "size; it can't be appended to, only copied"
                 )
-
-    def _recovered(self, session: Session) -> int:
-        """Return how many episodes the file holds after a fault; 0 while it can't be opened."""
-        try:
-            session.reopen()
-        except (OSError, RingmapError):
-            session.abandon()
-            return 0
-        return len(self._lengths)

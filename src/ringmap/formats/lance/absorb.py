@@ -8,7 +8,6 @@ Not here: the log (formats/common), what columns look like (layout.py).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from ringmap.formats.lance.layout import (
     STEP,
     Field,
     arrow_schema,
+    committed,
     episodes_path,
     fields_of,
     lance,
@@ -45,7 +45,7 @@ def absorb(path: str, log: Log) -> None:
         done = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py() + 1
     fields: list[Field] | None = fields_of(dataset.schema, path) if rows else None
     for group in _groups(log, done):
-        if any(record.packed for record in group) or os.path.exists(episodes_path(path)):
+        if any(record.packed for record in group) or committed(episodes_path(path)):
             _add_data(episodes_path(path), group)
         notes = group[0].notes
         if fields is None:
@@ -98,7 +98,7 @@ def _add_data(path: str, group: list[Record]) -> None:
     """Add one row per episode; the whole table is written anew when its columns have to change."""
     known: list[tuple[int, bytes]] = []
     old = None
-    if os.path.exists(path):
+    if committed(path):
         old = opened(path)
         if PACKED in old.schema.names:
             table = old.to_table(columns=[EPISODE, PACKED])

@@ -39,6 +39,7 @@ __all__ = [
     "STEP",
     "Field",
     "arrow_schema",
+    "committed",
     "episodes_path",
     "fields_of",
     "from_arrow",
@@ -130,6 +131,12 @@ def opened(path: str) -> Any:
             for part in file.path.split("/"):
                 check_name(path, part)
     return dataset
+
+
+def committed(path: str) -> bool:
+    """Tell whether Lance has committed anything at a path: a kill may leave folders without a version."""
+    folder = os.path.join(path, "_versions")
+    return os.path.isdir(folder) and any(n.endswith(".manifest") for n in os.listdir(folder))
 
 
 def episodes_path(path: str) -> str:

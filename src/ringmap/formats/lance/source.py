@@ -23,6 +23,7 @@ from ringmap.formats.lance.layout import (
     EPISODE,
     METADATA,
     STEP,
+    committed,
     episodes_path,
     from_arrow,
     opened,
@@ -132,7 +133,7 @@ def _table(dataset: Any, path: str) -> tuple[Array, Array]:
 
 
 def _data_names(path: str) -> list[str]:
-    if not os.path.isdir(path):
+    if not committed(path):
         return []
     schema = opened(path).schema
     given = (schema.metadata or {}).get(METADATA)

@@ -121,9 +121,23 @@ def _check_dataset(found: Any) -> None:
         raise CorruptError(f"{path}: keeps its rows in other files, which are not followed")
     if found.shape:
         refuse_sparse(found.file.filename, found.name, found)
-    if h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file
+    if h5py.check_string_dtype(found.dtype) is not None:  # what a Text space holds
+        _check_texts(found, path)
+    elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file
         for image in found[()]:
             size_of(image.tobytes(), path)
+
+
+def _check_texts(found: Any, path: str) -> None:
+    """Raise unless the texts of an episode fit an array as wide as the longest: many may be the same bytes."""
+    longest = found.dtype.itemsize
+    if found.dtype.kind == "O":  # one at a time: together they may be larger than the file by far
+        longest = max((len(found[number]) for number in range(len(found))), default=0)
+    nbytes, stored = 4 * longest * len(found), os.stat(found.file.filename).st_size
+    if nbytes > max(LARGEST_ROW, _COUNTED * stored):
+        raise CorruptError(
+            f"{path}: has {len(found):,} texts of up to {longest:,} bytes, which take {nbytes:,}, in a file of {stored:,}"
+        )
 
 
 def _check_space(space: Any, path: str, depth: int = 0) -> None:

@@ -7,7 +7,8 @@
     meta/episode_ends      int64 (E,)               the last thing that a group of episodes changes
     meta/ringmap_*         episode data, if there is any: bytes, ends
 
-Invariants: rows beyond the last end count for nothing; taking a log over twice is taking it over once.
+Invariants: rows beyond the last end count for nothing, and an end is there only when its rows are; taking a log
+over twice is taking it over once.
 Not here: reading (source.py).
 """
 
@@ -189,7 +190,8 @@ class ZarrLayout:
         """Take the records of a log over: rows, episode data, and last the ends."""
         group = open_group(path, "r+")
         ends = episode_ends(group, path)
-        columns = columns_of(group, path)
+        # Without an episode there may be half of the columns, from a writer that was killed: they are made again.
+        columns = columns_of(group, path) if len(ends) else []
         rows = int(ends[-1]) if len(ends) else 0
         pending: list[Record] = []
         size = 0
@@ -221,6 +223,7 @@ class ZarrLayout:
             _add_data(group, len(ends), records)
         fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
         _put(group["meta/episode_ends"], len(ends), fresh)
+        group.store.publish()  # lengths, that of `episode_ends` last: the rows are there
         return columns, np.concatenate([ends, fresh]), total
 
     def tidy(self, path: str) -> None:
@@ -231,9 +234,9 @@ LAYOUT = ZarrLayout()
 
 
 def _put(array: Any, start: int, rows: Array) -> None:
-    """Write rows from `start` on; the array ends with them.
+    """Write rows from `start` on; the array ends with them once the store is published.
 
-    Chunks first and the size last: what lies there up to `start` is written again as it is, in whole files.
+    What lies there up to `start` is written again as it is, in whole files.
     """
     if array.shape[0] != start + len(rows):
         array.resize((start + len(rows), *array.shape[1:]))
@@ -281,8 +284,10 @@ def _add_data(group: Any, episodes: int, records: list[Record]) -> None:
     """Add the episode data of episodes from number `episodes` on."""
     meta = group["meta"]
     if DATA_ENDS not in meta:
-        _create(meta, DATA_ENDS, (), np.dtype("<i8"), 4096, None)
         _create(meta, DATA_BYTES, (), np.dtype(np.uint8), 1 << 20, 1)
+        _create(
+            meta, DATA_ENDS, (), np.dtype("<i8"), 4096, None
+        )  # last: it says that both are there
     there = np.asarray(meta[DATA_ENDS][:])[:episodes]
     size = int(there[-1]) if len(there) else 0
     blob = b"".join(record.packed for record in records)

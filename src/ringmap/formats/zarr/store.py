@@ -1,11 +1,14 @@
-"""A Zarr store that believes nothing: the files of one folder, and codecs that only unpack.
+"""A Zarr store that believes nothing: the files of one folder, and codecs that only unpack; chunks before lengths.
 
     zarr-python -> get("data/pixels/0.0.0") -> a regular file below the folder, no link on the way
                                             -> packed by codecs of the list, to no more than a chunk
 
 Zarr's metadata names the codecs that read a chunk, and one of numcodecs unpickles, which runs whatever code
 the file brings. Others become as large as the file says. Both are looked at ahead of zarr-python.
-Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened.
+Writing, it holds metadata back until `publish`, so that whatever a kill leaves, lengths and tables say nothing of
+rows that are not there.
+Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
+replaced in one step.
 Not here: which arrays are columns (layout.py), how large packed bytes become (storage/columns/bounds.py).
 """
 
@@ -22,6 +25,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from ringmap.errors import CorruptError
+from ringmap.formats.common import disk
 from ringmap.formats.common.inside import (
     JSON_NBYTES,
     LARGEST_ROW,
@@ -59,12 +63,13 @@ _SLACK = 4
 
 
 class InsideStore(LocalStore):
-    """The files below `root`, for reading; for writing as `LocalStore` has it."""
+    """The files below `root`. What is written counts once `publish` has returned."""
 
     def __init__(self, root: Any, *, read_only: bool = False) -> None:
         super().__init__(root, read_only=read_only)
         self._arrays: dict[str, tuple[list[Codec], int] | None] = {}
         self._sound: set[str] = set()
+        self._held: dict[str, bytes] = {}
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
         """Return the bytes of a file, None where there is none.
@@ -72,7 +77,13 @@ class InsideStore(LocalStore):
         Raises:
             CorruptError: it lies elsewhere, or is made to do harm.
         """
-        data = await asyncio.to_thread(self._read, key)
+        return await asyncio.to_thread(
+            self.get_sync, key, prototype=prototype, byte_range=byte_range
+        )
+
+    def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Any:
+        """As `get`."""
+        data = self._held[key] if key in self._held else self._read(key)
         if data is None:
             return None
         whole = (prototype or default_buffer_prototype()).buffer.from_bytes(data)
@@ -82,6 +93,34 @@ class InsideStore(LocalStore):
         if start is None:
             return whole[max(0, len(data) - byte_range.suffix) :]
         return whole[start : getattr(byte_range, "end", len(data))]
+
+    async def set(self, key: str, value: Any, *_: Any) -> None:
+        """Write a chunk; hold metadata back."""
+        await asyncio.to_thread(self.set_sync, key, value)
+
+    def set_sync(self, key: str, value: Any) -> None:
+        """As `set`."""
+        self._check_writable()
+        if key.rpartition("/")[2] in _METADATA:
+            self._held[key] = value.to_bytes()
+        else:
+            self._write(key, value.to_bytes())
+
+    async def set_if_not_exists(self, key: str, value: Any) -> None:
+        """Write a file if there is none: zarr-python's own way writes another one first, which a kill leaves."""
+        if await self.get(key) is None:
+            await self.set(key, value)
+
+    def publish(self) -> None:
+        """Write the metadata that was held back, in the order in which it was first set."""
+        for key in list(self._held):
+            self._write(key, self._held[key])
+            del self._held[key]
+
+    def _write(self, key: str, data: bytes) -> None:
+        path = os.path.join(str(self.root), *key.split("/"))
+        disk.make_folder(os.path.dirname(path))
+        disk.replace_file(path, data)
 
     def _read(self, key: str) -> bytes | None:
         path = os.path.join(str(self.root), *key.split("/"))
