@@ -267,7 +267,9 @@ class Store(Source):
                 bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
             newest = journal.restore_carried(found, manifest.carried)
             journal.mend(found, self.rows, bad)
-            if not newest:  # the blob that it is from may go with its segment
+            # The blob that the small state is from may go with its segment. And after a birth whose last sync failed,
+            # the name of the manifest that fixes the columns is written again, for a sync of it to count.
+            if not newest or (not found.seq and manifest.locked_by_argument):
                 kept = {"seq": found.seq, "state": journal.carried}
                 manifest = self.manifest = replace(manifest, carried=kept)
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
