@@ -317,3 +317,20 @@ def test_on_a_network_file_system_a_reader_on_another_host_is_refused(writer, ho
     ):
         ReplayBuffer.open(home / "buf")
     writer.write_episode(episode(4, 5))
+
+
+def test_workers_are_told_the_clips_and_the_head_of_one_moment(writer, reader, monkeypatch):
+    """Another thread refreshes the reader between the two: workers would count from the wrong end."""
+    pin = reader._clip_reader.pin
+
+    def then_the_writer_goes_on(span):
+        pinned = pin(span)
+        writer.write_episode(episode(9, 5))
+        reader._source.refresh()
+        return pinned
+
+    head = reader._source.head
+    with monkeypatch.context() as patch:
+        patch.setattr(reader._clip_reader, "pin", then_the_writer_goes_on)
+        count = len(reader)
+    assert reader._beacon.told()[2:4] == (head, count)

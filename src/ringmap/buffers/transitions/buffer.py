@@ -338,6 +338,7 @@ class TransitionReplayBuffer:
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
                     numbers[gone] = ring._rng.integers(window.base, window.end, int(gone.sum()))
+                    ring._clip_reader.num_redraws += int(gone.sum())
                 return window.positions(numbers - window.base)
 
     # -- the rest ----------------------------------------------------------------------------
