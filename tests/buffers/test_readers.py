@@ -1,5 +1,6 @@
 """Live readers: what refresh shows, what is redrawn and counted, what is noticed."""
 
+import contextlib
 import os
 import shutil
 
@@ -16,7 +17,11 @@ from ringmap.errors import (
     ReplacedError,
 )
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.episodes import RECORD
+from ringmap.storage.files import Disk
+from ringmap.storage.npy import HEADER_NBYTES
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
+from tests.crash.recording import Machine
 
 
 @pytest.fixture
@@ -334,3 +339,30 @@ def test_workers_are_told_the_clips_and_the_head_of_one_moment(writer, reader, m
         patch.setattr(reader._clip_reader, "pin", then_the_writer_goes_on)
         count = len(reader)
     assert reader._beacon.told()[2:4] == (head, count)
+
+
+def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home, disk_buffer):
+    """A disk lost the newest record; the next writer puts two episodes where the reader knows one."""
+
+    class Rebooted(ReplayBuffer):
+        disk = Disk(Machine(2))
+
+    lost = disk_buffer(40, 2)
+    for number, length in enumerate([5, 5, 5, 5, 6]):
+        lost.write_episode(episode(number, length))
+    reader = ReplayBuffer.open(home / "buf")
+    crossing = len(reader) - 3  # steps 2 and 3 of episode 4
+    assert reader[crossing]["step"].tolist() == [2, 3]
+    table, slot = lost._owned.table, lost._owned.seq
+    lost._owned.abandon()
+    with open(home / "buf/episodes.npy", "r+b") as file:
+        file.seek(HEADER_NBYTES + slot % table.slots * RECORD.itemsize)
+        file.write(bytes(RECORD.itemsize))
+    with contextlib.closing(Rebooted.open(home / "buf", "r+")) as writer:
+        for number in (7, 8):
+            writer.write_episode(episode(number, 3))
+        clip = reader[crossing]
+        assert len(set(clip["episode"].tolist())) == 1
+        assert np.diff(clip["step"]).tolist() == [1]
+        assert reader.num_redraws == 1
+    reader.close()

@@ -36,6 +36,17 @@ _BETWEEN = State(epoch=-1)
 """Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
 
 
+_OWN = ("start", "length", "rows_sum", "blob_segment", "blob_offset", "blob_sum")
+"""What no two records of a buffer share: no place in a segment is written twice."""
+
+
+def _mark_of(records: Array) -> tuple[int, ...]:
+    """Return what tells the last of these records from any other; (0,) for none."""
+    if not len(records):
+        return (0,)
+    return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
+
+
 class Reader(Source):
     """A live view of a buffer that another handle may be writing.
 
@@ -73,6 +84,7 @@ class Reader(Source):
         )
         self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
         self._shown = State()
+        self._newest: tuple[int, ...] = (0,)
         self._load()
 
     def _refuse_distant_writer(self) -> None:
@@ -113,6 +125,7 @@ class Reader(Source):
             with self.memory:
                 self._shown = _BETWEEN
                 self._take(found, bad)
+                self._newest = _mark_of(found.records)
                 self._shown = shown or State()
             return
         self._lapped("opening")
@@ -175,7 +188,20 @@ class Reader(Source):
         self.disk.check_held("ReplayBuffer")
         shown = self._look()
         # What was found after a reboot may be another state than the one still shown.
-        return self.tail if shown == self._shown else shown.tail
+        if shown == self._shown:
+            return self.tail
+        if shown.epoch != self._shown.epoch and not self._is_stored_still():
+            return max(self.head, shown.tail)  # nothing that was known is sure
+        return shown.tail
+
+    def _is_stored_still(self) -> bool:
+        """Tell whether another writer, which opened the buffer since, went on after the newest record known here.
+
+        Else it found an earlier state, as after a failed sync, and writes other episodes to the same positions.
+        """
+        seq, *known = self._newest
+        record = self.table.read(seq) if seq else None
+        return not seq or (record is not None and known == [getattr(record, name) for name in _OWN])
 
     def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
         """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
@@ -212,6 +238,7 @@ class Reader(Source):
                 if self.rows is not None:
                     self.rows.forget()
                 self.live.reset(records["start"][kept], records["length"][kept])
+                self._newest = (0,)
             else:
                 self.live.evict_before(shown.tail)
                 self.live.extend(records["start"][kept], records["length"][kept])
@@ -221,6 +248,8 @@ class Reader(Source):
                 shown.tail,
                 shown.head,
             )
+            if len(records):
+                self._newest = _mark_of(records)
             self._shown = shown
         return True
 
