@@ -366,3 +366,28 @@ def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home,
         assert np.diff(clip["step"]).tolist() == [1]
         assert reader.num_redraws == 1
     reader.close()
+
+
+@pytest.mark.parametrize("lost", [8192, 4096], ids=["both slots", "one slot"])
+def test_a_reader_opens_what_the_writer_would_where_a_disk_lost_the_state(home, disk_buffer, lost):
+    buf = disk_buffer(20, 2)
+    for number in range(6):
+        buf.write_episode(episode(number, 5))
+    kept = stored(buf)
+    newer = buf._owned.journal.state.generation % 2
+    buf._owned.abandon()
+    with open(home / "buf/state.bin", "r+b") as file:
+        file.seek(0 if lost == 8192 else newer * 4096)
+        file.write(bytes(lost))
+    reader = ReplayBuffer.open(home / "buf")
+    for _ in range(2):
+        assert stored(reader) == kept
+        prove(reader.sample(50), dict.fromkeys(range(2, 6), 5), 2)
+        assert not reader.refresh()
+    with contextlib.closing(ReplayBuffer.open(home / "buf", "r+")) as writer:
+        assert stored(writer) == kept
+        writer.write_episode(episode(6, 5))
+        assert reader.refresh()
+        assert stored(reader) == [*kept[1:], 6]
+        prove(reader.sample(50), dict.fromkeys(range(3, 7), 5), 2)
+    reader.close()
