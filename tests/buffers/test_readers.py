@@ -1,5 +1,6 @@
 """Live readers: what refresh shows, what is redrawn and counted, what is noticed."""
 
+import contextlib
 import os
 import shutil
 
@@ -16,7 +17,11 @@ from ringmap.errors import (
     ReplacedError,
 )
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.episodes import RECORD
+from ringmap.storage.files import Disk
+from ringmap.storage.npy import HEADER_NBYTES
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
+from tests.crash.recording import Machine
 
 
 @pytest.fixture
@@ -317,3 +322,72 @@ def test_on_a_network_file_system_a_reader_on_another_host_is_refused(writer, ho
     ):
         ReplayBuffer.open(home / "buf")
     writer.write_episode(episode(4, 5))
+
+
+def test_workers_are_told_the_clips_and_the_head_of_one_moment(writer, reader, monkeypatch):
+    """Another thread refreshes the reader between the two: workers would count from the wrong end."""
+    pin = reader._clip_reader.pin
+
+    def then_the_writer_goes_on(span):
+        pinned = pin(span)
+        writer.write_episode(episode(9, 5))
+        reader._source.refresh()
+        return pinned
+
+    head = reader._source.head
+    with monkeypatch.context() as patch:
+        patch.setattr(reader._clip_reader, "pin", then_the_writer_goes_on)
+        count = len(reader)
+    assert reader._beacon.told()[2:4] == (head, count)
+
+
+def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home, disk_buffer):
+    """A disk lost the newest record; the next writer puts two episodes where the reader knows one."""
+
+    class Rebooted(ReplayBuffer):
+        disk = Disk(Machine(2))
+
+    lost = disk_buffer(40, 2)
+    for number, length in enumerate([5, 5, 5, 5, 6]):
+        lost.write_episode(episode(number, length))
+    reader = ReplayBuffer.open(home / "buf")
+    crossing = len(reader) - 3  # steps 2 and 3 of episode 4
+    assert reader[crossing]["step"].tolist() == [2, 3]
+    table, slot = lost._owned.table, lost._owned.seq
+    lost._owned.abandon()
+    with open(home / "buf/episodes.npy", "r+b") as file:
+        file.seek(HEADER_NBYTES + slot % table.slots * RECORD.itemsize)
+        file.write(bytes(RECORD.itemsize))
+    with contextlib.closing(Rebooted.open(home / "buf", "r+")) as writer:
+        for number in (7, 8):
+            writer.write_episode(episode(number, 3))
+        clip = reader[crossing]
+        assert len(set(clip["episode"].tolist())) == 1
+        assert np.diff(clip["step"]).tolist() == [1]
+        assert reader.num_redraws == 1
+    reader.close()
+
+
+@pytest.mark.parametrize("lost", [8192, 4096], ids=["both slots", "one slot"])
+def test_a_reader_opens_what_the_writer_would_where_a_disk_lost_the_state(home, disk_buffer, lost):
+    buf = disk_buffer(20, 2)
+    for number in range(6):
+        buf.write_episode(episode(number, 5))
+    kept = stored(buf)
+    newer = buf._owned.journal.state.generation % 2
+    buf._owned.abandon()
+    with open(home / "buf/state.bin", "r+b") as file:
+        file.seek(0 if lost == 8192 else newer * 4096)
+        file.write(bytes(lost))
+    reader = ReplayBuffer.open(home / "buf")
+    for _ in range(2):
+        assert stored(reader) == kept
+        prove(reader.sample(50), dict.fromkeys(range(2, 6), 5), 2)
+        assert not reader.refresh()
+    with contextlib.closing(ReplayBuffer.open(home / "buf", "r+")) as writer:
+        assert stored(writer) == kept
+        writer.write_episode(episode(6, 5))
+        assert reader.refresh()
+        assert stored(reader) == [*kept[1:], 6]
+        prove(reader.sample(50), dict.fromkeys(range(3, 7), 5), 2)
+    reader.close()

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import ringmap
@@ -645,3 +646,19 @@ def test_unreadable_file_is_a_finding(place):
     findings = check_folder(BadSector(), str(v.folder))
     assert {finding.file for finding in findings} == {PIXELS}
     assert all("rows of record" in finding.what for finding in findings)
+
+
+def test_a_chunk_that_a_writer_renames_meanwhile_is_no_stray(tmp_path):
+    """`next.tmp` is there when the folder is listed, and is a chunk by the time it is looked at."""
+
+    class Renaming(Disk):
+        def names(self, path):
+            found = super().names(path)
+            return sorted([*found, "next.tmp"]) if path.endswith(".zarr") else found
+
+    with ReplayBuffer(max_steps=20, path=tmp_path / "buf", storage="zarr", sync_every_s=0) as buf:
+        buf.write_episode({"x": np.arange(5)})
+    assert check_folder(Renaming(), str(tmp_path / "buf")) == []
+    buf.close()
+    next((tmp_path / "buf/columns").glob("*.zarr")).joinpath("next.tmp").mkdir()
+    assert [one.what for one in ringmap.check(tmp_path / "buf")] == ["is not part of a buffer"]

@@ -1,8 +1,10 @@
 """What the owner of a loader tells its workers: seen whole, whoever was interrupted."""
 
+import os
 import threading
 
-from ringmap.buffers.beacon import Beacon
+from ringmap.buffers.beacon import Beacon, _children
+from tests.buffers.processes import Child, in_child
 
 
 def test_it_is_told_again_after_an_interrupt():
@@ -42,3 +44,41 @@ def test_an_owner_that_was_killed_in_the_middle_is_not_waited_for(monkeypatch):
     beacon.tell(1, 2)
     beacon._blocks[0][0] += 1
     assert not any(beacon.told())
+
+
+def test_each_worker_counts_in_a_place_of_its_own(monkeypatch):
+    """Two workers whose pids are 504 apart once shared a place: what one counted was lost."""
+    beacon, pid = Beacon(), os.getpid()
+
+    def work(child, number):
+        monkeypatch.setattr(os, "getpid", lambda: pid + 504 * number)
+        beacon.count(1)
+        child.say("counted")
+        child.hear()
+        beacon.count(5)
+
+    children = [Child(lambda child, number=number: work(child, number)) for number in (1, 2)]
+    for child in children:
+        assert child.hear() == "counted"
+    assert beacon.counted() == 2
+    children[0].say("go on")
+    children[0].result()
+    assert beacon.counted() == 6
+    children[1].say("go on")
+    children[1].result()
+    assert beacon.counted() == 10
+
+
+def test_threads_that_fork_at_once_give_each_child_a_place(monkeypatch):
+    beacon, made = Beacon(), []
+
+    def fork():
+        made.append(in_child(lambda: (beacon.count(1), _children.own)[1]))
+
+    threads = [threading.Thread(target=fork) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 12
+    assert beacon.counted() == 12

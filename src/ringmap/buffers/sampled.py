@@ -136,9 +136,10 @@ class Sampled(Forkable, Dataset):
             beacon = self._beacon = Beacon() if worker() is None else beacon
         pinned = self._pins.get(span)  # another thread may drop it meanwhile
         if pinned is None:
-            self._pins[span] = pinned = self._clip_reader.pin(span)
-            if beacon.is_mine and span == self.span:
-                beacon.tell(_STANDS, source.head, pinned.count)
+            with source.memory:  # or another thread's moment could be told after ours
+                self._pins[span] = pinned = self._clip_reader.pin(span)
+                if beacon.is_mine and span == self.span:
+                    beacon.tell(_STANDS, pinned.head, pinned.count)
         return pinned
 
     def _pin_as_told(self, beacon: Beacon, span: int) -> Pinned:

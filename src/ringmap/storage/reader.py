@@ -10,7 +10,6 @@ Not here: sampling, redraws.
 
 from __future__ import annotations
 
-import functools
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +35,17 @@ _TRIES = 10
 
 _BETWEEN = State(epoch=-1)
 """Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
+
+
+_OWN = ("start", "length", "rows_sum", "blob_segment", "blob_offset", "blob_sum")
+"""What no two records of a buffer share: no place in a segment is written twice."""
+
+
+def _mark_of(records: Array) -> tuple[int, ...]:
+    """Return what tells the last of these records from any other; (0,) for none."""
+    if not len(records):
+        return (0,)
+    return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
 
 
 class Reader(Source):
@@ -75,6 +85,8 @@ class Reader(Source):
         )
         self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
         self._shown = State()
+        self._newest: tuple[int, ...] = (0,)
+        self._torn: bytes | None = None
         self._load()
 
     def _refuse_distant_writer(self) -> None:
@@ -91,10 +103,14 @@ class Reader(Source):
     def _load(self) -> None:
         """Take the whole state anew. O(records)."""
         for _ in range(_TRIES):
-            shown = self._state_file.look() or self._state_file.newest()
+            looked = self._state_file.look()
+            data = self._state_file.data()  # of a file without two whole slots; else not looked at
+            shown = looked or self._state_file.newest()
             witness = int(self.manifest.table.get("seq", 0))
             boot = self.disk.boot_id()
-            if shown is not None and boot is not None and shown.boot == boot != NO_BOOT:
+            self._torn = None
+            if looked is not None and boot is not None and looked.boot == boot != NO_BOOT:
+                shown = looked
                 self._refuse_old_state(shown, witness)
                 if self._follow(shown, shown.first, anew=True):
                     return
@@ -110,9 +126,16 @@ class Reader(Source):
             if self.rows is not None:
                 behind = found.doubtful()
                 bad = bad_episodes(behind, self.rows, self.segments, self._progress)
-            if self._changed(shown):
+            if self._changed(shown) or (looked is None and data != self._state_file.data()):
                 continue
-            self._change_to(shown or State(), functools.partial(self._take, found, bad))
+            self._torn = data if looked is None else None
+            newest = _mark_of(found.records)
+
+            def take() -> None:
+                self._take(found, bad)
+                self._newest = newest
+
+            self._change_to(shown or State(), take)
             return
         self._lapped("opening")
 
@@ -159,6 +182,10 @@ class Reader(Source):
         return False
 
     def _look(self) -> State:
+        # As it was lost, or torn by a kill, when this reader opened it: a writer's opening makes both slots whole
+        # before it writes a row, and each commit writes one, so that nobody has written since.
+        if self._torn is not None and self._state_file.data() == self._torn:
+            return self._shown
         shown = self._state_file.look()
         if shown is None:
             raise CorruptError(
@@ -177,7 +204,20 @@ class Reader(Source):
         self.disk.check_held("ReplayBuffer")
         shown = self._look()
         # What was found after a reboot may be another state than the one still shown.
-        return self.tail if shown == self._shown else shown.tail
+        if shown == self._shown:
+            return self.tail
+        if shown.epoch != self._shown.epoch and not self._is_stored_still():
+            return max(self.head, shown.tail)  # nothing that was known is sure
+        return shown.tail
+
+    def _is_stored_still(self) -> bool:
+        """Tell whether another writer, which opened the buffer since, went on after the newest record known here.
+
+        Else it found an earlier state, as after a failed sync, and writes other episodes to the same positions.
+        """
+        seq, *known = self._newest
+        record = self.table.read(seq) if seq else None
+        return not seq or (record is not None and known == [getattr(record, name) for name in _OWN])
 
     def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
         """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
@@ -209,6 +249,7 @@ class Reader(Source):
                 if self.rows is not None:
                     self.rows.forget()
                 self.live.reset(starts, lengths)
+                self._newest = (0,)
             else:
                 self.live.evict_before(shown.tail)
                 self.live.extend(starts, lengths)
@@ -218,6 +259,8 @@ class Reader(Source):
                 shown.tail,
                 shown.head,
             )
+            if len(records):
+                self._newest = _mark_of(records)
 
         with self.memory:
             if not anew and (

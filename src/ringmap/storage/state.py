@@ -105,9 +105,13 @@ class StateFile:
             if len(data) >= at + _PACK.size
         )
 
+    def data(self) -> bytes:
+        """Return the bytes of both slots as they stand."""
+        return self._file.read(2 * _SLOT, 0)
+
     def slots(self) -> tuple[State | None, State | None]:
         """Return both slots, None for one that is not valid."""
-        data = self._file.read(2 * _SLOT, 0)
+        data = self.data()
         return self._parse(data, 0), self._parse(data, 1)
 
     def newest(self) -> State | None:

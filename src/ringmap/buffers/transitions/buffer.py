@@ -343,6 +343,7 @@ class TransitionReplayBuffer(Unindexed):
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
                     numbers[gone] = ring._rng.integers(window.base, window.end, int(gone.sum()))
+                    ring._clip_reader.num_redraws += int(gone.sum())
                 return window.positions(numbers - window.base), weigh
 
     # -- the rest ----------------------------------------------------------------------------

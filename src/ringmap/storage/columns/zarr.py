@@ -200,7 +200,10 @@ class ZarrColumn:
             chunk = pattern.fullmatch(name)
             known = name in (_METADATA, f"{_METADATA}.tmp", _BESIDE)
             known = known or (chunk is not None and int(chunk[1]) < count)
-            if not known or not disk.is_file(os.path.join(path, name)):  # a link leads anywhere
+            kind = disk.kind(os.path.join(path, name))
+            if kind == "missing":
+                continue  # a writer is at work, and has renamed it since
+            if not known or kind:  # a link leads anywhere
                 strays.append(name)
         return strays
 
