@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -207,13 +207,23 @@ class StepRing:
         columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
         return columns, positions
 
-    def read(self, ids: Array) -> tuple[dict[str, Array], Array]:
-        """Return rows as `rows` does, and which of them are in the window still: the others mean nothing."""
-        source = self.buffer._source
-        stored = source.rows
+    def read(
+        self, ids: Array, names: Sequence[str] | None = None
+    ) -> tuple[dict[str, Array], Array]:
+        """Return rows as `rows` does, and which of them are in the window still: the others mean nothing.
+
+        Args:
+            ids: of the rows.
+            names: of the columns; None for all.
+        """
+        stored = self.buffer._source.rows
         assert stored is not None
-        columns = {name: stored.take(name, ids) for name in stored.schema.names}
-        return columns, self.holds(ids) & (ids >= source.newest_tail())
+        columns = {n: stored.take(n, ids) for n in stored.schema.names if names is None or n in names}  # fmt: skip
+        return columns, self.holds_still(ids)
+
+    def holds_still(self, ids: Array) -> Array:
+        """Tell of each id whether its row is in the window, and was not overwritten up to now: after it was read."""
+        return self.holds(ids) & (ids >= self.buffer._source.newest_tail())
 
     def column(self, name: str, ids: Array) -> Array:
         """Return one column of rows by id.

@@ -30,6 +30,7 @@ from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, LappedError, NoClipsError, ReadOnlyError
+from ringmap.storage.tries import Tries
 
 __all__ = ["DistillationBuffer"]
 
@@ -377,16 +378,18 @@ class DistillationBuffer(Unindexed):
         positive(f"{_WHERE}.batch", "batch_size", batch_size)
         self._look()
         count = operator.index(batch_size)
-        for _ in range(_TRIES):
-            columns, held = self._rows.read(
-                self._ring.draw(count, self._rounds.draws.rng, since=self._first())
-            )
-            if held.all():
-                return self._as_asked(columns)
+        rng, tries = self._rounds.draws.rng, Tries(f"{_WHERE}.batch", "raise the capacity")
+        columns, held = self._rows.read(self._ring.draw(count, rng, since=self._first()))
+        while not held.all():
+            lost = np.flatnonzero(~held)
+            tries.failed(len(lost))
             self.refresh()  # evicted meanwhile, by the writer of this reader, or another thread
-        raise LappedError(
-            f"{_WHERE}.batch: rows were evicted {_TRIES} times in a row before they could be read; raise the capacity"
-        )
+            again, held[lost] = self._rows.read(
+                self._ring.draw(len(lost), rng, since=self._first())
+            )
+            for name, values in again.items():
+                columns[name][lost] = values
+        return self._as_asked(columns)
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """Draw rows as `batch` does, and return `(student observations, teacher actions)` alone."""

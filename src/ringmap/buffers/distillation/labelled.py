@@ -70,13 +70,15 @@ class LabelledRows:
 
         Beside what was added: `ids`, and `label_round`, when the label was given.
         """
-        columns, held = self.ring.read(ids)
+        columns, _ = self.ring.read(ids)
         columns["label_round"] = columns["round"].copy()
         del columns["stamp"]
         columns["ids"] = ids
         if self.log is not None:
             self.log.overlay(ids, columns)
-        return columns, held
+        return columns, self.ring.holds_still(
+            ids
+        )  # a label, too, is that of its row only while that is there
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import LappedError
 from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.source import Source
 
 __all__ = ["LABELS_PER_ROW", "LabelLog"]
 
@@ -63,30 +64,40 @@ class LabelLog:
     # -- the index ---------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Take in what was committed since: nothing for the writer, O(new labels) for a reader."""
-        source, rows = self.log._source, self.ring.buffer._source.rows
-        if rows is None:  # a power cut left labels, and no row
-            return
-        if not self._slots:
-            self._slots = rows.ring.rows
-            self._where = np.full(self._slots, -1, np.int64)
-            self._rows = np.full(self._slots, -1, np.int64)
-        for _ in range(_TRIES):
-            head, tail = source.head, source.newest_tail()
-            if self._seen < tail:  # at first, or lapped: what was carried forward comes again
-                self._seen = tail
-                self._where[:] = -1
-            if self._seen >= head:
+        """Take in what was committed since. O(new labels).
+
+        Under the lock of the log, so that whichever thread does it, labels come in the order of their commits, and
+        those of one commit at once.
+        """
+        source, ring = self.log._source, self.ring
+        with source.memory:
+            for _ in range(_TRIES):
+                if (
+                    self._seen < source.newest_tail()
+                ):  # at first, or lapped: what was carried forward comes again
+                    source.refresh()  # to where it was carried to
+                    self._seen = source.tail
+                    self._where[:] = -1
+                head = source.head
+                if self._seen >= head:
+                    return
+                ring.buffer.refresh()  # after the look at the log: a row is there before its label is
+                rows = ring.buffer._source.rows
+                if rows is None:  # a power cut left labels, and no row
+                    return
+                if not self._slots:
+                    self._slots = rows.ring.rows
+                    self._where = np.full(self._slots, -1, np.int64)
+                    self._rows = np.full(self._slots, -1, np.int64)
+                positions = np.arange(self._seen, head)
+                positions = positions[self.log._clip_reader.starting(positions, 1) >= 0]
+                of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
+                if source.newest_tail() > self._seen:
+                    source.refresh()
+                    continue
+                self._note(of, stamps, positions)
+                self._seen = head
                 return
-            positions = np.arange(self._seen, head)
-            positions = positions[self.log._clip_reader.starting(positions, 1) >= 0]
-            of, stamps = (self._column(name, positions) for name in ("row", "stamp"))
-            if source.newest_tail() > self._seen:
-                source.refresh()
-                continue
-            self._note(of, stamps, positions)
-            self._seen = head
-            return
         raise LappedError(
             f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise the capacity"
         )
@@ -98,31 +109,34 @@ class LabelLog:
         self.follow()
 
     def _note(self, rows: Array, stamps: Array, positions: Array) -> None:
-        live = self.ring.holds(rows)
-        rows, stamps, positions = rows[live], stamps[live], positions[live]
-        own = self.ring.column("stamp", rows) == stamps if len(rows) else live[live]
+        columns, held = self.ring.read(rows, ["stamp"])
+        own = held & (columns["stamp"] == stamps)
         slots = rows[own] % self._slots
         self._where[slots] = positions[own]  # in order: the last one of a row stays
         self._rows[slots] = rows[own]
 
     def of(self, rows: Array) -> Array:
-        """Return where the newest label of each row is, -1 for its own. O(rows)."""
-        slots = rows % self._slots
-        return np.where(self._rows[slots] == rows, self._where[slots], -1)
+        """Return where the newest label of each row is, -1 for its own, all as of one moment. O(rows)."""
+        with self.log._owned.memory:
+            if not self._slots:
+                return np.full(len(rows), -1)
+            slots = rows % self._slots
+            return np.where(self._rows[slots] == rows, self._where[slots], -1)
 
     # -- reading -----------------------------------------------------------------------------
 
     def overlay(self, rows: Array, batch: dict[str, Array]) -> None:
         """Replace the labels in a batch of rows by newer ones, `round` as `label_round`."""
         source = self.log._source
-        self.follow()
         for _ in range(_TRIES):
-            where = self.of(rows)
+            with source.memory:  # both at once: another thread may begin the index again
+                self.follow()
+                where = self.of(rows)
             newer = np.flatnonzero(where >= 0)
             if not len(newer):
                 return
             positions = where[newer]
-            found = {name: self._column(name, positions) for name in self.names()}
+            found = {name: _column(source, name, positions) for name in self.names()}
             if positions.min() >= source.newest_tail():
                 for name, values in found.items():
                     batch["label_round" if name == "round" else name][newer] = values
@@ -131,11 +145,6 @@ class LabelLog:
         raise LappedError(
             f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise the capacity"
         )
-
-    def _column(self, name: str, positions: Array) -> Array:
-        rows = self.log._source.rows
-        assert rows is not None
-        return rows.take(name, positions)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -151,11 +160,8 @@ class LabelLog:
         self._commit({"row": rows, "stamp": stamps, "round": rounds, **labels})
 
     def _commit(self, columns: Mapping[str, Array]) -> None:
-        first = self.log._source.head
         self.log.write_episode(columns)
-        positions = np.arange(first, self.log._source.head)
-        self._note(columns["row"], columns["stamp"], positions)
-        self._seen = self.log._source.head
+        self.follow()
 
     def _make_room(self, count: int) -> None:
         """Commit again what is still needed of the labels that `count` new ones would push out.
@@ -170,9 +176,15 @@ class LabelLog:
                 at = int(source.live.starts.searchsorted(done))
                 start, size = int(source.live.starts[at]), int(source.live.lengths[at])
             positions = np.arange(start, start + size)
-            rows = self._column("row", positions)
+            rows = _column(source, "row", positions)
             needed = positions[(self.of(rows) == positions) & self.ring.holds(rows)]
             if len(needed):
                 names = ["row", "stamp", *self.names()]
-                self._commit({name: self._column(name, needed) for name in names})
+                self._commit({name: _column(source, name, needed) for name in names})
             done = start + size
+
+
+def _column(source: Source, name: str, positions: Array) -> Array:
+    rows = source.rows
+    assert rows is not None
+    return rows.take(name, positions)

@@ -51,15 +51,18 @@ class Retention:
         if self.keep_rounds is None:
             return ring.oldest
         oldest = round - self.keep_rounds + 1
-        if self._known[0] != oldest or not writes:
+        known = self._known  # one look: another thread may be in another round
+        if known[0] != oldest or not writes:
             low, high = 0, len(ring)
             while low < high:
                 middle = (low + high) // 2
                 at = np.array([ring.id_at(middle)])
                 early = int(ring.column("round", at)[0]) < oldest
                 low, high = (middle + 1, high) if early else (low, middle)
-            self._known = oldest, ring.id_at(low) if low < len(ring) else ring.added
-        return self._known[1]
+            first = ring.id_at(low) if low < len(ring) else ring.added
+            self._known = oldest, first
+            return first
+        return known[1]
 
     def check_room(self, ring: StepRing, first: int, count: int, where: str) -> None:
         """Raise InputError if `count` more rows would push out some that are to be kept, `first` the oldest of them."""

@@ -1,0 +1,174 @@
+"""One thread adds and relabels while another reads: each label proves whose it is, and how new.
+
+A row is its number; a label is the number of its row and of its relabelling, in one int64.
+"""
+
+import contextlib
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from ringmap.data import DistillationBuffer
+from ringmap.errors import InputError, LappedError
+from tests.buffers.processes import Child
+from tests.disks import ram_folder
+
+MOST = 1 << 20
+ACTORS = 4
+
+
+class Proof:
+    """Adds and relabels so that every label proves itself.
+
+    Attributes:
+        relabelled: row -> the newest relabelling that returned.
+    """
+
+    def __init__(self, path=None, capacity=64, episode=8):
+        self.buf = DistillationBuffer(capacity, retention="fifo", seed=0, path=path, sync_every_s=0)
+        self.steps, self.turn, self.episode = 0, 0, episode
+        self.relabelled = {}
+        for _ in range(2 * capacity // ACTORS):
+            self.add()
+        self.relabel()
+
+    def add(self):
+        numbers = np.arange(ACTORS) + ACTORS * self.steps
+        self.steps += 1
+        self.buf.add(numbers[:, None], numbers * MOST, dones=np.full(ACTORS, self.steps % self.episode == 0))  # fmt: skip
+
+    def relabel(self, episodes=None):
+        """Label the rows of episodes that have ended again, all of each by one commit."""
+        self.turn += 1
+        episodes = self.buf.episodes() if episodes is None else episodes
+        for ids in episodes:
+            if (ids[-1] // ACTORS + 1) % self.episode:
+                continue
+            with contextlib.suppress(InputError):
+                self.buf.relabel(
+                    [ids], lambda b: b["student_observations"][:, 0] * MOST + self.turn
+                )
+                self.relabelled.update(dict.fromkeys(ids.tolist(), self.turn))
+
+
+def of_others(batch):
+    """Return how many labels are those of another row."""
+    return int((batch["teacher_actions"] // MOST != batch["student_observations"][:, 0]).sum())
+
+
+class Reader:
+    """Reads batches and episodes, and counts what is wrong."""
+
+    def __init__(self, buf, relabelled=None):
+        self.buf, self.relabelled = buf, {} if relabelled is None else relabelled
+        self.seen = {}
+        self.wrong = {"of another row": 0, "older than before": 0, "of two relabellings": 0}
+
+    def check(self, batch):
+        self.wrong["of another row"] += of_others(batch)
+        turns = (batch["teacher_actions"] % MOST).tolist()
+        for row, turn in zip(batch["ids"].tolist(), turns, strict=True):
+            self.wrong["older than before"] += turn < self.seen.get(row, 0)
+            self.seen[row] = max(turn, self.seen.get(row, 0))
+
+    def look(self):
+        with contextlib.suppress(LappedError):
+            known = dict(self.relabelled)
+            batch = self.buf.batch(16)
+            self.check(batch)
+            turns = (batch["teacher_actions"] % MOST).tolist()
+            for row, turn in zip(batch["ids"].tolist(), turns, strict=True):
+                self.wrong["older than before"] += turn < known.get(row, 0)
+        episodes = [ids for ids in self.buf.episodes() if len(ids) > 1]
+        if not episodes:
+            return
+        for ids in (episodes[0], episodes[-1], episodes[len(episodes) // 2]):
+            with contextlib.suppress(InputError, LappedError):
+                batch = self.buf.rows(ids)
+                self.check(batch)
+                turns = set((batch["teacher_actions"] % MOST).tolist())
+                self.wrong["of two relabellings"] += len(turns) > 1
+
+
+@contextlib.contextmanager
+def working(proof, adds=2):
+    """Let another thread add and relabel without a pause."""
+    stop, failed, interval = threading.Event(), [], sys.getswitchinterval()
+
+    def work():
+        try:
+            while not stop.is_set():
+                for _ in range(adds):
+                    proof.add()
+                proof.relabel(proof.buf.episodes()[:: 2 + proof.turn % 2])
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=work)
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not failed
+
+
+def race(proof, looks):
+    reader = Reader(proof.buf, proof.relabelled)
+    with working(proof):
+        for _ in range(looks):
+            reader.look()
+    proof.buf.close()
+    return reader.wrong
+
+
+NONE = {"of another row": 0, "older than before": 0, "of two relabellings": 0}
+
+
+@pytest.fixture
+def fast():
+    with ram_folder() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_labels_that_another_thread_writes(fast, where):
+    assert race(Proof(None if where == "memory" else fast / "buf"), 40) == NONE
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_labels_that_another_thread_writes_for_long(fast, where):
+    assert race(Proof(None if where == "memory" else fast / "buf"), 5_000) == NONE
+
+
+def test_labels_in_another_process_whose_threads_refresh(fast):
+    proof = Proof(fast / "buf")
+
+    def read(_):
+        buf, stop = DistillationBuffer.open(fast / "buf"), threading.Event()
+
+        def refresh():
+            while not stop.is_set():
+                with contextlib.suppress(LappedError):
+                    buf.refresh()
+
+        thread, reader = threading.Thread(target=refresh), Reader(buf)
+        sys.setswitchinterval(1e-5)
+        thread.start()
+        for _ in range(40):
+            reader.look()
+        stop.set()
+        thread.join()
+        return reader.wrong
+
+    child = Child(read)
+    with working(proof):
+        assert child.result() == NONE
+    proof.buf.close()
