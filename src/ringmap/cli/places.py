@@ -23,8 +23,6 @@ DATASET = "dataset"
 
 _SIGNS = ("manifest.json", "episodes.npy", "state.bin", "columns")
 
-SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -137,18 +135,16 @@ def format_for(dest: str, name: str | None, where: str) -> str:
     """Return the format to write: as asked, or by the suffix of the destination.
 
     Raises:
-        InputError: nothing tells, or it is one that is only read.
+        InputError: nothing tells, the suffix names another one, or it is one that is only read.
         MissingFormatError: its package is not installed.
     """
-    from ringmap.formats.registry import get_format
+    from ringmap.formats.registry import SUFFIXES, format_for_path, get_format
 
+    name = format_for_path(dest, name, where)
     if name is None:
-        suffix = os.path.splitext(dest.rstrip("/"))[1].lower()
-        if suffix not in SUFFIXES:
-            raise InputError(
-                f"{where}: the suffix of {dest} names no format ({', '.join(SUFFIXES)} do); say which: --format NAME"
-            )
-        name = SUFFIXES[suffix]
+        raise InputError(
+            f"{where}: the suffix of {dest} names no format ({', '.join(SUFFIXES)} do); say which: --format NAME"
+        )
     if not get_format(name).can_write():
         raise InputError(
             f"{where}: format {name!r} is read-only; `ringmap formats` lists the others"

@@ -17,7 +17,8 @@ import logging
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from os import PathLike
+from os import PathLike, fspath
+from os.path import splitext
 from typing import TypeVar
 
 from ringmap.errors import InputError, MissingFormatError
@@ -26,10 +27,12 @@ from ringmap.formats.base import Format
 __all__ = [
     "ENTRY_POINT_GROUP",
     "FORMATS",
+    "SUFFIXES",
     "FormatFacts",
     "FormatTable",
     "describe_formats",
     "detect_format",
+    "format_for_path",
     "get_format",
     "list_formats",
     "register_format",
@@ -73,6 +76,10 @@ BUILT_IN = {
     "lerobot": BuiltIn("ringmap.formats.lerobot", "av", "ringmap[lerobot]"),
     "minari": BuiltIn("ringmap.formats.minari", "minari", "ringmap[minari]"),
 }
+
+
+SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
+"""Suffixes that name a format; a folder may have any other."""
 
 
 class FormatTable(MutableMapping[str, type[Format]]):
@@ -233,6 +240,26 @@ def get_format(name: str) -> type[Format]:
         )
     hint = "".join(f'; {n!r} comes with pip install "{m.install}"' for n, m in missing.items())
     raise InputError(f"unknown format {name!r}; known: {list_formats()}{hint}")
+
+
+def format_for_path(path: str | PathLike[str], given: str | None, where: str) -> str | None:
+    """Return the name of the format to write at a path: the given one, or the one that its suffix names, or None.
+
+    Raises:
+        InputError: the suffix names another one than the given, which is one of ours.
+
+    Example:
+        >>> format_for_path("runs/copy.h5", None, "convert"), format_for_path("runs/copy", "folder", "convert")
+        ('hdf5', 'folder')
+    """
+    suffix = splitext(fspath(path).rstrip("/"))[1].lower()
+    named = SUFFIXES.get(suffix)
+    if given is None or named is None or given == named or given not in BUILT_IN:
+        return given or named
+    raise InputError(
+        f"{where}: {fspath(path)} ends in {suffix}, which is of format {named!r}, but the format is to be {given!r}; "
+        "choose another suffix, or the format that it names"
+    )
 
 
 def detect_format(path: str | PathLike[str]) -> type[Format] | None:
