@@ -68,7 +68,7 @@ def run(place: Place) -> list[Table]:
     table.notes += found["notes"]
     for name, one in found["ways"].items():
         table.add(name, one["seconds"])
-        rate = len(one["seconds"]) * BATCH * CLIP / sum(one["seconds"]) / 1e6
+        rate = BATCH * CLIP / float(np.median(one["seconds"])) / 1e6
         one["rate"] = rate
         table.fact(
             name,

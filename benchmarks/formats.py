@@ -92,21 +92,23 @@ class PerClip(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 class H5Rows:
-    """Slices of an h5py file, opened per process; without a chunk cache, which would load 1 MB for a clip."""
+    """Slices of h5py datasets that stay open, per process; without a chunk cache, which would load 1 MB for a clip."""
 
     def __init__(self, path: str, offsets: Array) -> None:
         self.path, self.offsets, self.pid, self.file = path, offsets, -1, None
+        self.columns: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pid": -1, "file": None}
+        return {**self.__dict__, "pid": -1, "file": None, "columns": {}}
 
     def __call__(self, episode: int, start: int) -> dict[str, Any]:
         import h5py
 
         if self.pid != os.getpid():
             self.file, self.pid = h5py.File(self.path, "r", rdcc_nbytes=0), os.getpid()
+            self.columns = {n: self.file[n] for n in ("pixels", "action", "reward", "step")}
         at = int(self.offsets[episode]) + start
-        return {n: self.file[n][at : at + HISTORY] for n in ("pixels", "action", "reward", "step")}
+        return {n: c[at : at + HISTORY] for n, c in self.columns.items()}
 
 
 class ZarrRows(H5Rows):

@@ -21,7 +21,9 @@ class _Times:
     """Medians of one table, found by the beginnings of names: versions are part of them."""
 
     def __init__(self, results: Path, name: str, number: int = 0) -> None:
-        table = json.loads((results / f"{name}.json").read_text())["tables"][number]
+        kept = json.loads((results / f"{name}.json").read_text())
+        table = kept["tables"][number]
+        self.cores: int = kept["machine"]["cores"]
         self.title: str = table["title"]
         self.median = {row: times["median"] for row, times in table["times"].items()}
 
@@ -48,18 +50,22 @@ def summary_of(results: Path) -> str:
 
 def _cold(results: Path) -> list[str]:
     times = _Times(results, "cold")
-    said = [f"the disk's own parallel random reads {_rate(times.of('O_DIRECT'))} MB/s"]
-    for start in ("Lance", "a Dataset over h5py", "sheeprl", "np.memmap", "TorchRL"):
-        if any(name.startswith(start) for name in times.median):
-            said.append(f"{_CALLED.get(start, start)} {_rate(times.of(start))}")
+    disk = f"the disk's own parallel random reads {_rate(times.of('O_DIRECT'))} MB/s"
+    said = [
+        f"{_CALLED.get(start, start)} {_rate(times.of(start))}"
+        for start in ("Lance", "a Dataset over h5py", "sheeprl", "np.memmap", "TorchRL")
+        if any(name.startswith(start) for name in times.median)
+    ]
+    others = f"{disk}; without workers and prefetch: {' · '.join(said)}" if said else disk
     what = "a ring 8 times as large as memory may be: `batches(256)`, clips of 4 frames of 64x64x3"
-    return [what, f"{_rate(times.of('batches()'))} MB/s", " · ".join(said)]
+    return [what, f"{_rate(times.of('batches()'))} MB/s", others]
 
 
 def _warm(results: Path) -> list[str]:
     times = _Times(results, "sampling")
     others = times.beside("ringmap", "cpprb", "sheeprl", "stable-worldmodel", "TorchRL")
-    return ["the same in memory, `sample(256)`", _clips(times.of("ringmap")), others]
+    what = f"the same in memory, `sample(256)` on {times.cores} threads"
+    return [what, _clips(times.of("ringmap")), others]
 
 
 def _loaded(results: Path) -> list[list[str]]:

@@ -60,7 +60,9 @@ def test_minari_texts(tmp_path, monkeypatch):
     from gymnasium import spaces
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    seen = spaces.Dict({"mission": spaces.Text(40, charset="abcdeé "), "at": spaces.Box(0, 9, (2,))})
+    seen = spaces.Dict(
+        {"mission": spaces.Text(40, charset="abcdeé "), "at": spaces.Box(0, 9, (2,))}
+    )
     missions = [["a", "bé", "", "abc"], ["abcde abcde é" * 3, "b", "c"]]
     episodes = [
         EpisodeBuffer(id=number, observations={"mission": texts, "at": np.full((len(texts), 2), number, np.float32)},

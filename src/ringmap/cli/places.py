@@ -135,7 +135,7 @@ def format_for(dest: str, name: str | None, where: str) -> str:
     """Return the format to write: as asked, or by the suffix of the destination.
 
     Raises:
-        InputError: nothing tells, or it is one that is only read.
+        InputError: nothing tells, the suffix names another one, or it is one that is only read.
         MissingFormatError: its package is not installed.
     """
     from ringmap.formats.registry import format_to_write

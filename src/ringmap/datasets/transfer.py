@@ -18,8 +18,8 @@ import numpy as np
 from ringmap.datasets.catalog import load_dataset
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import InputError
-from ringmap.formats.base import EPISODE_DATA_KEY, validate_write_mode
-from ringmap.formats.registry import get_format
+from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
+from ringmap.formats.registry import format_to_write
 from ringmap.storage.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["convert", "merge"]
@@ -29,7 +29,7 @@ def convert(
     source: Any,
     dest: str | os.PathLike[str],
     *,
-    dest_format: str = "lance",
+    dest_format: str | None = None,
     source_format: str | None = None,
     progress: bool = True,
     **writer_options: Any,
@@ -39,14 +39,15 @@ def convert(
     Args:
         source: a path, a name (see `load_dataset`), or a dataset or buffer.
         dest: where to.
-        dest_format: name of the format to write.
+        dest_format: name of the format to write; by default the one that the suffix of `dest` names
+            (.h5, .hdf5, .zarr, .lance), or "lance" if it names none.
         source_format: name of the format to read; found out by default.
         progress: show a progress bar.
         writer_options: for the format's writer; `mode` among them.
 
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
-            or both are the same.
+            both are the same, or the suffix of `dest` names another format than `dest_format`.
         ValueError: the writer refuses an episode.
 
     Cost: reads and writes everything; holds one episode.
@@ -61,14 +62,15 @@ def convert(
         >>> load_dataset(path).lengths.tolist()
         [2]
     """
-    _copy([_opened(source, source_format, "convert")], dest, dest_format, progress, "convert", writer_options)  # fmt: skip
+    chosen = format_to_write(dest, dest_format, "convert", "dest_format=NAME", "lance")
+    _copy([_opened(source, source_format, "convert")], dest, chosen, progress, "convert", writer_options)  # fmt: skip
 
 
 def merge(
     sources: Sequence[Any],
     dest: str | os.PathLike[str],
     *,
-    dest_format: str = "lance",
+    dest_format: str | None = None,
     mode: str = "error",
     progress: bool = True,
     **writer_options: Any,
@@ -78,37 +80,34 @@ def merge(
     Args:
         sources: paths, names, datasets or buffers, of the same columns, per-step shapes and dtypes.
         dest: where to.
-        dest_format: name of the format to write.
+        dest_format: name of the format to write; by default the one that the suffix of `dest` names
+            (.h5, .hdf5, .zarr, .lance), or "lance" if it names none.
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
         writer_options: for the format's writer.
 
     Raises:
-        InputError: (ValueError) there are no sources; one has other columns, which it names. The
-            destination was not touched.
+        InputError: (ValueError) there are no sources; one has other columns, which it names; the suffix of
+            `dest` names another format. The destination was not touched.
         NotFoundError, UnknownFormatError: a source can't be read.
 
     Cost: reads and writes everything; holds one episode.
     """
     if not sources:
         raise InputError("merge: Need at least one dataset")
+    chosen = format_to_write(dest, dest_format, "merge", "dest_format=NAME", "lance")
     parts = [_opened(source, None, "merge") for source in sources]
-    _copy(parts, dest, dest_format, progress, "merge", {**writer_options, "mode": mode})
+    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode})
 
 
 def _copy(
     parts: list[tuple[str, Any]],
     dest: str | os.PathLike[str],
-    dest_format: str,
+    chosen: type[Format],
     progress: bool,
     where: str,
     options: dict[str, Any],
 ) -> None:
-    chosen = get_format(dest_format)
-    if not chosen.can_write():
-        raise InputError(
-            f"{where}: format {dest_format!r} is read-only; choose another dest_format"
-        )
     validate_write_mode(options.get("mode", "append"))
     for name, part in parts:
         path = getattr(part, "path", None)
@@ -123,7 +122,7 @@ def _copy(
     keeps = chosen.supports_episode_data
     if data_names and not keeps:
         warnings.warn(
-            f"{where}: format {dest_format!r} holds no episode data; left out: {data_names}",
+            f"{where}: format {chosen.name!r} holds no episode data; left out: {data_names}",
             stacklevel=3,
         )
     total = sum(len(part.lengths) for _, part in parts)
@@ -133,7 +132,7 @@ def _copy(
     if progress:
         from tqdm import tqdm
 
-        episodes = tqdm(episodes, desc=f"{where} to {dest_format}", total=total, unit="episode")
+        episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
     with chosen.open_writer(dest, **options) as writer:
         writer.write_episodes(episodes)
 

@@ -29,6 +29,7 @@ from ringmap.formats.base import Format
 __all__ = [
     "ENTRY_POINT_GROUP",
     "FORMATS",
+    "SUFFIXES",
     "FormatFacts",
     "FormatTable",
     "describe_formats",
@@ -267,8 +268,9 @@ def format_of_path(path: str | PathLike[str]) -> str | None:
 
 
 def format_to_write(
-    path: str | PathLike[str], name: str | None, where: str, option: str = "format=NAME"
-) -> type[Format]:
+    path: str | PathLike[str], name: str | None, where: str, option: str = "format=NAME",
+    default: str | None = None,
+) -> type[Format]:  # fmt: skip
     """Return the format to write: as asked, or the one that the suffix of the path names.
 
     Args:
@@ -276,12 +278,20 @@ def format_to_write(
         name: of the format; None: the suffix tells.
         where: the call to name in an error.
         option: how a caller says which.
+        default: the format where neither tells.
 
     Raises:
-        InputError: nothing tells, there is none of that name, or it is one that is only read.
+        InputError: nothing tells, there is none of that name, it is one that is only read, or the suffix of the path
+            names another one of ours.
         MissingFormatError: its package is not installed.
     """
-    chosen = format_of_path(path) if name is None else name
+    named = format_of_path(path)
+    if named is not None and name in BUILT_IN and name != named:
+        raise InputError(
+            f"{where}: the suffix of {os.fspath(path)} names format {named!r}, but the format is to be {name!r}; "
+            "choose another suffix, or the format that it names"
+        )
+    chosen = name or named or default
     if chosen is None:
         raise InputError(
             f"{where}: the suffix of {os.fspath(path)} names no format ({', '.join(SUFFIXES)} do); say which: "

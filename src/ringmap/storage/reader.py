@@ -10,8 +10,9 @@ Not here: sampling, redraws.
 
 from __future__ import annotations
 
+import functools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ringmap.storage.birth import hold, read_manifest
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import holder_of
-from ringmap.storage.recovery import Progress, bad_episodes, find, refuse_impossible
+from ringmap.storage.recovery import Found, Progress, bad_episodes, find, refuse_impossible
 from ringmap.storage.rows import Rows
 from ringmap.storage.schema import Schema
 from ringmap.storage.source import Source
@@ -129,15 +130,13 @@ class Reader(Source):
             if self._changed(shown) or (looked is None and data != self._state_file.data()):
                 continue
             self._torn = data if looked is None else None
-            newest = _mark_of(found.records)
-
-            def take() -> None:
-                self._take(found, bad)
-                self._newest = newest
-
-            self._change_to(shown or State(), take)
+            self._change_to(shown or State(), functools.partial(self._take_found, found, bad))
             return
         self._lapped("opening")
+
+    def _take_found(self, found: Found, bad: Collection[int]) -> None:
+        self._take(found, bad)
+        self._newest = _mark_of(found.records)
 
     def _refuse_old_state(self, shown: State, witness: int) -> None:
         """Raise if more is stored than the one commit that a killed writer may not have shown."""

@@ -61,7 +61,9 @@ class EpisodeCache:
             there = np.flatnonzero(episodes == number)
             episode = self.episode(number)
             for name in columns:
-                if episode[name].dtype.kind in "SU":  # as wide as the widest episode's: a narrower array cuts texts
+                if (
+                    episode[name].dtype.kind in "SU"
+                ):  # as wide as the widest episode's: a narrower array cuts texts
                     wide = np.promote_types(found[name].dtype, episode[name].dtype)
                     found[name] = found[name].astype(wide, copy=False)
                 found[name][there] = episode[name][flat[there] - offsets[number]]

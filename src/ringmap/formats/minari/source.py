@@ -47,7 +47,9 @@ class MinariSource(DirectorySource):
             if len(self.lengths):
                 for name, rows in cache.episode(0).items():
                     text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
-                    specs.append(ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype))
+                    specs.append(
+                        ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype)
+                    )
         self.schema = Schema(tuple(specs))
         skipped = ("total_steps", "id")
         names = [n for m in self._metadata for n in m if n not in skipped]
