@@ -170,7 +170,7 @@ class Sampled(Forkable, Dataset):
 
     # -- clips -------------------------------------------------------------------------------
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, transformed: observations `(history, ...)`, `action` `(history, -1)`.
 
         With a list of B ids: the batch, column -> `(B, history, ...)`, as `DataLoader(buf, batch_size=None,
@@ -196,12 +196,12 @@ class Sampled(Forkable, Dataset):
             number %= size
         return self._clip(number, self.num_steps, self.frameskip)
 
-    def _clip(self, number: int, history: int, skip: int) -> Any:
+    def _clip(self, number: int, history: int, skip: int) -> dict[str, Any]:
         block = self._columns(np.array([number]), history, skip)
         clip = {name: values[0] for name, values in block.items()}
         return clip if self.transform is None else self.transform(clip)
 
-    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips, transformed: what PyTorch's DataLoader calls.
 
         One that was evicted since its id was drawn is drawn anew and counted, so that a pass goes

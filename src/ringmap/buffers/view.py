@@ -97,7 +97,7 @@ class BufferView(Dataset):
         found: Array = self._starts[episodes] + starts
         return found
 
-    def __getitem__(self, idx: Any) -> Any:
+    def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, or with a list of ids the batch, as the buffer does."""
         cut = self.num_steps, self.frameskip
         if np.ndim(idx):
@@ -105,7 +105,7 @@ class BufferView(Dataset):
         number = clip_id(idx, "BufferView", has_batches=True)
         return self._buffer._clip(int(self._places([number])[0]), *cut)
 
-    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once: what PyTorch's DataLoader calls."""
         return self._buffer._clips_of(self._places(indices), self.num_steps, self.frameskip)
 

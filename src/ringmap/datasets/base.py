@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,11 +30,18 @@ __all__ = ["Dataset", "Transform", "clip_id", "clip_ids", "fold_actions", "in_ra
 
 log = logging.getLogger("ringmap")
 
+if TYPE_CHECKING:  # to a type checker a DataLoader takes it; at run time torch is not needed
+    from torch.utils.data import Dataset as _TorchDataset
+
+    class _Base(_TorchDataset[dict[str, Any]]): ...
+else:
+    _Base = object
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Dataset:
+class Dataset(_Base):
     """Episodes of columns, read as clips, whole, or in chunks.
 
     Args:

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ringmap.datasets.base import Dataset
 from ringmap.datasets.prefixes import load_prefixed
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.common.swap import restore
@@ -45,7 +46,7 @@ def load_dataset(
     cache_dir: str | os.PathLike[str] | None = None,
     format: str | None = None,
     **reader_options: Any,
-) -> Any:
+) -> Dataset:
     """Open a dataset.
 
     Args:
@@ -75,10 +76,12 @@ def load_dataset(
         (2, [[1.0], [2.0]])
     """
     if ":" in os.fspath(name) and not os.path.exists(os.path.expanduser(name)):
-        return load_prefixed(os.fspath(name), **reader_options)
+        dataset: Dataset = load_prefixed(os.fspath(name), **reader_options)
+        return dataset
     path = _resolve(os.fspath(name), cache_dir)
     if format is not None:
-        return get_format(format).open_reader(path, **reader_options)
+        dataset = get_format(format).open_reader(path, **reader_options)
+        return dataset
     found = detect_format(path)
     # A file of HDF5 stands for its folder, in which it may be one of several.
     if path.is_dir() and (found is None or found.name == "hdf5"):
@@ -96,7 +99,8 @@ def load_dataset(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
             "register the one that reads it (register_format)"
         )
-    return found.open_reader(path, **reader_options)
+    dataset = found.open_reader(path, **reader_options)
+    return dataset
 
 
 def _root(given: str | os.PathLike[str] | None) -> Path:

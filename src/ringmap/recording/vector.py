@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 from ringmap.errors import InputError
 from ringmap.recording.slots import NEXT_STEP, WAITING
-from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
+from ringmap.recording.wrapper import Recording, ReplayBufferCollectionWrapper
 
 __all__ = ["RecordedVectorEnv"]
 
@@ -21,7 +21,9 @@ Row = tuple[Any, Any, Any, Any, dict[str, Any]]
 _WHERE = "ReplayBufferCollectionWrapper"
 
 
-class RecordedVectorEnv(ReplayBufferCollectionWrapper, VectorWrapper[Any, Any, Any, Any, Any]):
+class RecordedVectorEnv(
+    ReplayBufferCollectionWrapper, Recording, VectorWrapper[Any, Any, Any, Any, Any]
+):
     """Records a `gymnasium.vector.VectorEnv`; made by `ReplayBufferCollectionWrapper`."""
 
     _reset_asked: tuple[Any, Any, Any] | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -29,6 +29,10 @@ from ringmap.recording.modes import listed, resolved
 from ringmap.recording.recorder import Recorder
 from ringmap.recording.sinks import Sink, sink_of
 
+if TYPE_CHECKING:
+    from ringmap.recording.single import RecordedEnv
+    from ringmap.recording.vector import RecordedVectorEnv
+
 __all__ = ["ReplayBufferCollectionWrapper"]
 
 log = logging.getLogger("ringmap")
@@ -36,77 +40,23 @@ log = logging.getLogger("ringmap")
 _WHERE = "ReplayBufferCollectionWrapper"
 
 
-class ReplayBufferCollectionWrapper:
-    """Records what happens in an environment into replay buffers, and changes nothing that the agent sees.
+class Options(TypedDict, total=False):
+    """Options of the constructor."""
 
-    A `gymnasium.Wrapper` around a `gymnasium.Env`, a `gymnasium.vector.VectorWrapper` around a vector environment.
+    transition_builder: Any
+    validate_transition: bool
+    dump_on_episode_end: bool
+    dump_on_reset_boundary: bool
+    dump_path: str | os.PathLike[str] | None
+    context_fn: Callable[..., Any] | None
+    stream: bool
+    autoreset_mode: AutoresetMode | None
 
-    Episode buffers (`ReplayBuffer`) get each finished episode in one commit, T + 1 rows for T steps, as
-    `World.collect` writes them: the action stands at the observation at which it was taken, a reward at the observation that it
-    came with. Transition buffers (`TransitionReplayBuffer`) get a row per step. The buffer's schema says
-    which keys: `obs, next_obs, action` (a Dict or Tuple: `obs/<key>`), `reward, terminated, truncated, done, context, env_index,
-    episode_id, t, is_first, is_last, info/<name>`. One without a schema gets obs, action, reward, terminated, truncated.
 
-    A reset, of all or by a mask, ends the open episodes of its slots as interrupted: neither terminated nor truncated.
-    So does `close`. An episode without a step is not stored.
-
-    Args:
-        env: the environment.
-        replay_buffers: a buffer, or one for each environment of a vector environment.
-        replay_mode: "shared": one buffer for all. "per_env": one for each. "auto": what fits.
-        transition_builder: makes the columns of a step. A function of the keyword arguments `cached_obs,
-            cached_context, action, next_obs, reward, terminated, truncated, env_index, rb_single_space`, or an object with
-            `transform(dict) -> dict`. Episodes then have a row per step.
-        validate_transition: check each transition against the spaces. One that is not in them raises, is not
-            stored, and ends its episode, as interrupted; the next row begins another one.
-        dump_on_episode_end: dump the buffer when an episode of it was terminated or truncated.
-        dump_on_reset_boundary: dump it at each reset before which something was recorded since the last dump.
-        dump_path: where to; in mode "per_env" a folder, with `env_<i>` for each buffer. May be assigned.
-        context_fn: `(info, options, seed) -> context`, called when an episode begins, for the key `context`. An
-            environment that resets by itself has neither options nor seed.
-        stream: put each row on disk as it comes: killed, a buffer opened with interrupted="keep" has what was seen.
-        autoreset_mode: Gymnasium's `AutoresetMode`; by default what the environment's metadata says.
-
-    Raises:
-        InputError: (ValueError) buffers that do not fit the mode or the environment, or a dump flag without `dump_path`.
-        ReadOnlyError: a buffer was opened for reading.
-
-    Cost: a copy of each batch per step, and one commit for each finished episode.
-
-    Processes and threads: as the environment; the buffers' readers may be anywhere.
-
-    Source: UniEnv, ReplayBufferCollectionWrapper (reference page).
-
-    Example:
-        >>> from ringmap import ReplayBuffer
-        >>> buf = ReplayBuffer(max_steps=10_000)
-        >>> envs = ReplayBufferCollectionWrapper(gymnasium.make_vec("CartPole-v1", num_envs=4), buf)
-        >>> _ = envs.reset(seed=0)
-        >>> _ = envs.action_space.seed(0)
-        >>> for _ in range(100):
-        ...     _ = envs.step(envs.action_space.sample())
-        >>> buf.num_episodes > 4, buf.column_names
-        (True, ['obs', 'action', 'reward', 'terminated', 'truncated'])
-        >>> envs.close()
-    """
+class Recording:
+    """What both kinds share: buffers, swapping, dumps."""
 
     env: Any
-
-    def __new__(cls, env: Any, *_: Any, **__: Any) -> Self:
-        """Make the wrapper that fits the environment."""
-        if cls is not ReplayBufferCollectionWrapper:
-            return object.__new__(cls)
-        kind: Any
-        if isinstance(env, VectorEnv):
-            from ringmap.recording.vector import RecordedVectorEnv as kind
-        elif isinstance(env, gymnasium.Env):
-            from ringmap.recording.single import RecordedEnv as kind
-        else:
-            raise InputError(
-                f"{_WHERE}: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {type(env).__name__}"
-            )
-        made: Self = object.__new__(kind)
-        return made
 
     def __init__(
         self,
@@ -151,30 +101,6 @@ class ReplayBufferCollectionWrapper:
     @staticmethod
     def _mode_of(env: Any) -> Any:
         raise NotImplementedError
-
-    @classmethod
-    def shared(cls, env: Any, replay_buffer: Any, **options: Any) -> ReplayBufferCollectionWrapper:
-        """Record all environments into one buffer.
-
-        Args:
-            env: the environment.
-            replay_buffer: the buffer.
-            options: as for the constructor.
-        """
-        return cls(env, replay_buffer, "shared", **options)
-
-    @classmethod
-    def per_env(
-        cls, env: Any, replay_buffers: Sequence[Any], **options: Any
-    ) -> ReplayBufferCollectionWrapper:
-        """Record each environment into a buffer of its own.
-
-        Args:
-            env: the vector environment.
-            replay_buffers: one for each.
-            options: as for the constructor.
-        """
-        return cls(env, replay_buffers, "per_env", **options)
 
     # -- buffers -----------------------------------------------------------------------------
 
@@ -316,6 +242,129 @@ class ReplayBufferCollectionWrapper:
             log.warning("%s.close: %s: its open episodes are not stored", _WHERE, error)
             faults.found.remove(error)
         faults.throw()
+
+
+class ReplayBufferCollectionWrapper:
+    """Records what happens in an environment into replay buffers, and changes nothing that the agent sees.
+
+    A `gymnasium.Wrapper` around a `gymnasium.Env`, a `gymnasium.vector.VectorWrapper` around a vector environment.
+
+    Episode buffers (`ReplayBuffer`) get each finished episode in one commit, T + 1 rows for T steps, as
+    `World.collect` writes them: the action stands at the observation at which it was taken, a reward at the observation that it
+    came with. Transition buffers (`TransitionReplayBuffer`) get a row per step. The buffer's schema says
+    which keys: `obs, next_obs, action` (a Dict or Tuple: `obs/<key>`), `reward, terminated, truncated, done, context, env_index,
+    episode_id, t, is_first, is_last, info/<name>`. One without a schema gets obs, action, reward, terminated, truncated.
+
+    A reset, of all or by a mask, ends the open episodes of its slots as interrupted: neither terminated nor truncated.
+    So does `close`. An episode without a step is not stored.
+
+    Args:
+        env: the environment.
+        replay_buffers: a buffer, or one for each environment of a vector environment.
+        replay_mode: "shared": one buffer for all. "per_env": one for each. "auto": what fits.
+        transition_builder: makes the columns of a step. A function of the keyword arguments `cached_obs,
+            cached_context, action, next_obs, reward, terminated, truncated, env_index, rb_single_space`, or an object with
+            `transform(dict) -> dict`. Episodes then have a row per step.
+        validate_transition: check each transition against the spaces. One that is not in them raises, is not
+            stored, and ends its episode, as interrupted; the next row begins another one.
+        dump_on_episode_end: dump the buffer when an episode of it was terminated or truncated.
+        dump_on_reset_boundary: dump it at each reset before which something was recorded since the last dump.
+        dump_path: where to; in mode "per_env" a folder, with `env_<i>` for each buffer. May be assigned.
+        context_fn: `(info, options, seed) -> context`, called when an episode begins, for the key `context`. An
+            environment that resets by itself has neither options nor seed.
+        stream: put each row on disk as it comes: killed, a buffer opened with interrupted="keep" has what was seen.
+        autoreset_mode: Gymnasium's `AutoresetMode`; by default what the environment's metadata says.
+
+    Raises:
+        InputError: (ValueError) buffers that do not fit the mode or the environment, or a dump flag without `dump_path`.
+        ReadOnlyError: a buffer was opened for reading.
+
+    Cost: a copy of each batch per step, and one commit for each finished episode.
+
+    Processes and threads: as the environment; the buffers' readers may be anywhere.
+
+    Source: UniEnv, ReplayBufferCollectionWrapper (reference page).
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=10_000)
+        >>> envs = ReplayBufferCollectionWrapper(gymnasium.make_vec("CartPole-v1", num_envs=4), buf)
+        >>> _ = envs.reset(seed=0)
+        >>> _ = envs.action_space.seed(0)
+        >>> for _ in range(100):
+        ...     _ = envs.step(envs.action_space.sample())
+        >>> buf.num_episodes > 4, buf.column_names
+        (True, ['obs', 'action', 'reward', 'terminated', 'truncated'])
+        >>> envs.close()
+    """
+
+    @overload
+    def __new__(
+        cls,
+        env: gymnasium.Env[Any, Any],
+        replay_buffers: Any,
+        replay_mode: str = ...,
+        **options: Unpack[Options],
+    ) -> RecordedEnv: ...
+    @overload
+    def __new__(
+        cls,
+        env: VectorEnv[Any, Any, Any],
+        replay_buffers: Any,
+        replay_mode: str = ...,
+        **options: Unpack[Options],
+    ) -> RecordedVectorEnv: ...
+    def __new__(cls, env: Any, *_: Any, **__: Any) -> Any:
+        """Make the wrapper that fits the environment."""
+        if cls is not ReplayBufferCollectionWrapper:
+            return object.__new__(cls)
+        kind: Any
+        if isinstance(env, VectorEnv):
+            from ringmap.recording.vector import RecordedVectorEnv as kind
+        elif isinstance(env, gymnasium.Env):
+            from ringmap.recording.single import RecordedEnv as kind
+        else:
+            raise InputError(
+                f"{_WHERE}: expected a gymnasium.Env or a gymnasium.vector.VectorEnv, got {type(env).__name__}"
+            )
+        return object.__new__(kind)
+
+    @overload
+    @classmethod
+    def shared(
+        cls, env: gymnasium.Env[Any, Any], replay_buffer: Any, **options: Unpack[Options]
+    ) -> RecordedEnv: ...
+    @overload
+    @classmethod
+    def shared(
+        cls, env: VectorEnv[Any, Any, Any], replay_buffer: Any, **options: Unpack[Options]
+    ) -> RecordedVectorEnv: ...
+    @classmethod
+    def shared(cls, env: Any, replay_buffer: Any, **options: Any) -> Any:
+        """Record all environments into one buffer.
+
+        Args:
+            env: the environment.
+            replay_buffer: the buffer.
+            options: as for the constructor.
+        """
+        return cls(env, replay_buffer, "shared", **options)
+
+    @classmethod
+    def per_env(
+        cls,
+        env: VectorEnv[Any, Any, Any],
+        replay_buffers: Sequence[Any],
+        **options: Unpack[Options],
+    ) -> RecordedVectorEnv:
+        """Record each environment into a buffer of its own.
+
+        Args:
+            env: the vector environment.
+            replay_buffers: one for each.
+            options: as for the constructor.
+        """
+        return cls(env, replay_buffers, "per_env", **options)
 
 
 def _shown(sink: Sink) -> str:

@@ -266,7 +266,7 @@ class DatasetTests:
         dataset = self.open(tmp_path, make_episodes(), num_steps=2)
         _ = dataset[0]  # the parent's handle is open when the workers start
         loader: Any = DataLoader(
-            dataset,  # type: ignore[arg-type]
+            dataset,
             batch_size=4,
             num_workers=2 if start == "fork" else 1,
             multiprocessing_context=start,

@@ -21,7 +21,7 @@ import os
 from typing import Any
 
 import numpy as np
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from ringmap.errors import CorruptError

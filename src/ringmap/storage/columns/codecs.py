@@ -5,7 +5,10 @@
 
 They are Zarr's own, by their names in `zarr.json`. Chains of the common ones run on numcodecs
 directly (`Direct`); any other runs through zarr-python (`ThroughZarr`), ten times slower. A test
-holds that both say the same.
+holds that both say the same. A chain with a short name does not import zarr-python at all.
+
+Releases of zarr-python differ: of it we use `create_array`, `MemoryStore`, `zarr.registry` and the
+classes of `zarr.abc.codec`, and we read what it writes into `zarr.json`.
 
 Invariants: nothing is unpacked that becomes more than a chunk takes (bounds.py): a file may be forged.
 A chain that can't give back every bit is refused before a column is made with it.
@@ -33,19 +36,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Chain = list[dict[str, Any]]
 """Codecs as `zarr.json` names them: the array's, the one that makes bytes, those of bytes."""
 
+_LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC = {"name": "crc32c"}
 NAMED: dict[str, list[dict[str, Any]]] = {
     "zstd": [
-        {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 3, "shuffle": "shuffle"}},
+        {
+            "name": "blosc",
+            "configuration": {"cname": "zstd", "clevel": 3, "shuffle": "shuffle", "blocksize": 0},
+        },
         _CRC,
     ],
     "lz4": [
-        {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle"}},
+        {
+            "name": "blosc",
+            "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0},
+        },
         _CRC,
     ],
     "none": [_CRC],
 }
-"""Short names for chains: small, fast, and no compression. Each ends in a checksum: a damaged file is never decoded."""
+"""Short names for chains: small, fast, and no compression. Each ends in a checksum: a damaged file is never decoded.
+
+Blosc's `typesize` is that of the column."""
 
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _CRC_NBYTES = 4
@@ -101,8 +113,11 @@ def normalised(given: Any, spec: ColumnSpec, steps: int, where: str) -> Chain:
     """
     wanted = as_chain(given, where)
     try:
-        array = _zarr_array(array_metadata(spec, steps, steps, wanted))
-        chain: Chain = [_plain(codec.to_dict()) for codec in array.metadata.codecs]
+        if isinstance(given, str):  # proven by the tests, for every dtype
+            return [_for_column(codec, spec) for codec in wanted]
+        store, _ = _zarr_array(array_metadata(spec, steps, steps, wanted))
+        written = json.loads(store["zarr.json"].to_bytes())
+        chain: Chain = [_for_column(codec, spec) for codec in written["codecs"]]
         _prove_lossless(codec_of(chain, spec, steps), spec, steps)
         _prove_lossless(ThroughZarr(chain, spec, steps), spec, steps)
     except InputError as error:
@@ -117,7 +132,7 @@ def normalised(given: Any, spec: ColumnSpec, steps: int, where: str) -> Chain:
 def codec_of(chain: Chain, spec: ColumnSpec, steps: int) -> Codec:
     """Return what encodes and decodes chunks of `steps` rows."""
     first, rest = chain[0], chain[1:]
-    if first["name"] == "bytes" and all(codec["name"] in _DIRECT for codec in rest):
+    if first in (_LITTLE, {"name": "bytes"}) and all(codec["name"] in _DIRECT for codec in rest):
         try:
             return Direct(rest, spec, steps)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -138,14 +153,11 @@ def as_chain(given: Any, where: str) -> Chain:
             raise InputError(
                 f"{where}: unknown codecs {given!r}; known: {sorted(NAMED)}, or a list of Zarr codecs"
             )
-        return [{"name": "bytes"}, *NAMED[given]]
+        return [_LITTLE, *NAMED[given]]
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise InputError(
             f"{where}: codecs must be one of {sorted(NAMED)} or a list of Zarr codecs, got {given!r}"
         )
-    from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec
-    from zarr.registry import get_codec_class
-
     chain: Chain = []
     kinds: list[int] = []
     for codec in given:
@@ -156,16 +168,49 @@ def as_chain(given: Any, where: str) -> Chain:
                 f"got {codec!r}"
             )
         try:
-            kind = get_codec_class(described["name"])
-        except (KeyError, ValueError):
+            kinds.append(_kind(described["name"]))
+        except LookupError:
             raise InputError(
                 f"{where}: unknown codec {described['name']!r}: zarr {_zarr_version()} has none of that name"
             ) from None
         chain.append(_plain(described))
-        kinds.append(0 if issubclass(kind, ArrayArrayCodec) else 1 if issubclass(kind, ArrayBytesCodec) else 2)  # fmt: skip
-    if 1 not in kinds:
-        chain.insert(kinds.count(0), {"name": "bytes"})
+    if _TO_BYTES not in kinds:
+        chain.insert(kinds.count(_OF_ARRAYS), _LITTLE)
     return chain
+
+
+_OF_ARRAYS, _TO_BYTES, _OF_BYTES = range(3)
+
+
+def _kind(name: str) -> int:
+    """Return which part of a chain a codec belongs to.
+
+    Raises:
+        LookupError: zarr-python has none of that name.
+    """
+    from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec
+    from zarr.registry import get_codec_class
+
+    try:
+        kind = get_codec_class(name)
+    except (KeyError, ValueError) as error:
+        raise LookupError(name) from error
+    if issubclass(kind, ArrayArrayCodec):
+        return _OF_ARRAYS
+    return _TO_BYTES if issubclass(kind, ArrayBytesCodec) else _OF_BYTES
+
+
+def _for_column(codec: Mapping[str, Any], spec: ColumnSpec) -> dict[str, Any]:
+    """Return a codec with what follows from the column's dtype, alike for every release of zarr-python."""
+    plain = _plain(codec)
+    if plain["name"] == "bytes" and spec.dtype.itemsize == 1:
+        return {"name": "bytes"}
+    options = plain.get("configuration", {})
+    if plain["name"] == "blosc":
+        options.setdefault("typesize", spec.dtype.itemsize)
+    if plain["name"] == "sharding_indexed":
+        options["codecs"] = [_for_column(inner, spec) for inner in options["codecs"]]
+    return plain
 
 
 def _plain(described: Any) -> dict[str, Any]:
@@ -356,9 +401,8 @@ class ThroughZarr:
     def _array(self, which: str) -> tuple[dict[str, Any], Any]:
         """Return this thread's store, and the array over it, of the whole chain or of what is left of it."""
         if not hasattr(self._own, which):
-            store: dict[str, Any] = {}
             metadata = self._encoded if which == "encoded" else self._left
-            setattr(self._own, which, (store, _zarr_array(metadata, store)))
+            setattr(self._own, which, _zarr_array(metadata))
         pair: tuple[dict[str, Any], Any] = getattr(self._own, which)
         return pair
 
@@ -371,14 +415,13 @@ class ThroughZarr:
 
     def decode(self, data: bytes, out: Array) -> None:
         """Fill `out`, or raise Undecodable."""
-        from zarr.core.buffer import default_buffer_prototype
-
         store: dict[str, Any] = {}
         try:
             store, array = self._array("left")
             for codec in reversed(self._bounded):
                 data = _undo(codec, data, self._most)
-            store[self._key] = default_buffer_prototype().buffer.from_bytes(data)
+            # A buffer of zarr's, of the class that it wrote its metadata with: their module has moved.
+            store[self._key] = type(store["zarr.json"]).from_bytes(data)
             values = np.asarray(array[...])
         except Exception as error:  # of every kind, by codec
             raise Undecodable(f"can't be decoded: {error}") from None
@@ -410,14 +453,25 @@ def _undo(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
     return bytes(whole)
 
 
-def _zarr_array(metadata: Mapping[str, Any], store: dict[str, Any] | None = None) -> Any:
-    """Return a Zarr array over a store in memory, which keeps chunks of zeros too: -0.0 equals 0.0."""
+def _zarr_array(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return a store in memory, and a Zarr array over it, which keeps chunks of zeros too: -0.0 equals 0.0."""
     import zarr
-    from zarr.core.buffer import default_buffer_prototype
     from zarr.storage import MemoryStore
 
-    store = {} if store is None else store
-    text = json.dumps(metadata).encode()
-    store["zarr.json"] = default_buffer_prototype().buffer.from_bytes(text)
-    array = zarr.open_array(MemoryStore(store), mode="r+")
-    return array.with_config({"write_empty_chunks": True})
+    kinds: tuple[Chain, Chain, Chain] = ([], [], [])
+    for codec in metadata["codecs"]:
+        kinds[_kind(codec["name"])].append(codec)
+    store: dict[str, Any] = {}
+    array = zarr.create_array(
+        MemoryStore(store),
+        shape=metadata["shape"],
+        chunks=metadata["chunk_grid"]["configuration"]["chunk_shape"],
+        dtype=metadata["data_type"],
+        fill_value=np.zeros((), metadata["data_type"])[()],
+        filters=kinds[_OF_ARRAYS],
+        serializer=kinds[_TO_BYTES][0],
+        compressors=kinds[_OF_BYTES],
+        chunk_key_encoding=metadata["chunk_key_encoding"],
+        config={"write_empty_chunks": True},
+    )
+    return store, array
