@@ -36,8 +36,11 @@ WEIGHTS = {"signals": 5, "threads": 5, "forks": 3, "replaced": 3, "others": 4}
 THEIRS = "zarr_io", "asyncio", "MainThread"
 """Threads of Zarr's, which stay."""
 
-DEADLINE_S = 45.0
+DEADLINE_S = 60.0
 """For a round of less than a second, on a machine that has other work: only a hang takes so long."""
+
+IDLE_S = 5.0
+"""Without any time of the processor for any thread of a round: they wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ def watch(told, pid):
     rng = np.random.default_rng([told.seed, told.number, 8])
     began = time.monotonic()
     terms = sorted(rng.uniform(0.02, told.seconds, told.terms).tolist())
+    used, since, looks = 0, 0.0, 0
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         now = time.monotonic() - began
@@ -196,8 +200,11 @@ def watch(told, pid):
             end_group(pid)
             os.waitpid(pid, 0)
             return []
-        if now > DEADLINE_S:
-            return hung(pid)
+        if now > 2 and now - looks > 0.5:
+            looks, used_before, used = now, used, time_of_group(pid)
+            since = now if used != used_before else since
+        if now > DEADLINE_S or (since and now - since > IDLE_S):
+            return hung(pid, now)
         time.sleep(0.002 if now < 1 else 0.02)
     end_group(pid)  # workers and children that it left behind
     code = os.waitstatus_to_exitcode(status)
@@ -209,14 +216,26 @@ def end_group(pid):
         os.killpg(pid, signal.SIGKILL)
 
 
-def hung(pid):
+def time_of_group(group):
+    """Return the time of the processor, in ns, that the processes of a group have had."""
+    used = 0
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(pid)) == group:
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                        used += int(file.read().split()[0])
+    return used
+
+
+def hung(pid, now):
     """Let all threads of all processes of the round say where they are, and end them."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGUSR2)
     time.sleep(1.0)
     end_group(pid)
     os.waitpid(pid, 0)
-    return [("hang", f"no end after {DEADLINE_S:.0f} s; see the log for where its threads were")]
+    return [("hang", f"no end after {now:.0f} s; see the log for where its threads were")]
 
 
 def judged(told, ledger):
