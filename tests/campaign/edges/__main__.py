@@ -14,6 +14,7 @@ import os
 import pickle
 import select
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -43,12 +44,14 @@ def rounds(told, at_once=2):
 def _host(told):
     """Fork a host; return the end of the pipe on which its result comes, and its id."""
     here, there = os.pipe()
+    sys.stdout.flush()
     pid = os.fork()
     if pid:
         os.close(there)
         _PIDS[here] = pid
         return here
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(here)
         try:
             result = play(told)
@@ -77,7 +80,9 @@ def _heard(end, told):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign.edges", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaign.edges", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--minutes", type=float, help="at most")
     parser.add_argument("--seed", type=int, default=1)
@@ -91,10 +96,16 @@ def main(words=None):
     only = options.only.split(",") if options.only else None
     if only and set(only) - set(PLAYS):
         parser.error(f"--only: expected some of {', '.join(PLAYS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its folder goes, too
     began = time.monotonic()
     until = began + 60 * options.minutes if options.minutes else float("inf")
-    total, judges, played, bad = collections.Counter(), collections.Counter(), collections.Counter(), 0
-    first = None
+    total, judges, played, bad = (
+        collections.Counter(),
+        collections.Counter(),
+        collections.Counter(),
+        0,
+    )
+    first, longest = None, collections.Counter()
     with ram_folder() as folder:
 
         def told():
@@ -105,7 +116,8 @@ def main(words=None):
                 yield Told.of(options.seed, number, str(folder / str(i)), only, options.plant)
 
         for result in rounds(told()):
-            played[result.scenario] += 1
+            played[f"rounds of {result.scenario}"] += 1
+            longest[result.scenario] = max(longest[result.scenario], round(result.seconds, 1))
             total.update(result.tallies)
             if not result.violations:
                 continue
@@ -118,9 +130,15 @@ def main(words=None):
             first = first or text
             print(text[:300].split("\n  log")[0] if options.brief else text, flush=True)
             if options.keep:
-                shutil.copytree(folder, os.path.join(options.keep, str(result.number)), dirs_exist_ok=True)
+                shutil.copytree(
+                    folder, os.path.join(options.keep, str(result.number)), dirs_exist_ok=True
+                )
     told_all = {"rounds": sum(played.values()), "violating": bad, **played, **total}
-    told_all |= {"judges": dict(judges.most_common()), "seconds": round(time.monotonic() - began)}
+    told_all |= {
+        "judges": dict(judges.most_common()),
+        "longest": longest,
+        "seconds": round(time.monotonic() - began),
+    }
     print(json.dumps({**told_all, "violation": first}))
     return int(bool(bad))
 

@@ -12,7 +12,14 @@ import traceback
 import numpy as np
 
 from ringmap import ReplayBuffer, Zarr
-from ringmap.errors import ClipIndexError, ClosedError, NoClipsError, ReplacedError, RingmapError, RoleError
+from ringmap.errors import (
+    ClipIndexError,
+    ClosedError,
+    NoClipsError,
+    ReplacedError,
+    RingmapError,
+    RoleError,
+)
 from ringmap.samplers import PrioritizedSampler
 from tests.campaign.edges.ledger import CLEAR, DONE, OPEN, REFUSED, SNAPSHOT, WRITE
 from tests.campaign.edges.proof import WORLD, Strangers, made, wrong
@@ -125,7 +132,9 @@ class Actor:
             return
         self.ledger.tally("read rows", len(batch["step"]))
         if fault := wrong(batch, world, axes):
-            self.ledger.violation("mixed" if "another buffer" in fault else "torn", f"{what}: {fault}")
+            self.ledger.violation(
+                "mixed" if "another buffer" in fault else "torn", f"{what}: {fault}"
+            )
 
 
 class Home:
@@ -172,7 +181,10 @@ class Home:
     def reader(self):
         """Open a live reader."""
         return ReplayBuffer.open(
-            self.path, seed=0, reads=self.settings["reads"], history_len=self.settings["history_len"]
+            self.path,
+            seed=0,
+            reads=self.settings["reads"],
+            history_len=self.settings["history_len"],
         )
 
     # -- calls in the ledger -----------------------------------------------------------------
@@ -205,7 +217,9 @@ class Home:
     def write(self, rng, buffer=None):
         number, length, data = self.episode(rng)
         buffer = self.buffer if buffer is None else buffer
-        error = self.entered(WRITE, "write_episode", lambda: buffer.write_episode(data), number, length)
+        error = self.entered(
+            WRITE, "write_episode", lambda: buffer.write_episode(data), number, length
+        )
         self.ledger.tally("writes" if error is None else "writes refused")
         return error
 
@@ -241,7 +255,9 @@ class Home:
         buffer = self.buffer if buffer is None else buffer
         path = os.path.join(self.actor.folder, f"snapshot-{number}")
         self.ledger.tally("snapshots")
-        return self.entered(SNAPSHOT, "snapshot", lambda: buffer.snapshot(path), number, refused=(NoClipsError,))
+        return self.entered(
+            SNAPSHOT, "snapshot", lambda: buffer.snapshot(path), number, refused=(NoClipsError,)
+        )
 
     def flush(self, rng, buffer=None):
         buffer = self.buffer if buffer is None else buffer
@@ -279,11 +295,25 @@ class Home:
         if kind == 3:
             return read("buffer[i]", lambda: buffer[int(rng.integers(0, 60))], world, 1, allowed)
         if kind == 4:
-            return read("buffer[[...]]", lambda: buffer[rng.integers(0, 60, size)], world, 2, allowed)
+            return read(
+                "buffer[[...]]", lambda: buffer[rng.integers(0, 60, size)], world, 2, allowed
+            )
         if kind == 5:
-            return read("load_episode", lambda: buffer.load_episode(int(rng.integers(-3, 3))), world, 1, allowed)
+            return read(
+                "load_episode",
+                lambda: buffer.load_episode(int(rng.integers(-3, 3))),
+                world,
+                1,
+                allowed,
+            )
         if kind == 6:
-            return read("get_row_data", lambda: buffer.get_row_data(rng.integers(0, 60, size)), world, 0, allowed)
+            return read(
+                "get_row_data",
+                lambda: buffer.get_row_data(rng.integers(0, 60, size)),
+                world,
+                0,
+                allowed,
+            )
         several = self.few_episodes if kind == 7 else self.few_batches
         return self.plain_read(several, rng, buffer, allowed)
 
@@ -312,7 +342,9 @@ class Home:
 
     def few_batches(self, rng, buffer):
         """Go through some of `batches()`."""
-        with contextlib.closing(buffer.batches(8, steps=3, prefetch=int(rng.integers(0, 3)))) as batches:
+        with contextlib.closing(
+            buffer.batches(8, steps=3, prefetch=int(rng.integers(0, 3)))
+        ) as batches:
             for batch in batches:
                 self.actor.proved("batches()", batch, self.world, 2)
 
@@ -324,7 +356,9 @@ class Home:
             return None
         self.ledger.tally("updates")
         ids = sampler.ids
-        return self.plain("update_priorities", lambda: buffer.update_priorities(ids, rng.random(len(ids))))
+        return self.plain(
+            "update_priorities", lambda: buffer.update_priorities(ids, rng.random(len(ids)))
+        )
 
 
 def descriptors():
@@ -343,4 +377,4 @@ def leave(code):
     os._exit(code)
 
 
-__all__ = ["Actor", "Ended", "Home", "Raised", "ReplacedError", "leave", "descriptors"]
+__all__ = ["Actor", "Ended", "Home", "Raised", "ReplacedError", "descriptors", "leave"]

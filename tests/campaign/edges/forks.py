@@ -16,7 +16,9 @@ HANGS_S = 20.0
 
 
 def play(actor):
-    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 and later: a fork of a process with threads
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # of Python 3.12 and later: a fork of a process with threads
     rng = actor.rng
     loader = actor.told.loader
     home = Home(actor, in_ram=not loader and actor.chance(0.15), prioritized=actor.chance(0.35))
@@ -85,7 +87,10 @@ def child(actor, home, buffer):
 def wait(actor, pid):
     _, status = os.waitpid(pid, 0)
     if status:
-        actor.ledger.violation("child", f"a forked child that sampled ended with {os.waitstatus_to_exitcode(status)}; see the log")
+        actor.ledger.violation(
+            "child",
+            f"a forked child that sampled ended with {os.waitstatus_to_exitcode(status)}; see the log",
+        )
 
 
 def workers(actor, home, buffer):
@@ -94,12 +99,19 @@ def workers(actor, home, buffer):
     from torch.utils.data import DataLoader
 
     torch.set_num_threads(1)
-    for method in (["fork", "fork"] if actor.chance(0.9) else ["spawn"]):
+    for method in ["fork", "fork"] if actor.chance(0.9) else ["spawn"]:
         if actor.chance(0.3):
             sampler = buffer.pass_sampler()
         else:
             sampler = torch.utils.data.RandomSampler(range(30))
-        loading = DataLoader(buffer, batch_size=8, sampler=sampler, num_workers=2, multiprocessing_context=method, timeout=60)
+        loading = DataLoader(
+            buffer,
+            batch_size=8,
+            sampler=sampler,
+            num_workers=2,
+            multiprocessing_context=method,
+            timeout=60,
+        )
         for number, batch in enumerate(loading):
             actor.ledger.tally("forks", 2 if number == 0 else 0)
             actor.proved("DataLoader", batch, home.world, 2)

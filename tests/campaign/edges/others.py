@@ -9,7 +9,12 @@ import traceback
 
 import numpy as np
 
-from ringmap import DistillationBuffer, OfflineToOnlineReplayBuffer, ReplayBuffer, TransitionReplayBuffer
+from ringmap import (
+    DistillationBuffer,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    TransitionReplayBuffer,
+)
 from ringmap.errors import InputError, LappedError, NoClipsError, RoleError
 from tests.campaign.edges.actor import Ended, Raised
 from tests.campaign.edges.ledger import CLEAR, DONE, OPEN, REFUSED, WRITE
@@ -29,7 +34,9 @@ def play(actor):
         other.write(rng)
     actor.strangers.turn(8)
     if actor.told.signals:
-        handler = Handler(actor, other, ["close", "flush", "write", "look", "raise"][: int(rng.integers(1, 6))])
+        handler = Handler(
+            actor, other, ["close", "flush", "write", "look", "raise"][: int(rng.integers(1, 6))]
+        )
         handler.install()
         actor.start("sampler", lambda rng: other.look(rng) and None)
         while not actor.over and not handler.may_be_closed:
@@ -136,7 +143,9 @@ def key(call, lane):
 def observed(call, lanes, final):
     """Return the observations of a call: `[call, lane, whether it is the last of an episode, key]`."""
     lane = np.arange(lanes)
-    return np.stack([np.full(lanes, call), lane, final * np.ones(lanes), key(call, lane) + 0.5 * final], 1).astype(np.float64)
+    return np.stack(
+        [np.full(lanes, call), lane, final * np.ones(lanes), key(call, lane) + 0.5 * final], 1
+    ).astype(np.float64)
 
 
 class Transitions(Other):
@@ -189,13 +198,22 @@ def wrong_transitions(batch, n_step):
         return "torn", f"transitions {now[~good][:4].tolist()}"
     last = then[:, 0].astype(np.int64) - 1
     final = ((last + 3 * lane) % 11 == 0) | ((last + 5 * lane) % 13 == 0)
-    right = (then[:, 1] == lane) & (then[:, 2] == final) & (then[:, 3] == key(last + 1, lane) + 0.5 * final)
-    right &= (last >= call) & (last < call + n_step) & (batch["dones"] == ((last + 3 * lane) % 11 == 0))
+    right = (
+        (then[:, 1] == lane)
+        & (then[:, 2] == final)
+        & (then[:, 3] == key(last + 1, lane) + 0.5 * final)
+    )
+    right &= (
+        (last >= call) & (last < call + n_step) & (batch["dones"] == ((last + 3 * lane) % 11 == 0))
+    )
     if n_step == 1:
         right &= batch["rewards"] == call.astype(np.float32)
     if not right.all():
         at = np.flatnonzero(~right)[:4]
-        return "successor", f"{(~right).sum()} of {len(now)}: {now[at].tolist()} led to {then[at].tolist()}"
+        return (
+            "successor",
+            f"{(~right).sum()} of {len(now)}: {now[at].tolist()} led to {then[at].tolist()}",
+        )
     return None
 
 
@@ -249,7 +267,10 @@ def wrong_labels(batch):
     right = (label[:, 0] == key(call, lane)) & (label[:, 1] == batch["label_round"])
     if not right.all():
         at = np.flatnonzero(~right)[:4]
-        return "label", f"{seen[at].tolist()} has {label[at].tolist()}, of round {batch['label_round'][at].tolist()}"
+        return (
+            "label",
+            f"{seen[at].tolist()} has {label[at].tolist()}, of round {batch['label_round'][at].tolist()}",
+        )
     return None
 
 
@@ -259,7 +280,9 @@ class Halves(Other):
     def made(self, place):
         offline = ReplayBuffer(200)
         lane = np.arange(100)
-        offline.write_episode({"who": np.stack([np.full(100, -1), lane, key(-1, lane)], 1).astype(np.float64)})
+        offline.write_episode(
+            {"who": np.stack([np.full(100, -1), lane, key(-1, lane)], 1).astype(np.float64)}
+        )
         self.fraction = float(self.actor.pick([0.25, 0.5]))
         buffer = OfflineToOnlineReplayBuffer(
             offline, online_capacity=self.capacity, offline_fraction=self.fraction, provenance="is_offline",
@@ -286,6 +309,8 @@ def wrong_halves(batch, fraction):
     call, lane = who[:, 0].astype(np.int64), who[:, 1].astype(np.int64)
     if not (who[:, 2] == key(call, lane)).all():
         return "torn", f"rows {who[:4].tolist()}"
-    if ((call == -1) != offline).any() or (offline.sum() not in (round(fraction * len(who)), len(who))):
+    if ((call == -1) != offline).any() or (
+        offline.sum() not in (round(fraction * len(who)), len(who))
+    ):
         return "half", f"{offline.sum()} of {len(who)} are called offline, {(call == -1).sum()} are"
     return None

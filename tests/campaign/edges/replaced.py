@@ -1,6 +1,7 @@
 """The directory is removed, renamed, or another buffer put in its place, in mid-run."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -10,7 +11,14 @@ import sys
 import time
 import traceback
 
-from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError, ReplacedError, RoleError, UnknownFormatError
+from ringmap.errors import (
+    CorruptError,
+    EnvironmentFault,
+    NotFoundError,
+    ReplacedError,
+    RoleError,
+    UnknownFormatError,
+)
 from tests.campaign.edges.actor import MAY_RAISE, Home, leave
 
 HOWS = "removed", "renamed", "removed, made anew", "renamed, made anew"
@@ -72,7 +80,9 @@ def play(actor):
     other, before = None, None
     actor.threads[0].join()
     if how.endswith("anew"):
-        shutil.rmtree(home.path, ignore_errors=True)  # what a call in flight had left in a removed one
+        shutil.rmtree(
+            home.path, ignore_errors=True
+        )  # what a call in flight had left in a removed one
         alike = {name: home.settings[name] for name in ("storage", "spare_rows", "history_len")}
         other = Home(actor, world=1, like=home, **alike)
         for _ in range(12):
@@ -93,13 +103,17 @@ def play(actor):
     os.kill(child, signal.SIGUSR1)
     _, status = os.waitpid(child, 0)
     if status:
-        actor.ledger.violation("child", f"a reading child ended with {os.waitstatus_to_exitcode(status)}; see the log")
+        actor.ledger.violation(
+            "child", f"a reading child ended with {os.waitstatus_to_exitcode(status)}; see the log"
+        )
     home.plain("close of the writer", home.buffer.close)
     if before is not None:
         after = tree(home.path)
         changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if changed:
-            actor.ledger.violation("replaced", f"{how}: in the new buffer these files were changed: {changed}")
+            actor.ledger.violation(
+                "replaced", f"{how}: in the new buffer these files were changed: {changed}"
+            )
 
 
 def with_patience(home, call):
@@ -122,7 +136,9 @@ def go_on(actor, home, rng, renamed):
     if any(isinstance(error, ReplacedError) for error in told):
         actor.ledger.tally("told so")
     elif not renamed:
-        actor.ledger.violation("went on", f"ten writes, flush, clear and others: no ReplacedError, but {told}")
+        actor.ledger.violation(
+            "went on", f"ten writes, flush, clear and others: no ReplacedError, but {told}"
+        )
     for error in told:
         if isinstance(error, RoleError) and not isinstance(error, ReplacedError):
             actor.ledger.violation("error", f"after the swap: {error!r}")
@@ -131,10 +147,14 @@ def go_on(actor, home, rng, renamed):
 def ids_of_a_reader(actor, home, reader, number, renamed):
     """By id, a reader must notice in the end."""
     errors = [
-        actor.read("buffer[i]", lambda: reader[int(i)], home.world, 1, AFTER) for i in range(LOOKS)
-    ]  # fmt: skip
+        actor.read("buffer[i]", functools.partial(reader.__getitem__, i), home.world, 1, AFTER)
+        for i in range(LOOKS)
+    ]
     if not renamed and not any(isinstance(error, ReplacedError) for error in errors):
-        actor.ledger.violation("stale", f"reader {number} never raised ReplacedError in {LOOKS} reads by id: {errors[-1]!r}")
+        actor.ledger.violation(
+            "stale",
+            f"reader {number} never raised ReplacedError in {LOOKS} reads by id: {errors[-1]!r}",
+        )
 
 
 def wakes(actor, home, copy, number):
@@ -144,7 +164,9 @@ def wakes(actor, home, copy, number):
     except (ReplacedError, NotFoundError, UnknownFormatError):
         return
     except Exception:
-        actor.ledger.violation("error", f"unpickling copy {number}: {traceback.format_exc(limit=-6)}")
+        actor.ledger.violation(
+            "error", f"unpickling copy {number}: {traceback.format_exc(limit=-6)}"
+        )
         return
     for _ in range(4):
         home.look(actor.rng, buffer, AFTER)
@@ -183,4 +205,3 @@ def tree(path):
             with open(inner, "rb") as file:
                 found[os.path.relpath(inner, path)] = hashlib.blake2b(file.read()).hexdigest()
     return found
-

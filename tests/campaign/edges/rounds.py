@@ -7,6 +7,7 @@ The schedule of threads and signals is the kernel's: a seed gives the same scena
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -67,7 +68,9 @@ class Told:
     @property
     def is_interrupted(self):
         """Whether signal handlers raise."""
-        return (self.scenario == "signals" and self.raises) or (self.scenario == "others" and self.signals)
+        return (self.scenario == "signals" and self.raises) or (
+            self.scenario == "others" and self.signals
+        )
 
     @classmethod
     def of(cls, seed, number, folder, only=None, plant=None):
@@ -129,6 +132,7 @@ def act(told, ledger, log):
     code = 1
     try:
         os.setpgid(0, 0)
+        die_with_the_host()
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
@@ -156,7 +160,14 @@ def act(told, ledger, log):
     os._exit(code)
 
 
+def die_with_the_host():
+    """Let the kernel kill this process when its parent dies (Linux alone)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def whole(told, ledger, before):
+    """Play the scenario; see that nothing stays behind in the process."""
     actor = acting.Actor(told, ledger)
     PLAYS[told.scenario](actor)
     actor.strangers.close()
@@ -278,7 +289,10 @@ def of_home(home, ledger):
         there, found = stored(path, "r+", home["world"])
     else:
         with contextlib.closing(ReplayBuffer.open(path, "r+")) as buffer:
-            there = [(call_of(episode), len(next(iter(episode.values())))) for episode in buffer.episodes()]
+            there = [
+                (call_of(episode), len(next(iter(episode.values()))))
+                for episode in buffer.episodes()
+            ]
         found += of_other(home)
     found += faults(ledger.entries, there, home["max_steps"], home["world"])
     if findings := ringmap.check(path):
@@ -300,7 +314,9 @@ def of_other(home):
     found = []
     for _ in range(4):
         if home["kind"] == "transitions":
-            with contextlib.closing(TransitionReplayBuffer.open(home["path"], device=None, seed=1)) as buffer:
+            with contextlib.closing(
+                TransitionReplayBuffer.open(home["path"], device=None, seed=1)
+            ) as buffer:
                 if count := len(buffer):
                     found.append(others.wrong_transitions(buffer.sample(min(count, 256)), 1))
         elif home["kind"] == "distillation":
@@ -327,7 +343,9 @@ def stored(path, mode, world):
                 if fault := wrong(steps, world, 1):
                     found.append(("torn", f"stored: {fault}"))
                 elif steps["step"][0] != 0 or steps["length"][0] != count:
-                    found.append(("torn", f"stored: steps {steps['step'].tolist()} of {steps['length'][0]}"))
+                    found.append(
+                        ("torn", f"stored: steps {steps['step'].tolist()} of {steps['length'][0]}")
+                    )
                 there.append((int(steps["episode"][0]), count))
     return there, found
 

@@ -83,7 +83,10 @@ def play(actor):
     raises = actor.told.raises
     kinds = ["raise", "exit"] if raises else []
     if not raises or actor.chance(0.3):
-        kinds += [str(kind) for kind in actor.rng.choice(CALLS, int(actor.rng.integers(1, 4)), replace=False)]
+        kinds += [
+            str(kind)
+            for kind in actor.rng.choice(CALLS, int(actor.rng.integers(1, 4)), replace=False)
+        ]
     home = Home(actor, in_ram=actor.chance(0.15), prioritized=actor.chance(0.2))
     handler = Handler(actor, home, kinds)
     rng = actor.rng
@@ -92,16 +95,27 @@ def play(actor):
     handler.install()
     while not actor.over:
         what = actor.pick(
-            ["write", "stream", "flush", "look", "clear", "snapshot", "update", "close"], [14, 2, 4, 3, 1, 0.5, 1, 1]
+            ["write", "stream", "flush", "look", "clear", "snapshot", "update", "close"],
+            [14, 2, 4, 3, 1, 0.5, 1, 1],
         )
-        call = home.close if what == "close" and not home.in_ram else getattr(home, "write" if what == "close" else what)
+        call = (
+            home.close
+            if what == "close" and not home.in_ram
+            else getattr(home, "write" if what == "close" else what)
+        )
         interrupted, error = handler.during(call, *(() if call == home.close else (rng,)))
         if call == home.close and (error is None or interrupted):
             handler.may_be_closed = True
         if isinstance(error, ClosedError) and not handler.may_be_closed:
-            actor.ledger.violation("closed", f"{what}: {error}; but no close() had returned: one was refused")
+            actor.ledger.violation(
+                "closed", f"{what}: {error}; but no close() had returned: one was refused"
+            )
             handler.may_be_closed = True
-        elif isinstance(error, RoleError) and not isinstance(error, ClosedError) and not handler.depth:
+        elif (
+            isinstance(error, RoleError)
+            and not isinstance(error, ClosedError)
+            and not handler.depth
+        ):
             actor.ledger.violation("refused", f"{what}, in the middle of no other call: {error}")
         if handler.may_be_closed:
             if home.in_ram:

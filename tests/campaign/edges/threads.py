@@ -34,7 +34,12 @@ def play(actor):
         readers = [shared]
         for i in range(2):
             actor.start(f"reader {i}", lambda rng: home.look(rng, readers[0]) and None)
-    others = {"clear": home.clear, "snapshot": home.snapshot, "flush": home.flush, "update": home.update}
+    others = {
+        "clear": home.clear,
+        "snapshot": home.snapshot,
+        "flush": home.flush,
+        "update": home.update,
+    }
     for name in rng.permutation(sorted(others))[: int(rng.integers(0, 3))]:
         actor.start(str(name), turns(others[name], float(rng.uniform(0.001, 0.03))))
     actor.start("strangers", lambda rng: actor.strangers.turn(2) or time.sleep(0.0002))
@@ -46,7 +51,9 @@ def play(actor):
             readers[0] = home.reader()
         if not home.in_ram and rng.random() < 0.7:
             if home.close() is not None:
-                actor.ledger.violation("refused", "close() by a thread that writes nothing was refused")
+                actor.ledger.violation(
+                    "refused", "close() by a thread that writes nothing was refused"
+                )
             home.buffer = home.opened()
     if actor.chance(0.5):  # under the hands of those that go on for one more turn
         home.close()
