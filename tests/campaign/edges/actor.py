@@ -15,6 +15,7 @@ from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import (
     ClipIndexError,
     ClosedError,
+    InputError,
     NoClipsError,
     ReplacedError,
     RingmapError,
@@ -26,6 +27,8 @@ from tests.campaign.edges.proof import WORLD, Strangers, made, wrong
 
 MAY_RAISE = ClosedError, NoClipsError, ClipIndexError  # LappedError is a NoClipsError
 LONGEST = 24
+ENOUGH = 80
+"""Calls of a round."""
 STORAGES = (
     "memmap", "memmap", "memmap", Zarr("lz4", 6), {"row": Zarr("none", 16)}, {"row": Zarr("zstd", 8), "step": Zarr("lz4", 8)},
 )  # fmt: skip
@@ -53,7 +56,7 @@ class Actor:
         self.strangers = Strangers(os.path.join(told.folder, "strangers"), ledger)
         self.numbers = itertools.count()  # of episodes: `next` is one instruction
         self.stop = threading.Event()
-        self.until = time.monotonic() + told.seconds
+        self.until, self.latest = 0.0, 0.0
         self.threads = []
         self.homes = []
         self.snapshots = itertools.count()
@@ -61,8 +64,8 @@ class Actor:
     def keep(self):
         """Let the host know which buffers to judge."""
         told = [
-            {"kind": h.kind, "path": h.lies_at, "root": h.path, "world": h.world, "max_steps": h.max_steps}
-            for h in self.homes if not h.in_ram and h.lies_at is not None
+            {"kind": h.kind, "path": None if h.in_ram else h.lies_at, "root": h.path, "world": h.world, "max_steps": h.max_steps}
+            for h in self.homes
         ]  # fmt: skip
         path = os.path.join(self.folder, "homes.json")
         with open(path + ".new", "w") as file:
@@ -82,9 +85,19 @@ class Actor:
         """Return a generator of its own for a thread or a child."""
         return np.random.default_rng([self.told.seed, self.told.number, sum(name.encode())])
 
+    def begin(self):
+        """Let the time of the round begin: all is set up."""
+        self.until = time.monotonic() + self.told.seconds
+        self.latest = self.until + 6.0
+        self.done_before = self.ledger.done
+
     @property
     def over(self):
-        return self.stop.is_set() or time.monotonic() > self.until
+        """Whether the time is over, and enough was done: on a busy machine a thread may get none of it."""
+        now = time.monotonic()
+        if self.stop.is_set() or now > self.latest:
+            return True
+        return now > self.until and self.ledger.done - self.done_before > ENOUGH
 
     # -- threads -----------------------------------------------------------------------------
 
@@ -352,12 +365,15 @@ class Home:
         """Give the clips of a batch other priorities."""
         buffer = self.buffer if buffer is None else buffer
         sampler = buffer.sampler
-        if not hasattr(sampler, "ids"):
+        if not hasattr(sampler, "ids") or not len(sampler.ids):
             return None
         self.ledger.tally("updates")
         ids = sampler.ids
+        values = rng.random(len(ids))
+        # InputError: nothing was drawn yet with this sampler since another thread opened the buffer again.
+        refused = RoleError, InputError
         return self.plain(
-            "update_priorities", lambda: buffer.update_priorities(ids, rng.random(len(ids)))
+            "update_priorities", lambda: buffer.update_priorities(ids, values), refused
         )
 
 

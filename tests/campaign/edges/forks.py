@@ -26,6 +26,7 @@ def play(actor):
         home.write(rng)
     reader = home.reader() if not home.in_ram and actor.chance(0.5) else None
     forked = home.buffer if reader is None else reader
+    actor.begin()
     actor.start("writer", lambda rng: home.write(rng) and None)
     for i in range(2):
         actor.start(f"sampler {i}", lambda rng: home.look(rng, forked) and None)

@@ -28,6 +28,11 @@ TALLIES = (
     "read rows", "reads refused", "signals", "raised", "forks", "replaced", "told so", "strangers", "adds", "updates",
 )  # fmt: skip
 
+_CALLS = [
+    TALLIES.index(name)
+    for name in ("writes", "reads", "reads refused", "adds", "flushes", "streams")
+]
+
 
 class Ledger:
     """Entries, notes of violations and tallies. Made ahead of the fork.
@@ -79,6 +84,11 @@ class Ledger:
         data = f"{judge}\n{text}".encode(errors="replace")[: _NOTE_NBYTES - 8]
         self._notes[at, 8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
         self._notes[at, :8].view(np.int64)[0] = len(data)
+
+    @property
+    def done(self):
+        """How many calls were made so far, about."""
+        return int(self._tallies[_CALLS].sum())
 
     # -- the host ----------------------------------------------------------------------------
 

@@ -28,11 +28,11 @@ def play(actor):
     other = {"transitions": Transitions, "distillation": Labels, "online": Halves}[kind](actor)
     actor.homes.append(other)
     rng = actor.rng
-    if not other.in_ram:
-        actor.keep()
+    actor.keep()
     for _ in range(int(rng.integers(1, 12))):
         other.write(rng)
     actor.strangers.turn(8)
+    actor.begin()
     if actor.told.signals:
         handler = Handler(
             actor, other, ["close", "flush", "write", "look", "raise"][: int(rng.integers(1, 6))]
@@ -76,7 +76,7 @@ class Other:
         self.calls = 0
         self.buffer = self.made({} if self.in_ram else {"path": self.path})
         self.max_steps = self.ring.max_steps
-        self.lies_at = str(self.ring.path)
+        self.lies_at = None if self.in_ram else str(self.ring.path)
 
     def write(self, rng):
         """Add one call; refused or interrupted, the number is not used again."""

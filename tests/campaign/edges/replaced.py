@@ -63,10 +63,14 @@ def play(actor):
         with_patience(home, lambda: home.write(rng))
         return False
 
+    actor.begin()
+    actor.latest += 60.0
     actor.start("writer", writing)
     for number, reader in enumerate(readers):
         actor.start(f"reader {number}", reading(reader))
     time.sleep(float(rng.uniform(0.0, 0.08)))
+    while actor.ledger.done - actor.done_before < 20 and time.monotonic() < actor.latest:
+        time.sleep(0.001)  # on a busy machine the others may not have had their turn
     swap.begun = True
     if actor.chance(0.5):
         actor.threads[0].join()  # else the writer may be in the middle of a call
@@ -93,7 +97,8 @@ def play(actor):
     actor.ledger.tally("replaced")
     renamed = how == "renamed"
     go_on(actor, home, rng, renamed)
-    actor.until = time.monotonic() + 0.05
+    time.sleep(0.02)
+    actor.stop.set()
     actor.join()
     for number, reader in enumerate(readers):
         ids_of_a_reader(actor, home, reader, number, renamed)

@@ -82,7 +82,7 @@ class Told:
         kill = rng.random() < 0.15
         return cls(
             seed, number, os.path.join(folder, f"round-{number}"), scenario, seconds,
-            killed_after=float(rng.uniform(0.03, seconds + 0.1)) if kill and scenario != "replaced" else None,
+            killed_after=float(rng.uniform(0.03, seconds + 0.5)) if kill and scenario != "replaced" else None,
             terms=int(rng.integers(0, 6)) if scenario in ("signals", "others") else 0,
             raises=bool(rng.random() < 0.35), signals=bool(rng.random() < 0.3),
             loader=scenario == "forks" and bool(rng.random() < 0.1), plant=plant,
@@ -257,19 +257,20 @@ def judged(told, ledger):
         if not name.endswith(".new") and (fault := spoiled(os.path.join(strangers, name))):
             found.append(("stranger", f"{name}: {fault}"))
     path = os.path.join(told.folder, "homes.json")
+    homes = []
     if os.path.exists(path):
         with open(path) as file:
             homes = json.load(file)
-        for home in homes:
-            try:
-                found += of_home(home, ledger)
-            except Exception:
-                found.append(("will not open", traceback.format_exc(limit=-5)))
+    for home in homes:
+        try:
+            found += [] if home["path"] is None else of_home(home, ledger)
+        except Exception:
+            found.append(("will not open", traceback.format_exc(limit=-5)))
     entries = ledger.entries
     for entry in entries:
         kind, number, _, began, ended, how, world = entry
         if kind == SNAPSHOT and how == DONE:
-            limit = max([h["max_steps"] for h in homes if h["world"] == world], default=1 << 30)
+            limit = next(h["max_steps"] for h in homes if h["world"] == world)
             try:
                 copied, wrongs = stored(os.path.join(told.folder, f"snapshot-{number}"), "r", world)
                 wrongs += faults(entries, copied, limit, world, began=ended, since=began)

@@ -25,6 +25,8 @@ class Handler:
         """Whether a call of the buffer is under way, which may be interrupted."""
         self.may_be_closed = False
         self.depth = 0
+        self.share = float(self.rng.uniform(0.1, 1.0))
+        """Of the signals that it does something at: else a round of closes would be one of openings."""
 
     def install(self):
         signal.signal(signal.SIGALRM, self)
@@ -40,7 +42,7 @@ class Handler:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def __call__(self, signum, frame):
-        if not self.armed or self.depth:
+        if not self.armed or self.depth or self.rng.random() > self.share:
             self.again()
             return
         self.actor.ledger.tally("signals")
@@ -93,6 +95,7 @@ def play(actor):
     reader = None if home.in_ram else home.reader()
     actor.strangers.turn(12)
     handler.install()
+    actor.begin()
     while not actor.over:
         what = actor.pick(
             ["write", "stream", "flush", "look", "clear", "snapshot", "update", "close"],

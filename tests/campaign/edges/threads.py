@@ -15,6 +15,8 @@ def play(actor):
     shared = home.reader() if not home.in_ram and actor.chance(0.5) else None
     actor.strangers.turn(12)
 
+    actor.begin()
+
     def turns(call, pause=0.0):
         """Call until the handle is closed; then it is another thread's to open one, or the end."""
 
