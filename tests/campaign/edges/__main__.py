@@ -91,6 +91,7 @@ def main(words=None):
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--plant", choices=sorted(planted.PLANTS))
     parser.add_argument("--keep", help="a folder for what violations left")
+    parser.add_argument("--first", action="store_true", help="end with the first violation")
     parser.add_argument("--brief", action="store_true", help="no more than a line for a violation")
     options = parser.parse_args(words)
     only = options.only.split(",") if options.only else None
@@ -110,7 +111,7 @@ def main(words=None):
 
         def told():
             for i in range(options.times if options.round is not None else options.rounds):
-                if time.monotonic() > until:
+                if time.monotonic() > until or (first and options.first):
                     return
                 number = i if options.round is None else options.round
                 yield Told.of(options.seed, number, str(folder / str(i)), only, options.plant)

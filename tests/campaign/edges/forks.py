@@ -21,7 +21,7 @@ def play(actor):
     )  # of Python 3.12 and later: a fork of a process with threads
     rng = actor.rng
     loader = actor.told.loader
-    home = Home(actor, in_ram=not loader and actor.chance(0.15), prioritized=actor.chance(0.35))
+    home = Home(actor, in_ram=not loader and actor.chance(0.4), prioritized=actor.chance(0.5))
     for _ in range(20):
         home.write(rng)
     reader = home.reader() if not home.in_ram and actor.chance(0.5) else None

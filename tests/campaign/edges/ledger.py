@@ -164,13 +164,12 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0):
     first_end = min((e[4] for e in there), default=_NEVER)
     missing = [e for n, e in writes.items() if e[5] == DONE and n not in set(numbers)]
     for write in missing:
-        cleared = any(c[4] > write[3] and c[3] < first_end for c in clears)
-        if cleared:
-            continue
-        if first_end < write[3]:
+        if first_end < write[3]:  # neither capacity nor a clear takes it, and leaves an older one
             found.append(
                 ("lost", f"episode {write[1]} was stored, and is gone, but older ones are there")
             )
+            continue
+        if any(c[4] > write[3] and c[3] < first_end for c in clears):
             continue
         after = sum(e[2] for e in missing if e[3] > write[4])
         if write[2] + total + after <= max_steps:

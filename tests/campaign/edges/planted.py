@@ -9,6 +9,7 @@ import threading
 
 from ringmap.buffers.distillation.labelled import LabelledRows
 from ringmap.buffers.offline_to_online import halves
+from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.following import Following
 from ringmap.errors import RoleError
 from ringmap.storage.files import Disk, FileHandle
@@ -20,17 +21,17 @@ from tests.campaign.edges import others
 
 def close_abandons():
     """`close` raises that it was refused, and gives everything back all the same."""
-    close = Store.close
+    close = ReplayBuffer.close
 
-    def careless(store, *args, **options):
+    def careless(buffer):
         try:
-            return close(store, *args, **options)
+            close(buffer)
         except RoleError:
-            store._closed = True
-            store.close_files()
+            buffer._owned._closed = True
+            buffer._owned.close_files()
             raise
 
-    Store.close = careless
+    ReplayBuffer.close = careless
 
 
 def descriptors_closed():
@@ -73,6 +74,9 @@ class Blind:
 
 def no_refusal():
     """A writing call in the middle of another one of the same thread is not refused."""
+    if hasattr(Store, "_is_in_use"):
+        Store._is_in_use = property(lambda store: False)
+        return
     begin = Store.__init__
 
     def careless(store, *args, **options):
@@ -92,6 +96,13 @@ def any_head():
         return following.newest or of_newest(following, source, head)
 
     Following._of_newest = careless
+
+
+def generators_kept():
+    """A forked child draws with the parent's generators, whose locks a thread may have held."""
+    from ringmap.clips.forks import Forkable
+
+    Forkable.reset_after_fork = lambda made, renewed: None
 
 
 def no_identity():
@@ -171,6 +182,7 @@ PLANTS = {
     "no-refusal": (no_refusal, "signals"),
     "any-head": (any_head, "others"),
     "no-identity": (no_identity, "replaced"),
+    "generators-kept": (generators_kept, "forks"),
     "error-after-commit": (error_after_commit, "signals"),
     "forgets": (forgets, "threads"),
     "one-look": (one_look, "threads"),
