@@ -191,8 +191,14 @@ PLANTS = {
 }
 """Name -> how it is planted, and the scenario that is to notice."""
 
+NO_PLACE = "nothing is there to plant this in; adapt it:"
+
 
 def plant(name):
     """Plant a bug in this process."""
-    if name is not None:
+    if name is None:
+        return
+    try:
         PLANTS[name][0]()
+    except (AttributeError, ImportError) as error:
+        raise LookupError(f"{NO_PLACE} {name}") from error
