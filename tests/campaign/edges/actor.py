@@ -90,6 +90,7 @@ class Actor:
         self.until = time.monotonic() + self.told.seconds
         self.latest = self.until + 6.0
         self.done_before = self.ledger.done
+        self.ledger.tally("begun")
 
     @property
     def over(self):

@@ -25,7 +25,7 @@ _NEVER = 1 << 60
 
 TALLIES = (
     "writes", "writes refused", "clears", "snapshots", "flushes", "closes", "closes refused", "streams", "reads",
-    "read rows", "reads refused", "signals", "raised", "forks", "replaced", "told so", "strangers", "adds", "updates",
+    "read rows", "reads refused", "signals", "raised", "forks", "replaced", "told so", "strangers", "adds", "updates", "begun",
 )  # fmt: skip
 
 _CALLS = [
@@ -89,6 +89,11 @@ class Ledger:
     def done(self):
         """How many calls were made so far, about."""
         return int(self._tallies[_CALLS].sum())
+
+    @property
+    def begun(self):
+        """Whether the actor has set up its round."""
+        return bool(self._tallies[TALLIES.index("begun")])
 
     # -- the host ----------------------------------------------------------------------------
 

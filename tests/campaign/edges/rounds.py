@@ -82,7 +82,7 @@ class Told:
         kill = rng.random() < 0.15
         return cls(
             seed, number, os.path.join(folder, f"round-{number}"), scenario, seconds,
-            killed_after=float(rng.uniform(0.03, seconds + 0.5)) if kill and scenario != "replaced" else None,
+            killed_after=float(rng.uniform(0.0, seconds + 0.3)) if kill and scenario != "replaced" else None,
             terms=int(rng.integers(0, 6)) if scenario in ("signals", "others") else 0,
             raises=bool(rng.random() < 0.35), signals=bool(rng.random() < 0.3),
             loader=scenario == "forks" and bool(rng.random() < 0.1), plant=plant,
@@ -106,10 +106,11 @@ def play(told):
     began = time.monotonic()
     os.makedirs(told.folder)
     ledger, log = Ledger(), os.path.join(told.folder, "log")
+    open(log, "w").close()
     pid = os.fork()
     if not pid:
         act(told, ledger, log)
-    found = watch(told, pid)
+    found = watch(told, pid, ledger)
     result = Result(told.number, told.scenario)
     with open(log, errors="replace") as file:
         result.log = file.read()
@@ -193,21 +194,25 @@ def whole(told, ledger, before):
 # -- the host ------------------------------------------------------------------------------------
 
 
-def watch(told, pid):
+def watch(told, pid, ledger):
     """Send signals, kill, wait; return what was wrong with how it ended."""
     rng = np.random.default_rng([told.seed, told.number, 8])
     began = time.monotonic()
     terms = sorted(rng.uniform(0.02, told.seconds, told.terms).tolist())
     used, since, looks = 0, 0.0, 0
+    set_up = None
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         now = time.monotonic() - began
         if done:
             break
-        if terms and now > terms[0]:
+        if set_up is None and ledger.begun:
+            set_up = now
+        played = 0.0 if set_up is None else now - set_up
+        if terms and played > terms[0]:
             terms.pop(0)
             os.kill(pid, signal.SIGTERM)
-        if told.killed_after is not None and now > told.killed_after:
+        if told.killed_after is not None and played > told.killed_after:
             end_group(pid)
             os.waitpid(pid, 0)
             return []
