@@ -298,10 +298,14 @@ class Home:
 
     # -- reads -------------------------------------------------------------------------------
 
-    def look(self, rng, buffer=None, allowed=MAY_RAISE):
-        """Read in one way or another; return the error, if it may be raised."""
+    def look(self, rng, buffer=None, allowed=MAY_RAISE, threads=True):
+        """Read in one way or another; return the error, if it may be raised.
+
+        `threads`: whether in ways that wait for another thread, too: not in a handler, which may have interrupted
+        what that thread would wait for.
+        """
         buffer = self.buffer if buffer is None else buffer
-        kind = int(rng.integers(9))
+        kind = int(rng.integers(9 if threads else 8))
         size = int(rng.integers(1, 33))
         read, world = self.actor.read, self.world
         if kind <= 2:

@@ -122,7 +122,7 @@ class Other:
     def extra(self, rng):
         """Do what else one does with such a buffer."""
 
-    def look(self, rng):
+    def look(self, rng, buffer=None, allowed=(), threads=True):
         def read():
             batch = self.sample(int(rng.integers(1, 64)))
             self.ledger.tally("reads")

@@ -4,7 +4,7 @@ import contextlib
 import signal
 
 from ringmap.errors import ClosedError, RoleError
-from tests.campaign.edges.actor import Ended, Home, Raised
+from tests.campaign.edges.actor import MAY_RAISE, Ended, Home, Raised
 
 CALLS = ("close", "flush", "write", "look", "clear", "snapshot", "stream")
 
@@ -64,6 +64,8 @@ class Handler:
         if kind == "close":
             if self.home.close() is None:
                 self.may_be_closed = True
+        elif kind == "look":
+            self.home.look(self.rng, None, (*MAY_RAISE, RoleError), threads=False)
         else:
             getattr(self.home, kind)(self.rng)
 
