@@ -178,6 +178,14 @@ PARTS = {
         Command("kill, lock, live reader, reads of both kinds", [*PYTEST, "tests/filesystems/test_file_systems.py", "-k", "kill"]),
         _controls("a second look left out", "tests/concurrency/test_torn.py", "-k", "control"),
     ],
+    "signals-threads-forks": [
+        Command(
+            "rounds of signals, threads, forks, replaced directories",
+            [sys.executable, "-m", "tests.campaign.edges", "--rounds", "100000", "--minutes", "{minutes}", "--seed", "{seed}"],
+            count=_json(["rounds"], ["signals", "closes", "forks", "replaced"]), share=2,
+        ),
+        _controls("planted in what guards the edges", "-m", "campaign", "tests/concurrency/test_edges.py", "-k", "control"),
+    ],
     "versions": [
         Command(
             "an older version beside this one",

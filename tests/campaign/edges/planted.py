@@ -1,0 +1,204 @@
+"""Bugs, planted in an actor, one at a time: each must be caught.
+
+Planted at seams that stay: a method is replaced, what it replaces is called. One that finds nothing to replace says so.
+"""
+
+import gc
+import itertools
+import threading
+
+from ringmap.buffers.distillation.labelled import LabelledRows
+from ringmap.buffers.offline_to_online import halves
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.transitions.following import Following
+from ringmap.errors import RoleError
+from ringmap.storage.files import Disk, FileHandle
+from ringmap.storage.reader import Reader
+from ringmap.storage.source import Source
+from ringmap.storage.store import Store
+from tests.campaign.edges import others
+
+
+def close_abandons():
+    """`close` raises that it was refused, and gives everything back all the same."""
+    close = ReplayBuffer.close
+
+    def careless(buffer):
+        try:
+            close(buffer)
+        except RoleError:
+            buffer._owned._closed = True
+            buffer._owned.close_files()
+            raise
+
+    ReplayBuffer.close = careless
+
+
+def descriptors_closed():
+    """`close` gives descriptors back while other threads read by them."""
+
+    def giving_back(method):
+        def careless(source):
+            inside = source.folder + "/"
+            held = [
+                o
+                for o in gc.get_objects()
+                if type(o) is FileHandle and getattr(o, "path", "").startswith(inside)
+            ]
+            method(source)
+            for handle in held:
+                handle.close()
+
+        return careless
+
+    for kind, name in ((Store, "close_files"), (Reader, "close")):
+        setattr(kind, name, giving_back(getattr(kind, name)))
+
+
+class Blind:
+    """A lock that does not say that this thread has it already."""
+
+    def __init__(self, lock):
+        self._lock = lock
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def __enter__(self):
+        return self._lock.__enter__()
+
+    def __exit__(self, *error):
+        return self._lock.__exit__(*error)
+
+    def _is_owned(self):
+        return False
+
+
+def no_refusal():
+    """A writing call in the middle of another one of the same thread is not refused."""
+    if hasattr(Store, "_is_in_use"):
+        Store._is_in_use = property(lambda store: False)
+        return
+    begin = Store.__init__
+
+    def careless(store, *args, **options):
+        begin(store, *args, **options)
+        store._mutex = Blind(threading.RLock())
+
+    Store.__init__ = careless
+
+
+def any_head():
+    """What the newest call led to is handed out for whatever head the rows were read under."""
+    of_newest = Following._of_newest
+
+    def careless(following, source, head):
+        if hasattr(following, "_newest"):
+            return following._newest.observations or of_newest(following, source, head)
+        return following.newest or of_newest(following, source, head)
+
+    Following._of_newest = careless
+
+
+def generators_kept():
+    """A forked child draws with the parent's generators, whose locks a thread may have held."""
+    from ringmap.clips.forks import Forkable
+
+    Forkable.reset_after_fork = lambda made, renewed: None
+
+
+def no_identity():
+    """Nobody looks whether the directory is still the one that was opened."""
+    if hasattr(Disk, "hold"):
+        Disk.hold = lambda disk, folder: disk
+        Disk.let_go = lambda disk: None
+        Disk.check_held = lambda disk, where: None
+        begin = Reader.__init__
+        Reader.__init__ = lambda reader, *args, uuid=None, **options: begin(
+            reader, *args, **options
+        )
+    else:
+        Disk.identity = lambda disk, path: (0, 0)
+
+
+def _now_and_then(every):
+    count = itertools.count(1)
+    return lambda: next(count) % every == 0
+
+
+def error_after_commit():
+    """Now and then an episode is stored, and the call says that it was refused."""
+    commit, strikes = Store.commit, _now_and_then(11)
+
+    def careless(store, *args, **options):
+        commit(store, *args, **options)
+        if strikes():
+            raise RoleError("planted")
+
+    Store.commit = careless
+
+
+def forgets():
+    """Now and then a call returns, and nothing was stored."""
+    commit, strikes = Store.commit, _now_and_then(13)
+    Store.commit = lambda store, *args, **options: (
+        None if strikes() else commit(store, *args, **options)
+    )
+
+
+def one_look():
+    """Rows are handed out without a second look at what was evicted meanwhile."""
+    for kind in (Source, Reader):
+        kind.newest_tail = lambda source: 0
+
+
+def other_label():
+    """Labels are read a little later than the round that they are of."""
+    read = LabelledRows.read
+
+    def careless(rows, ids):
+        columns, held = read(rows, ids)
+        if len(columns.get("label_round", ())) > 1:
+            columns["label_round"] = columns["label_round"][::-1].copy()
+        return columns, held
+
+    LabelledRows.read = careless
+
+
+def other_half():
+    """The online half now and then gives a row less than it is asked for, and the offline half one more."""
+    draw, strikes = halves.StepsHalf.draw, _now_and_then(7)
+
+    def careless(half, count, rng):
+        batch = draw(half, count, rng)
+        if strikes() and "who" in batch:
+            batch["who"][:1] = -1.0, 0.0, others.key(-1, 0)
+        return batch
+
+    halves.StepsHalf.draw = careless
+
+
+PLANTS = {
+    "close-abandons": (close_abandons, "signals"),
+    "descriptors-closed": (descriptors_closed, "threads"),
+    "no-refusal": (no_refusal, "signals"),
+    "any-head": (any_head, "others"),
+    "no-identity": (no_identity, "replaced"),
+    "generators-kept": (generators_kept, "forks"),
+    "error-after-commit": (error_after_commit, "signals"),
+    "forgets": (forgets, "threads"),
+    "one-look": (one_look, "threads"),
+    "other-label": (other_label, "others"),
+    "other-half": (other_half, "others"),
+}
+"""Name -> how it is planted, and the scenario that is to notice."""
+
+NO_PLACE = "nothing is there to plant this in; adapt it:"
+
+
+def plant(name):
+    """Plant a bug in this process."""
+    if name is None:
+        return
+    try:
+        PLANTS[name][0]()
+    except (AttributeError, ImportError) as error:
+        raise LookupError(f"{NO_PLACE} {name}") from error
