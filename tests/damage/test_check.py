@@ -370,17 +370,17 @@ VANDALS = {
     "the newest record": (
         lambda v: v.flip("episodes.npy", 4096 + 128 * v.seq + 70), "episodes.npy", "record 14 is damaged or missing; state.bin knows"),
     "all records": (lambda v: v.edit("episodes.npy", 4096, bytes(128 * 184)), "episodes.npy", "records"),
-    "a gap in positions": (lambda v: v.write_record(a_live(v), start=v.records[a_live(v)].start + 1, length=4),
+    "a gap in positions": (lambda v: v.write_record(a_live(v), start=v.records[a_live(v)].start + 1, length=v.records[a_live(v)].length - 1),
                            "episodes.npy", "starts before the head"),
-    "a tail that goes back": (lambda v: v.write_record(a_live(v) + 1, tail=-5), "episodes.npy", "smaller tail"),
+    "a tail that goes back": (lambda v: v.write_record(a_live(v), tail=v.records[a_live(v) + 1].tail + 1), "episodes.npy", "smaller tail"),
     "a tail beyond the head": (lambda v: v.write_record(a_live(v), tail=9999), "episodes.npy", "tail beyond its head"),
     "a negative length": (lambda v: v.write_record(a_live(v), length=-3), "episodes.npy", "negative length"),
     "a first that is too new": (
         lambda v: (v.write_record(v.seq, first=9), v.write_states({"first": 9}), v.write_states({"first": 9, "generation": newest_state(v).generation + 1})),
-        "episodes.npy", "called the oldest live one"),
+        "episodes.npy", "calls record 9 the oldest live one, and 8 is"),
     "a first that is too old": (
         lambda v: (v.write_record(v.seq, first=5), v.write_states({"first": 5}), v.write_states({"first": 5, "generation": newest_state(v).generation + 1})),
-        "episodes.npy", "lies before the tail"),
+        "episodes.npy", "calls record 5 the oldest live one, and 8 is"),
     "too many steps": (with_too_many_steps, "episodes.npy", "expected at most max_steps=60"),
     # state
     "state missing": (lambda v: os.remove(v.paths.state), "state.bin", "missing"),

@@ -130,7 +130,10 @@ def test_a_slot_is_written_over_a_turn_later():
     found, valid = table.read_range(7, 10)
     assert valid.all()
     assert found["seq"].tolist() == [7, 8, 9, 10]
-    assert table.read_range(6, 10)[1].tolist() == [False, True, True, True, True]
+    assert table.read_range(6, 9)[1].tolist() == [False, True, True, True]
+    for first, last in ((6, 10), (0, 2**62)):
+        with pytest.raises(CorruptError, match="do not fit in its 4 slots"):
+            table.read_range(first, last)
     assert table.read_range(11, 10)[0].shape == (0,)
 
 

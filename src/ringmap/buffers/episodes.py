@@ -133,7 +133,10 @@ class StoredEpisodes:
         found: list[dict[str, Any] | None] = []
         for row in records[gone & (records["start"] >= tail)]:
             blob = source.blob_of(Record.of(row))
-            found.append(None if blob is None else decode_data(decode_blob(blob)[2]))
+            try:
+                found.append(None if blob is None else decode_data(decode_blob(blob)[2]))
+            except ValueError:  # it was dropped because it does not make sense
+                found.append(None)
         return found
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:

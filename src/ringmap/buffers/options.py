@@ -9,7 +9,7 @@ import logging
 import operator
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ringmap.errors import InputError
@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+log = logging.getLogger("ringmap")
+
+
 @dataclass(frozen=True)
 class Options:
     """What a buffer remembers in its directory for `ReplayBuffer.open`."""
@@ -42,6 +45,20 @@ class Options:
     casting: str = "safe"
     interrupted: str = "drop"
     sync_every_s: float = 30.0
+
+    @classmethod
+    def remembered(cls, stored: Mapping[str, Any], folder: str) -> Options:
+        """Return the options that a directory remembers; one that makes no sense is as in a new buffer."""
+        known = {field.name for field in fields(cls)} & stored.keys()
+        options = cls()
+        for name in sorted(known):
+            try:
+                options = replace(options, **{name: stored[name]})
+                options.check(folder)
+            except InputError as error:
+                log.warning("%s; the manifest says so, and it is left out", error)
+                options = replace(options, **{name: getattr(cls, name)})
+        return options
 
     def check(self, where: str) -> None:
         """Raise InputError for a value that makes no sense."""
@@ -152,4 +169,4 @@ def must_agree(
 def log_progress(done: int, of: int) -> None:
     """Log how far a verification is."""
     if done == of or done % 1000 == 0:
-        logging.getLogger("ringmap").info("verified %d of %d episodes", done, of)
+        log.info("verified %d of %d episodes", done, of)

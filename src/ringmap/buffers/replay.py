@@ -40,7 +40,6 @@ from ringmap.datasets.batch import worker
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import (
     ClosedError,
-    CorruptError,
     InputError,
     ReadOnlyError,
 )
@@ -214,8 +213,8 @@ class ReplayBuffer(Sampled):
                 )
         folder = os.path.abspath(path)
         with clear_reads(where, folder):
-            remembered = read_manifest(cls.disk, folder).settings
-        options = Options(**{**{n: v for n, v in remembered.items() if n in known}, **overrides})
+            manifest = read_manifest(cls.disk, folder)
+        options = replace(Options.remembered(manifest.settings, folder), **overrides)
         options.check(where)
         buffer = cls.__new__(cls)
         opened = list[Source]()
@@ -276,22 +275,10 @@ class ReplayBuffer(Sampled):
         self._beacon = Beacon()
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
-            if saved is not None:
-                try:
-                    self._counter = int(saved["step"])
-                    self._rng.bit_generator.state = saved["rng"]
-                    self._restore_sampler(saved.get("sampler"))
-                except (
-                    LookupError,
-                    TypeError,
-                    ValueError,
-                    AttributeError,
-                    ArithmeticError,
-                ) as error:
-                    raise CorruptError(
-                        f"{source.folder}: the state of sampling that its newest commit carries does not make sense: "
-                        f"{error!r}; run ringmap.check on the buffer"
-                    ) from None
+            if saved is not None:  # the store has refused one that makes no sense
+                self._counter = int(saved["step"])
+                self._rng.bit_generator.state = saved["rng"]
+                self._restore_sampler(saved.get("sampler"))
             else:
                 self._draws = 1  # a fresh generator is stored with the first commit
             self._attach_sampler()
@@ -303,7 +290,7 @@ class ReplayBuffer(Sampled):
         if state and state.get("kind") == kind and hasattr(self._sampler, "load_small_state"):
             try:
                 self._sampler.load_small_state(state)  # type: ignore[union-attr]
-            except InputError as error:
+            except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
                 log.warning("%s: its sampler begins anew: %s", self._owned.folder, error)
 
     def _attach(self, source: Source) -> None:

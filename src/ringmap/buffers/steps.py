@@ -15,7 +15,6 @@ Not here: which rows are drawn, and what they mean.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,9 +25,9 @@ from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.window import Window
-from ringmap.errors import ExistsError, InputError, LappedError, NoClipsError
+from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.birth import examine, make_folder, read_manifest
-from ringmap.storage.blobs import decode_blob
+from ringmap.storage.blobs import decode_small_state
 from ringmap.storage.files import Disk
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
@@ -312,8 +311,13 @@ class StepRing:
             record = source.table.read(source.seq) if source.seq else None
             blob = None if record is None else source.blob_of(record)
             if blob is not None:
-                carried: dict[str, Any] = json.loads(decode_blob(blob)[1] or b"{}")
-                return dict(carried.get("notes", {}))
+                try:
+                    return dict(decode_small_state(blob).get("notes") or {})
+                except ValueError as error:
+                    raise CorruptError(
+                        f"{source.paths.table}: the small state that record {source.seq} carries does not make "
+                        f"sense: {error}; run ringmap.check on the buffer"
+                    ) from None
             source.refresh()  # overwritten meanwhile, or nothing is stored
         return {}
 

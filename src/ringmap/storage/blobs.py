@@ -36,8 +36,10 @@ __all__ = [
     "LAST_OFFSET",
     "SEGMENT_NBYTES",
     "Segments",
+    "check_small_state",
     "decode_blob",
     "decode_data",
+    "decode_small_state",
     "encode_blob",
     "encode_data",
     "segment_name",
@@ -70,13 +72,61 @@ def encode_blob(sums: Sequence[int], carried: bytes, data: bytes) -> bytes:
 
 
 def decode_blob(blob: bytes) -> tuple[list[int], bytes, bytes]:
-    """Return `(sums, carried, data)` of a blob whose checksum held."""
+    """Return `(sums, carried, data)` of a blob whose checksum held.
+
+    Raises:
+        ValueError: its parts do not add up. Its checksum holds, but who forges a blob gives it one.
+    """
+    if len(blob) < _HEAD.size:
+        raise ValueError(f"blob parts do not add up: it has {len(blob)} bytes")
     count, carried, data = _HEAD.unpack_from(blob)
     at = _HEAD.size + 8 * count
     if at + carried + data != len(blob):
-        raise ValueError("blob parts do not add up")
+        raise ValueError(
+            f"blob parts do not add up: {at} + {carried} + {data} bytes, of {len(blob)}"
+        )
     sums = list(struct.unpack_from(f"<{count}Q", blob, _HEAD.size))
     return sums, blob[at : at + carried], blob[at + carried :]
+
+
+def decode_small_state(blob: bytes) -> dict[str, Any]:
+    """Return the small state that a blob carries.
+
+    Raises:
+        ValueError: the blob's parts do not add up, or its small state does not make sense.
+    """
+    try:
+        found = json.loads(decode_blob(blob)[1] or b"{}")
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    check_small_state(found)
+    return dict(found)
+
+
+def check_small_state(state: Any) -> None:
+    """Raise ValueError unless the sections of a small state that we know make sense."""
+    if not isinstance(state, dict):
+        raise ValueError(f"it is of type {type(state).__name__}")
+    if not _is_list_of_str(state.get("finished", [])):
+        raise ValueError("its finished streams are no list of names")
+    if not isinstance(state.get("notes", {}), dict):
+        raise ValueError("its notes have no names")
+    sampling = state.get("sampling")
+    if sampling is None:
+        return
+    try:
+        step, sampler = sampling["step"], sampling.get("sampler")
+        good = type(step) is int and 0 <= step < 1 << 63
+        good = good and (sampler is None or isinstance(sampler, dict))
+        np.random.default_rng(0).bit_generator.state = sampling["rng"]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"its state of sampling is none: {error!r}") from None
+    if not good:
+        raise ValueError("its state of sampling is none")
+
+
+def _is_list_of_str(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def encode_data(values: Mapping[str, Any], where: str) -> bytes:

@@ -11,7 +11,6 @@ Not here: how many rounds there are (snapshot.py), how a column's rows are copie
 from __future__ import annotations
 
 import errno
-import json
 import os
 import uuid
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.birth import Paths, read_manifest
-from ringmap.storage.blobs import Segments, decode_blob, segment_name
+from ringmap.storage.blobs import Segments, decode_small_state, segment_name
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
@@ -313,7 +312,10 @@ class Copy:
             )
             if not blob:  # damaged, which check reports; an older one is found when it is opened
                 return {}
-            state = dict(json.loads(decode_blob(blob)[1] or b"{}"))
+            try:
+                state = decode_small_state(blob)
+            except ValueError:
+                return {}
         state.pop("finished", None)  # names streams, of which the copy has none
         return {"seq": now.seq, "state": state}
 

@@ -32,6 +32,7 @@ __all__ = [
     "DROPPED",
     "EPISODE",
     "INTERRUPTED",
+    "MOST",
     "RECORD",
     "RETIRE",
     "SPARE_SLOTS",
@@ -44,7 +45,10 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 EPISODE, RETIRE, CLEAR = 1, 2, 3
-"""Kinds of record."""
+"""Kinds of record. One of any other kind is from a newer ringmap."""
+
+MOST = 1 << 62
+"""Positions and numbers are below this: what is computed from them stays in 64 bits."""
 
 TERMINATED, TRUNCATED, INTERRUPTED, DROPPED = 1, 2, 4, 0xF8
 """Flags of an episode's record. A dropped episode was damaged: it is never served, its positions stay.
@@ -234,7 +238,16 @@ class EpisodeTable:
     # -- many records ------------------------------------------------------------------------
 
     def read_range(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised."""
+        """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised.
+
+        Raises:
+            CorruptError: they are more than the table has room for: whoever says so is wrong, or forged it.
+        """
+        if last + 1 - first > self.slots:
+            raise CorruptError(
+                f"{self._file.path}: records {first} to {last} do not fit in its {self.slots} slots, so "
+                "whatever says that they are stored is damaged; run ringmap.check on the buffer"
+            )
         records = np.empty(max(0, last + 1 - first), RECORD)
         at = 0
         while at < len(records):

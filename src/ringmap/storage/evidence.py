@@ -103,7 +103,8 @@ class Files:
         """Return up to `size` bytes at `offset`; none of a file that is gone or can't be read."""
 
         def read(file: File) -> bytes:
-            return file.read(max(0, min(size, file.size() - offset)), offset)
+            size_left = file.size() - offset
+            return file.read(min(size, size_left), offset) if size_left > 0 else b""
 
         try:
             found: bytes = self._look(name, read) or b""

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from ringmap.errors import DamageError, NewerVersionError
 from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import segment_number
 from ringmap.storage.columns.backends import BACKENDS
@@ -19,7 +20,7 @@ from ringmap.storage.episodes import EPISODE, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
 from ringmap.storage.frames import Stream, read_stream
 from ringmap.storage.priorities import PriorityFile
-from ringmap.storage.recovery import Progress, broken_order
+from ringmap.storage.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 from ringmap.storage.system import NotAFileError
@@ -57,7 +58,23 @@ class Finding:
 
 
 def faults_in(survey: Survey, progress: Progress | None = None) -> Iterator[Finding]:
-    """Yield what is wrong with what was surveyed."""
+    """Yield what is wrong with what was surveyed: all that an opening refuses is among it."""
+    sound = True
+    for finding in _found_in(survey, progress):
+        sound = False
+        yield finding
+    refused = survey.refused
+    if sound and refused is not None and not survey.has_moved():
+        yield Finding(TABLE, _words_of(survey, refused))
+
+
+def _words_of(survey: Survey, refused: DamageError) -> str:
+    """Return the words of an error, without the path and the advice."""
+    path = survey.files.path(TABLE)
+    return str(refused).removeprefix(f"{path}: ").removesuffix("; run ringmap.check on the buffer")
+
+
+def _found_in(survey: Survey, progress: Progress | None) -> Iterator[Finding]:
     parts = survey.parts
     for part in (parts.manifest_part, parts.table, parts.state, *parts.columns):
         yield from (Finding(part.file, fault) for fault in part.faults)
@@ -96,6 +113,12 @@ def _manifest(survey: Survey) -> Iterator[Finding]:
         if manifest.sizes[i] != nbytes:
             said = f"{manifest.files[i]} has {manifest.sizes[i]} bytes, expected {nbytes}"
             yield Finding(MANIFEST, f"says that {said}")
+    stored = survey.reached.seq
+    if manifest.witness > stored:
+        yield Finding(
+            MANIFEST,
+            f"says that record {manifest.witness} was stored, but record {stored} is the newest",
+        )
     counts, number = manifest.table, manifest.table.get("seq", 0)
     record = survey.table.read(number) if number else None
     if record is not None and any(
@@ -114,6 +137,12 @@ def _states(survey: Survey) -> Iterator[Finding]:
             if one is not None or other is not None:
                 yield Finding(STATE, f"slot {slot} is torn or damaged")
             continue
+        need = max(state.mark, state.seq if survey.clean else 0)
+        if need > survey.reached.seq and not survey.has_moved():
+            stored = survey.reached.seq
+            yield Finding(
+                STATE, f"slot {slot} shows record {need}, but record {stored} is the newest"
+            )
         record = survey.table.read(state.seq) if state.seq else None
         if record is not None and (record.first, record.tail, record.head) != (
             state.first,
@@ -140,8 +169,14 @@ def _table(survey: Survey) -> Iterator[Finding]:
     reached, records, valid = survey.reached, survey.records, survey.valid
     manifest = survey.parts.manifest
     assert manifest is not None
+    if isinstance(survey.refused, NewerVersionError):
+        yield Finding(TABLE, _words_of(survey, survey.refused))
     for first, last in survey.broken():
         run = f"record {first} is" if first == last else f"records {first} to {last} are"
+        whole = survey.table.read(first) if first == last else None
+        if whole is not None:  # its checksum holds
+            yield Finding(TABLE, why_impossible(whole, manifest.max_steps), first)
+            continue
         why = f"; {reached.by} knows of record {reached.seq}" if reached.by != TABLE else ""
         yield Finding(TABLE, f"{run} damaged or missing{why}", first)
     for at in np.split(np.arange(len(records)), np.flatnonzero(np.diff(valid)) + 1):
@@ -152,15 +187,11 @@ def _table(survey: Survey) -> Iterator[Finding]:
         yield Finding(
             TABLE, f"{steps} steps are live, expected at most max_steps={manifest.max_steps}"
         )
-    if len(records) and valid[0] and records["start"][0] < reached.tail:
+    if survey.misled and not survey.has_moved():
+        yield Finding(TABLE, survey.misled)
+    for number in [] if survey.has_moved() else survey.strays:
         yield Finding(
-            TABLE, f"record {reached.first}, called the oldest live one, lies before the tail"
-        )
-    before = survey.table.read(reached.first - 1) if reached.first > 1 else None
-    if before is not None and before.live and before.start >= reached.tail:
-        yield Finding(
-            TABLE,
-            f"record {before.seq} is live, but record {reached.first} is called the oldest live one",
+            TABLE, f"record {number} can't be of this ring: record {reached.seq} is the newest"
         )
 
 
@@ -190,6 +221,13 @@ def _blobs_and_rows(survey: Survey, progress: Progress | None) -> Iterator[Findi
                 f"blob of record {newest.seq}, which carries the small state, is damaged",
                 newest.seq,
             )
+    for small in survey.small_states():
+        if small.fault and not survey.has_moved():
+            carrier = None if small.kept else survey.table.read(small.seq)
+            if carrier is None:
+                yield Finding(MANIFEST, small.fault)
+            else:
+                yield Finding(survey.segment_file(carrier.blob_segment), small.fault, carrier.seq)
 
 
 def _streams(survey: Survey) -> Iterator[Finding]:

@@ -47,12 +47,11 @@ def fillers(survey: Survey, dropped: set[int]) -> list[list[Record]]:
             after = Record.of(records[run[-1] + 1])
         stop = after.start if after is not None else reached.head
         start = min(before.head if before is not None else reached.tail, stop)
-        like = before or after or Record(0, 0, 0, reached.tail, reached.first)
+        # What the next one calls live: with the tail of the one before, more than max_steps might be.
+        tail, first = (reached.tail, reached.first) if after is None else (after.tail, after.first)
         numbers = [reached.first + int(i) for i in run]
-        made = [Record(n, stop, 0, like.tail, like.first, flags=DROPPED) for n in numbers]
+        made = [Record(n, stop, 0, tail, first, flags=DROPPED) for n in numbers]
         made[0] = replace(made[0], start=start, length=stop - start)
-        if after is None:  # the newest record says what is live
-            made[-1] = replace(made[-1], tail=reached.tail, first=reached.first)
         found.append(made)
     return found
 
@@ -68,13 +67,14 @@ def _kept(survey: Survey, dropped: set[int]) -> np.ndarray[Any, np.dtype[np.bool
     if not any(broken_order(records[run]) for run in runs if len(run) and kept[run[0]]):
         return kept
     whole = np.isin(records["seq"], [n for n in survey.live()["seq"] if n not in dropped])
-    head, tail = 0, 0
+    head, tail, first = 0, 0, 1
     for i in np.flatnonzero(kept):
         record = Record.of(records[i])
         fits = head <= record.start and tail <= record.tail <= min(
             record.start, survey.reached.tail
         )
+        fits = fits and first <= record.first <= survey.reached.first
         kept[i] = whole[i] and fits
         if kept[i]:
-            head, tail = record.head, record.tail
+            head, tail, first = record.head, record.tail, record.first
     return kept

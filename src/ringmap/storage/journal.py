@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -23,11 +22,11 @@ import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError
 from ringmap.storage.birth import Paths
-from ringmap.storage.blobs import Segments, decode_blob, encode_blob
+from ringmap.storage.blobs import Segments, encode_blob
 from ringmap.storage.episodes import DROPPED, EpisodeTable, Record
 from ringmap.storage.files import Disk, File
 from ringmap.storage.manifest import Manifest
-from ringmap.storage.recovery import Found, find
+from ringmap.storage.recovery import Found, find, small_state_of
 from ringmap.storage.rows import Rows
 from ringmap.storage.state import NO_BOOT, State, StateFile
 
@@ -71,10 +70,10 @@ class Journal:
 
     # -- recovery ----------------------------------------------------------------------------
 
-    def find(self, witness: int) -> Found:
+    def find(self, manifest: Manifest) -> Found:
         """Return the state that the files are in; see `recovery.find`."""
         shown = self.state_file.newest()
-        return find(self.table, shown, self.disk.boot_id(), witness, self.paths.table)
+        return find(self.table, shown, self.disk.boot_id(), manifest, self.paths.table)
 
     def mend(self, found: Found, rows: Rows | None, bad: Mapping[int, str]) -> None:
         """Make the files say what was found, in an order that a further crash can't harm.
@@ -151,18 +150,17 @@ class Journal:
 
         Returns:
             Whether it is as of the newest record.
+
+        Raises:
+            CorruptError: it does not make sense.
         """
         self._encoded = None
-        for seq in range(found.seq, max(0, found.seq - self.table.slots), -1):
-            if kept and int(kept["seq"]) >= seq:
-                break
-            record = self.table.read(seq)
-            blob = None if record is None else self.blob_of(record)
-            if blob is not None:
-                self.carried = _small_state(blob, self.paths.table, seq)
-                return seq == found.seq
-        self.carried = dict(kept["state"]) if kept else {}
-        return not found.seq or (bool(kept) and int(kept["seq"]) >= found.seq)
+        small = small_state_of(found.seq, self.table, self.blob_of, kept)
+        if small.fault:
+            path = self.paths.manifest if small.kept else self.paths.table
+            raise CorruptError(f"{path}: {small.fault}; run ringmap.check on the buffer")
+        self.carried = small.state
+        return small.seq >= found.seq
 
     # -- a commit's own writes -----------------------------------------------------------------
 
@@ -353,17 +351,3 @@ def _segments_in(found: Found) -> dict[int, int]:
     numbers, at = np.unique(found.records["blob_segment"][::-1], return_index=True)
     newest = found.records["seq"][::-1][at]
     return dict(zip(map(int, numbers), map(int, newest), strict=True))
-
-
-def _small_state(blob: bytes, path: str, seq: int) -> dict[str, Any]:
-    """Return the small state in a blob; its checksum holds, but who forges one gives it that."""
-    try:
-        found = json.loads(decode_blob(blob)[1] or b"{}")
-        if not isinstance(found, dict) or not isinstance(found.get("finished", []), list):
-            raise ValueError(f"{type(found).__name__}")
-    except (ValueError, RecursionError, struct.error) as error:
-        raise CorruptError(
-            f"{path}: the small state that record {seq} carries does not make sense: {error}; run ringmap.check on "
-            "the buffer"
-        ) from None
-    return found

@@ -58,6 +58,11 @@ class Manifest:
         """Rows of every column."""
         return self.max_steps + self.spare
 
+    @property
+    def witness(self) -> int:
+        """The number of a record that was stored durably: a table that is older is damage."""
+        return max(self.table.get("seq", 0), int(self.carried.get("seq", 0)))
+
     def label(self, index: int) -> dict[str, Any]:
         """Return what the file of column `index` says of itself."""
         spec = self.schema.columns[index] if self.schema else None

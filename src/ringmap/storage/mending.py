@@ -44,6 +44,17 @@ class Hands:
             for record in records:
                 table.write(record)
 
+    def wipe_record(self, name: str, number: int) -> None:
+        """Wipe the slot of a record."""
+        with _Opened(self.disk, self.path(name)) as file:
+            EpisodeTable(file, self._slots, self._uuid, mapped=False).zero(number % self._slots)
+
+    def append(self, name: str, data: bytes, offset: int) -> None:
+        """Write bytes behind the end of a segment, durably: a record names them next."""
+        with _Opened(self.disk, self.path(name)) as file:
+            file.write(data, offset)
+            file.sync()
+
     def move(self, source: str, target: str) -> None:
         """Give a file another name, durably."""
         self.disk.rename(self.path(source), self.path(target))

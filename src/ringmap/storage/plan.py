@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ringmap.errors import CorruptError
-from ringmap.storage.blobs import decode_blob
+import xxhash
+
+from ringmap.errors import CorruptError, NewerVersionError
+from ringmap.storage.blobs import LAST_OFFSET, decode_blob, encode_blob
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
@@ -36,6 +38,7 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.mending import Hands
 from ringmap.storage.recovery import Progress
+from ringmap.storage.rows import combine
 from ringmap.storage.successors import NAMES, Successors
 from ringmap.storage.survey import Survey
 
@@ -106,15 +109,18 @@ class Plan:
 
     def _refuse_hopeless(self) -> Manifest:
         path, manifest = self.files.path(MANIFEST), self.parts.manifest
+        if isinstance(self.survey.refused, NewerVersionError):
+            raise self.survey.refused
         if manifest is None:
             raise CorruptError(
                 f"{path}: can't be made again, the other files do not say enough; put it back from a backup, or, "
                 "if nothing was stored, remove the directory"
             )
         for row in self.survey.live()[-8:] if self.parts.columns else ():
-            blob = self.survey.blob(Record.of(row))
-            count = len(manifest.files) if blob is None else len(decode_blob(blob)[0])
-            if count != len(manifest.files):
+            record = Record.of(row)
+            sums = self.survey.sums_in(self.survey.blob(record) or b"")
+            count = len(sums)
+            if count != len(manifest.files) and combine(sums) == record.rows_sum:
                 raise CorruptError(
                     f"{path}: can't be made again: {count} columns were stored, and the files of "
                     f"{len(manifest.files)} are there; put it or the missing ones back from a backup"
@@ -150,20 +156,26 @@ class Plan:
             if part.at is None:
                 lost = f"{part.file}: {part.faults[0]}"
                 why.update(dict.fromkeys(map(int, survey.live()["seq"]), lost))
+        gaps = {seq for first, last in survey.broken() for seq in range(first, last + 1)}
+        senseless = survey.small_states()[0]
         for finding in self.findings:
-            if finding.seq is not None and finding.file != TABLE:
+            if finding.seq is not None and finding.seq not in gaps:
                 why.setdefault(finding.seq, str(finding))
         for seq, fault in sorted(why.items()):
             record = survey.table.read(seq)
             if record is None:
                 continue  # a writer took its place: this is a dry run beside it
+            if self._plan_small_state(at, record):
+                continue
             is_episode = record.kind == EPISODE
+            if not is_episode or (senseless.fault and senseless.seq == seq):
+                record = replace(record, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
             if is_episode:
                 dropped.add(seq)
                 changed = replace(record, flags=record.flags | DROPPED)
                 what = f"drop the episode of record {seq}: {fault}"
             else:
-                changed = replace(record, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
+                changed = record
                 what = f"go back to the small state before record {seq}: {fault}"
             write = partial(self.hands.write_records, at, [changed])
             self._step(TABLE, what, write, seq, int(is_episode), record.length * is_episode)
@@ -178,6 +190,26 @@ class Plan:
         if dropped:
             self._steps.append(partial(self.hands.sync, [at]))
         return dropped
+
+    def _plan_small_state(self, at: str, record: Record) -> bool:
+        """Write a record's blob again without its small state, if that alone makes no sense; tell whether it does."""
+        small, name = self.survey.small_states()[0], self.survey.segment_file(record.blob_segment)
+        told = [finding.what for finding in self.findings if finding.seq == record.seq]
+        offset = self.files.size(name)
+        if told != [small.fault] or offset > LAST_OFFSET:
+            return False
+        try:
+            sums, _, data = decode_blob(self.survey.blob(record) or b"")
+        except ValueError:
+            return False
+        blob = encode_blob(sums, b"", data)
+        check = xxhash.xxh3_64_intdigest(blob)
+        changed = replace(record, blob_offset=offset, blob_size=len(blob), blob_sum=check)
+        self._steps.append(partial(self.hands.append, name, blob, offset))
+        write = partial(self.hands.write_records, at, [changed])
+        what = f"write its blob again, without its small state: {small.fault}"
+        self._step(TABLE, what, write, record.seq)
+        return True
 
     # -- files -------------------------------------------------------------------------------
 
@@ -274,6 +306,11 @@ class Plan:
         """Mend the table, and fill the gaps in it; return the numbers of the records filled in."""
         slots, at, disk = self.manifest.table_slots, self.parts.table.at, self.files.disk
         runs = fillers(self.survey, dropped)
+        for number in self.survey.strays:
+            wipe = partial(self.hands.wipe_record, TABLE, number)
+            self._step(
+                TABLE, f"wipe the slot of record {number}: it can't be of this ring", wipe, number
+            )
         lost = {record.seq for run in runs for record in run}
         write = partial(self.hands.write_records, TABLE)
         if at is None:
@@ -299,6 +336,14 @@ class Plan:
             what = f"put a dropped episode in the place of {numbers}: what {steps} stored is lost"
             refill = partial(write, run if at is not None else [])
             self._step(TABLE, what, refill, first.seq, len(run), last.head - first.start)
+        reached = self.survey.reached
+        newest = self.survey.table.read(reached.seq) if reached.seq not in lost else None
+        if newest is not None and newest.first != reached.first:
+            changed = replace(newest, first=reached.first)
+            if newest.seq in dropped:
+                changed = replace(changed, flags=newest.flags | DROPPED)
+            what = f"let record {newest.seq} name the oldest live one: {reached.first}"
+            self._step(TABLE, what, partial(write, [changed]), newest.seq)
         for name in orphans_in(self.survey, lost) if lost else []:
             self._step(
                 name, "remove it: no record names it any more", partial(self.hands.discard, name)
@@ -307,9 +352,12 @@ class Plan:
 
     def _plan_manifest(self, lost: set[int]) -> None:
         survey, manifest, files = self.survey, self.manifest, self.files
-        if not lost and not any(finding.file == MANIFEST for finding in self.findings):
+        reached, said = survey.reached, manifest.table
+        stale = said.get("seq") == reached.seq and said.get("first") != reached.first
+        stale |= said.get("seq", 0) > reached.seq
+        if not lost and not stale and not any(f.file == MANIFEST for f in self.findings):
             return
-        reached, count = survey.reached, sum(int(seq) not in lost for seq in survey.live()["seq"])
+        count = sum(int(seq) not in lost for seq in survey.live()["seq"])
         if manifest.schema is not None:
             described = zip(manifest.schema.columns, manifest.backends, strict=True)
             sizes = [
@@ -321,7 +369,10 @@ class Plan:
             "count": count, "first": reached.first, "tail": reached.tail,
             "head": reached.head, "seq": reached.seq,
         }  # fmt: skip
-        data = replace(manifest, table=counts).encode()
+        carried = manifest.carried
+        if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
+            carried = {}
+        data = replace(manifest, table=counts, carried=carried).encode()
         what = f"write it again: {count} episodes"
         if self.parts.manifest_part.at is None:
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"

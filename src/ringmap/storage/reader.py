@@ -22,11 +22,18 @@ from ringmap.storage.birth import hold, read_manifest
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import holder_of
-from ringmap.storage.recovery import Found, Progress, bad_episodes, find, refuse_impossible
+from ringmap.storage.recovery import (
+    Found,
+    Progress,
+    bad_episodes,
+    find,
+    is_clean,
+    refuse_impossible,
+)
 from ringmap.storage.rows import Rows
 from ringmap.storage.schema import Schema
 from ringmap.storage.source import Source
-from ringmap.storage.state import NO_BOOT, State, StateFile
+from ringmap.storage.state import State, StateFile
 
 __all__ = ["Reader"]
 
@@ -107,20 +114,18 @@ class Reader(Source):
             looked = self._state_file.look()
             data = self._state_file.data()  # of a file without two whole slots; else not looked at
             shown = looked or self._state_file.newest()
-            witness = int(self.manifest.table.get("seq", 0))
             boot = self.disk.boot_id()
             self._torn = None
-            if looked is not None and boot is not None and looked.boot == boot != NO_BOOT:
+            if looked is not None and is_clean(looked, boot):
                 shown = looked
-                self._refuse_old_state(shown, witness)
+                self._refuse_old_state(shown, self.manifest.witness)
                 if self._follow(shown, shown.first, anew=True):
                     return
                 continue
             # Nobody vouches for what is on the disk: look at it as a recovery would, and serve what is whole.
-            found = find(self.table, shown, boot, witness, self.paths.table)
+            found = find(self.table, shown, boot, self.manifest, self.paths.table)
             if self._changed(shown):
                 continue  # a writer is opening it at this moment
-            self._refuse_impossible(found.records, found.seq, found.tail, found.head)
             if found.seq:
                 self._open_rows(found.head)
             bad: dict[int, str] = {}
@@ -235,7 +240,8 @@ class Reader(Source):
                     f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer"
                 )
             return False
-        self._refuse_impossible(records, shown.seq, shown.tail, shown.head)
+        state = shown.seq, shown.tail, shown.head
+        refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
         kept = (
             (records["kind"] == EPISODE)
             & (records["flags"] & DROPPED == 0)
@@ -280,9 +286,6 @@ class Reader(Source):
             self._shown = shown
 
         self._change(work)
-
-    def _refuse_impossible(self, records: Array, seq: int, tail: int, head: int) -> None:
-        refuse_impossible(records, (seq, tail, head), self.manifest.max_steps, self.paths.table)
 
     def _open_rows(self, head: int) -> None:
         if self.rows is not None:

@@ -13,29 +13,50 @@ Not here: what a writer then mends (journal.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
-from ringmap.storage.blobs import LARGEST_BLOB, LAST_OFFSET, Segments, decode_blob
-from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, EpisodeTable, Record
+from ringmap.errors import CorruptError, NewerVersionError
+from ringmap.storage.blobs import (
+    LARGEST_BLOB,
+    LAST_OFFSET,
+    Segments,
+    check_small_state,
+    decode_blob,
+    decode_small_state,
+)
+from ringmap.storage.episodes import (
+    CLEAR,
+    DROPPED,
+    EPISODE,
+    MOST,
+    RECORD,
+    RETIRE,
+    EpisodeTable,
+    Record,
+)
+from ringmap.storage.manifest import Manifest
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
 from ringmap.storage.threads import mapped
+from ringmap.storage.xxh3 import BLOCK
 
 __all__ = [
-    "MOST",
     "Found",
     "Progress",
+    "SmallState",
     "bad_episodes",
     "bad_rows",
-    "blobs_fit",
     "broken_order",
     "find",
+    "is_clean",
+    "possible",
     "refuse_impossible",
+    "small_state_of",
+    "why_impossible",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -44,8 +65,9 @@ Progress = Callable[[int, int], None]
 
 log = logging.getLogger("ringmap")
 
-MOST = 1 << 62
-"""Positions are below this: what is computed from them stays in 64 bits."""
+_WORDS = (0, 1, 2, 3, 4, 7, 8)
+_LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, LAST_OFFSET, LARGEST_BLOB], np.uint64)
+"""Of a record as 64-bit words: seq, start, length, tail, first, blob_offset, blob_size."""
 
 
 @dataclass(slots=True)
@@ -89,8 +111,13 @@ class Found:
         return live[live["seq"] > self.mark]
 
 
+def is_clean(shown: State | None, boot: bytes | None) -> bool:
+    """Tell whether the page cache of this boot vouches for the state shown."""
+    return shown is not None and boot is not None and shown.boot == boot != NO_BOOT
+
+
 def find(
-    table: EpisodeTable, shown: State | None, boot: bytes | None, witness: int, path: str
+    table: EpisodeTable, shown: State | None, boot: bytes | None, manifest: Manifest, path: str
 ) -> Found:
     """Return the state that the table is in. Reads only. O(records), vectorised.
 
@@ -98,33 +125,35 @@ def find(
         table: the open table.
         shown: the newest valid state of state.bin.
         boot: the id of this boot.
-        witness: a sequence number that the table is known to have reached.
+        manifest: whose counts the table is known to have reached.
         path: the table's path, for messages.
 
     Raises:
         CorruptError: a live record is damaged or missing, or the table is older than a witness.
+        NewerVersionError: a live record is of a kind that is not known.
     """
-    clean = shown is not None and boot is not None and shown.boot == boot and boot != NO_BOOT
-    found = _walk(table, shown, path) if clean and shown is not None else _scan(table)
+    clean = is_clean(shown, boot)
+    found = (
+        _walk(table, shown, path)
+        if clean and shown is not None
+        else _scan(table, manifest.max_steps)
+    )
     found.clean = clean
     if shown is not None:
         found.mark, found.epoch, found.generation = shown.mark, shown.epoch, shown.generation
-    witness = max(witness, found.mark)
+    witness = max(manifest.witness, found.mark)
     if found.seq < witness:
         raise CorruptError(
             f"{path}: the newest whole state is that of record {found.seq}, but record {witness} was "
             "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
         )
-    if found.seq:
-        if not len(found.records):  # a scan has them already
-            found.records, valid = table.read_range(found.first, found.seq)
-            if not valid.all():
-                bad = found.first + int(np.argmin(valid))
-                raise CorruptError(
-                    f"{path}: record {bad} is damaged; run ringmap.check on the buffer"
-                )
-        for fault in broken_order(found.records):
-            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
+    if found.seq and not len(found.records):  # a scan has them already
+        found.records, valid = table.read_range(found.first, found.seq)
+        if not valid.all():
+            bad = found.first + int(np.argmin(valid))
+            raise CorruptError(f"{path}: record {bad} is damaged; run ringmap.check on the buffer")
+    state = found.seq, found.tail, found.head
+    refuse_impossible(found.records, state, manifest, table.slots, path)
     return found
 
 
@@ -152,9 +181,10 @@ def _walk(table: EpisodeTable, shown: State, path: str) -> Found:
     return found
 
 
-def _scan(table: EpisodeTable) -> Found:
+def _scan(table: EpisodeTable, max_steps: int) -> Found:
     """Take the greatest number whose live records are all whole."""
     records, valid, slots = table.scan()
+    valid &= possible(records, max_steps, table.slots)
     torn = slots[~valid]
     found = Found()
     whole_ones = np.flatnonzero(valid)
@@ -182,19 +212,43 @@ def _scan(table: EpisodeTable) -> Found:
     return found
 
 
+def possible(records: Array, max_steps: int, slots: int) -> Array:
+    """Return which records can be of such a ring. O(records), vectorised.
+
+    Whoever forges a record gives it a checksum that holds: memory is never asked for by its word alone.
+    """
+    found = np.empty(len(records), np.bool_)
+    for at in range(0, len(records), BLOCK):  # each word is looked at while it is in the cache
+        words = records[at : at + BLOCK].view("<u8").reshape(-1, RECORD.itemsize // 8)
+        seq, start, length, tail, first = words.T[:5]
+        # As unsigned numbers, negative ones are huge: one comparison tells of both.
+        good = (words[:, _WORDS] <= _LIMITS).all(axis=1)
+        good &= (length <= max_steps) & (tail <= start + length)
+        good &= start + length - tail <= max_steps
+        good &= (first >= 1) & (first <= seq) & (seq - first < slots)
+        found[at : at + BLOCK] = good
+    return found
+
+
 def broken_order(records: Array) -> list[str]:
-    """Return in words where consecutive records contradict each other."""
+    """Return in words where consecutive records contradict themselves or each other."""
     heads = records["start"] + records["length"]
-    faults = []
+    dropped, faults = records["flags"] & DROPPED, []
     for what, bad in (
         ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
         (
             "has a smaller tail than the record before it",
             records["tail"][1:] < records["tail"][:-1],
         ),
+        (
+            "calls an older one the oldest than the one before it",
+            records["first"][1:] < records["first"][:-1],
+        ),
         ("has a tail beyond its head", records["tail"] > heads),
         ("has a negative length", records["length"] < 0),
-        ("has a damaged flag", ~np.isin(records["flags"] & DROPPED, (0, DROPPED))),
+        ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
+        ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
+        ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
     ):
         if bad.any():
             at = int(np.argmax(bad)) + (len(records) - len(bad))
@@ -203,40 +257,110 @@ def broken_order(records: Array) -> list[str]:
 
 
 def refuse_impossible(
-    records: Array, state: tuple[int, int, int], max_steps: int, path: str
+    records: Array, state: tuple[int, int, int], manifest: Manifest, slots: int, path: str
 ) -> None:
-    """Raise if records with checksums that hold, or the state `(seq, tail, head)`, can't be of such a ring.
+    """Raise if records with checksums that hold, or the state `(seq, tail, head)`, can't be of such a ring. O(records).
 
-    Whoever forges a record can give it a checksum: memory is never asked for by its word alone. O(records).
+    Args:
+        records: consecutive ones.
+        state: what the newest of them says.
+        manifest: of the ring.
+        slots: records that the table has room for.
+        path: the table's, for messages.
+
+    Raises:
+        NewerVersionError: a record is of a kind that is not known: it is from the future.
+        CorruptError: anything else.
     """
+    refuse_unknown(records, path)
     seq, tail, head = state
-    # As unsigned numbers, negative ones are huge: one walk tells of both.
-    fields = ("length", "start", "blob_size", "blob_offset")
-    most = [int(records[name].view("<u8").max(initial=0)) for name in fields]
-    if not (0 <= tail <= head < MOST and head - tail <= max_steps):
-        fault = f"the state of record {seq} reaches from position {tail} to {head}"
-    elif most[0] > max_steps:
-        fault = f"a record has {_signed(most[0])} steps"
-    elif most[1] > head:
-        fault = f"a record starts at position {_signed(most[1])}"
-    elif most[2] > LARGEST_BLOB or most[3] > LAST_OFFSET:
-        fault = f"a record's blob has {most[2]:,} bytes from byte {most[3]:,} on"
+    fits = possible(records, manifest.max_steps, slots)
+    faults = broken_order(records)
+    if not (0 <= tail <= head < MOST and head - tail <= manifest.max_steps):
+        faults = [f"the state of record {seq} reaches from position {tail} to {head}"]
+    elif not fits.all():
+        faults = [why_impossible(Record.of(records[int(np.argmin(fits))]), manifest.max_steps)]
+    for fault in faults:
+        raise CorruptError(
+            f"{path}: {fault}, in a ring of max_steps={manifest.max_steps} that was written up to position {head}; "
+            "run ringmap.check on the buffer"
+        )
+
+
+def why_impossible(record: Record, max_steps: int) -> str:
+    """Return in words why a record can't be of a ring: one that is not `possible`."""
+    live = record.head - record.tail
+    if record.length < 0:
+        why = "has a negative length"
+    elif live < 0:
+        why = "has a tail beyond its head"
+    elif live > max_steps:
+        why = f"says that {live} steps are live, expected at most max_steps={max_steps}"
     else:
-        return
-    raise CorruptError(
-        f"{path}: {fault}, in a ring of max_steps={max_steps} that was written up to position {head}; run "
-        "ringmap.check on the buffer"
-    )
+        why = (
+            f"can't be right: it has start {record.start}, length {record.length}, tail {record.tail}, "
+            f"first {record.first}, blob_offset {record.blob_offset}, blob_size {record.blob_size}"
+        )
+    return f"record {record.seq} {why}"
 
 
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
+def refuse_unknown(records: Array, path: str) -> None:
+    """Raise NewerVersionError if a record is of a kind that is not known."""
+    unknown = (records["kind"] < EPISODE) | (records["kind"] > CLEAR)
+    if unknown.any():
+        row = records[int(np.argmax(unknown))]
+        raise NewerVersionError(
+            f"{path}: record {int(row['seq'])} is of kind {int(row['kind'])}, this ringmap reads kinds {EPISODE} "
+            f"(episode), {RETIRE} (retire) and {CLEAR} (clear); upgrade ringmap"
+        )
 
 
-def blobs_fit(records: Array) -> Array:
-    """Return which records name a blob of a size, and in a place, that there can be."""
-    fit: Array = (records["blob_size"] <= LARGEST_BLOB) & (records["blob_offset"] <= LAST_OFFSET)
-    return fit
+@dataclass(frozen=True, slots=True)
+class SmallState:
+    """The small state that an opening takes.
+
+    `seq`: as of which record; `kept`: whether the manifest has it, and no blob; `fault`: why it makes no
+    sense, in words.
+    """
+
+    state: dict[str, Any]
+    seq: int
+    kept: bool = False
+    fault: str = ""
+
+
+def small_state_of(
+    newest: int,
+    table: EpisodeTable,
+    blob_of: Callable[[Record], bytes | None],
+    kept: Mapping[str, Any],
+) -> SmallState:
+    """Return the small state of the newest whole blob, or what the manifest kept if that is newer. O(1), as a rule.
+
+    Args:
+        newest: number of the newest record.
+        table: the records.
+        blob_of: reads a record's blob, None when it is damaged or gone.
+        kept: what the manifest carries.
+    """
+    since = int(kept["seq"]) if kept else 0
+    for seq in range(newest, max(since, newest - table.slots), -1):
+        record = table.read(seq)
+        blob = None if record is None else blob_of(record)
+        if blob is not None:
+            try:
+                return SmallState(decode_small_state(blob), seq)
+            except ValueError as error:
+                what = f"the small state that record {seq} carries does not make sense: {error}"
+                return SmallState({}, seq, fault=what)
+    if not kept:
+        return SmallState({}, 0)
+    try:
+        check_small_state(kept["state"])
+    except ValueError as error:
+        what = f"the small state that it carries does not make sense: {error}"
+        return SmallState({}, since, kept=True, fault=what)
+    return SmallState(dict(kept["state"]), since, kept=True)
 
 
 def bad_episodes(
@@ -279,7 +403,10 @@ def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | No
     if combine(sums) == record.rows_sum:
         return None
     if blob is not None:
-        expected = decode_blob(blob)[0]
+        try:
+            expected = decode_blob(blob)[0]
+        except ValueError as error:
+            return f"blob of record {record.seq}: {error}"
         names = [
             n for n, got, want in zip(names, sums, expected, strict=False) if got != want
         ] or names

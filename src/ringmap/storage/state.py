@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from ringmap.errors import CorruptError
+from ringmap.storage.episodes import MOST
 from ringmap.storage.files import Disk, File, closed
 
 __all__ = ["NO_BOOT", "State", "StateFile"]
@@ -50,6 +51,16 @@ class State:
     mark: int = 0
     epoch: int = 0
     boot: bytes = NO_BOOT
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a writer could have shown this: who forges a state gives it a checksum that holds."""
+        counts = self.generation, self.seq, self.mark, self.epoch, self.head
+        return (
+            all(count < MOST for count in counts)
+            and 1 <= self.first <= self.seq + 1
+            and 0 <= self.tail <= self.head
+        )
 
 
 class StateFile:
@@ -162,4 +173,5 @@ class StateFile:
             return None
         magic, *fields = _PACK.unpack(packed)
         state = State(*fields)
-        return state if magic == _MAGIC and state.generation % 2 == slot else None
+        ours = magic == _MAGIC and state.generation % 2 == slot
+        return state if ours and state.is_possible else None

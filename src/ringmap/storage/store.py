@@ -67,7 +67,7 @@ from ringmap.storage.journal import Journal
 from ringmap.storage.lock import WriterLock, describe, holder_of
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.priorities import PriorityFile
-from ringmap.storage.recovery import Progress, bad_episodes, refuse_impossible
+from ringmap.storage.recovery import Progress, bad_episodes
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import Rows, combine, sum_of
 from ringmap.storage.schema import Schema
@@ -242,9 +242,7 @@ class Store(Source):
                 self.table, self.segments = self.journal.table, self.journal.segments
                 self.is_open = True
             journal = self.journal
-            found = journal.find(int(manifest.table.get("seq", 0)))
-            state = found.seq, found.tail, found.head
-            refuse_impossible(found.records, state, manifest.max_steps, self.paths.table)
+            found = journal.find(manifest)
             if not found.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:

@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from ringmap.storage.blobs import decode_blob, segment_name
+from ringmap.errors import DamageError
+from ringmap.storage.blobs import decode_blob, decode_data, segment_name
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
-from ringmap.storage.episodes import DROPPED, EPISODE, RECORD, Record
-from ringmap.storage.evidence import STATE, Files, Part
+from ringmap.storage.episodes import DROPPED, EPISODE, MOST, RECORD, Record
+from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Files, Part
 from ringmap.storage.files import Disk
 from ringmap.storage.parts import Parts
-from ringmap.storage.recovery import MOST, Progress, blobs_fit
+from ringmap.storage.recovery import Progress, SmallState, find, is_clean, possible, small_state_of
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import UNREADABLE, combine
-from ringmap.storage.state import NO_BOOT, State
+from ringmap.storage.state import State
 from ringmap.storage.threads import pool
 
 __all__ = ["Reached", "Survey"]
@@ -59,6 +60,9 @@ class Survey:
         states: the two slots of state.bin; `shown`: the newer one that is valid.
         clean: whether the page cache vouches for what is shown.
         reached: the newest state.
+        refused: the error with which an opening refuses this table and these states, None if it takes them.
+        misled: that the newest record names the wrong one as the oldest, in words; empty if it does not.
+        strays: numbers of records beyond the newest state.
         records: a copy of records `[first, seq]`; `valid`: which of them hold.
 
     Raises:
@@ -74,6 +78,9 @@ class Survey:
         self.shown: State | None = None
         self.clean = False
         self.reached = Reached()
+        self.refused: DamageError | None = None
+        self.misled = ""
+        self.strays: list[int] = []
         self.records, self.valid = np.empty(0, RECORD), np.empty(0, np.bool_)
         self._columns: list[Column | None] = []
         self._segments: dict[str, str] | None = None
@@ -106,53 +113,71 @@ class Survey:
         self.states = self.look_at_states()
         self.shown = shown = _newest(self.states)
         boot = self.files.disk.boot_id()
-        self.clean = shown is not None and boot is not None and shown.boot == boot != NO_BOOT
+        self.clean = is_clean(shown, boot)
         self.table = self.files.table(
             self.parts.table.at or "", manifest.table_slots, manifest.uuid
         )
-        records, valid, _ = self.table.scan()
-        valid &= self._possible(records)
-        self.reached = self._find_reached(records, valid)
+        records, whole, _ = self.table.scan()
+        valid = whole & self._possible(records)
+        try:
+            found = find(self.table, shown, boot, manifest, self.files.path(TABLE))
+        except DamageError as error:
+            self.refused = error
+        if self.clean and self.refused is None:  # the state that an opening takes
+            self.reached = Reached(found.seq, found.first, found.tail, found.head, TABLE)
+        else:
+            self.reached = self._find_reached(records, valid)
+        self.reached = self._with_oldest(self.reached)
+        beyond = whole & (records["seq"] > self.reached.seq)
+        self.strays = [int(number) for number in records["seq"][beyond]]
         if self.reached.seq:
             self.records, self.valid = self.table.read_range(self.reached.first, self.reached.seq)
             self.valid &= self._possible(self.records)
 
+    def _with_oldest(self, reached: Reached) -> Reached:
+        """Return a state with the right oldest record, where its neighbours show that the one it names is not."""
+        first, tail = reached.first, reached.tail
+        while first < reached.seq and (one := self.table.read(first)) and one.start < tail:
+            first += 1
+        while first > 1 and (one := self.table.read(first - 1)) and one.live and one.start >= tail:
+            first -= 1
+        if first != reached.first:
+            self.misled = f"record {reached.seq} calls record {reached.first} the oldest live one, and {first} is"
+        return replace(reached, first=first)
+
     def _possible(self, records: Array) -> Array:
-        """Return which records may be those of such a ring: whoever forges one gives it a checksum that holds."""
+        """Return which records can be those of such a ring: whoever forges one gives it a checksum that holds."""
         manifest = self.parts.manifest
         assert manifest is not None
-        start, length, tail = records["start"], records["length"], records["tail"]
-        # What is merely wrong is told in words (`broken_order`); what would keep us busy for years is not looked at.
-        possible: Array = (length <= manifest.rows) & (start < MOST) & (tail < MOST)
-        possible &= blobs_fit(records)
-        return possible
+        return possible(records, manifest.max_steps, self.table.slots)
 
     def _find_reached(self, records: Array, valid: Array) -> Reached:
         """Return what the newest record says, unless state.bin or the manifest know of a newer one."""
         manifest, shown = self.parts.manifest, self.shown
         assert manifest is not None
+        slots, max_steps = self.table.slots, manifest.max_steps
         claims = [Reached()]
+
+        def claim(one: Reached) -> None:
+            """Take it, unless there can't be such a state: only a forger claims it."""
+            fits = one.seq - slots < one.first <= one.seq + 1
+            if fits and 0 <= one.tail <= one.head <= min(one.tail + max_steps, MOST):
+                claims.append(one)
+
         if valid.any():
             newest = records[valid][int(np.argmax(records["seq"][valid]))]
             record = Record.of(newest)
-            claims.append(
-                Reached(record.seq, record.first, record.tail, record.head, self.parts.table.file)
-            )
+            claim(Reached(record.seq, record.first, record.tail, record.head, TABLE))
         need = 0
         if shown is not None:
             need = max(shown.mark, shown.seq if self.clean else 0)
             if shown.seq >= need > claims[-1].seq:
-                claims.append(Reached(shown.seq, shown.first, shown.tail, shown.head, STATE))
+                claim(Reached(shown.seq, shown.first, shown.tail, shown.head, STATE))
         counts = manifest.table
         if {"seq", "first", "tail", "head"} <= counts.keys() and counts["seq"] > claims[-1].seq:
             at = (counts["seq"], counts["first"], counts["tail"], counts["head"])
-            claims.append(Reached(*at, self.parts.manifest_part.file))
-        # Only a forger claims more than the table has room for.
-        return [
-            c
-            for c in claims
-            if c.seq - manifest.table_slots < c.first <= c.seq + 1 and max(c.tail, c.head) < MOST
-        ][-1]
+            claim(Reached(*at, MANIFEST))
+        return claims[-1]
 
     def live(self) -> Array:
         """Return the valid records of the live episodes, oldest first; a damaged flag drops none."""
@@ -247,7 +272,12 @@ class Survey:
                     (part.file, f"rows {where} may be damaged") for part in self.parts.columns
                 ]
             return faults
-        expected = decode_blob(blob)[0]
+        name = self.segment_file(record.blob_segment)
+        try:
+            expected, _, data = decode_blob(blob)
+            decode_data(data)
+        except ValueError as error:
+            return [(name, f"blob {where} does not make sense: {error}")]
         if len(expected) != len(sums) or combine(expected) != record.rows_sum:
             return [(self.parts.table.file, f"record {record.seq} and its blob disagree")]
         return [
@@ -280,7 +310,7 @@ class Survey:
         for row in self.live()[-_PROOFS:] if column is not None else ():
             record = Record.of(row)
             blob = self.blob(record)
-            expected = [] if blob is None else decode_blob(blob)[0]
+            expected = [] if blob is None else self.sums_in(blob)
             assert column is not None
             found = found or expected[index : index + 1] == [self._sum(column, record, "", {})]
         if column is not None:
@@ -328,6 +358,24 @@ class Survey:
         data = self.files.read(name, record.blob_size, record.blob_offset)
         whole = len(data) == record.blob_size and xxhash.xxh3_64_intdigest(data) == record.blob_sum
         return data if whole else None
+
+    @staticmethod
+    def sums_in(blob: bytes) -> list[int]:
+        """Return the checksums of columns in a blob, none if it does not make sense."""
+        try:
+            return decode_blob(blob)[0]
+        except ValueError:
+            return []
+
+    def small_states(self) -> list[SmallState]:
+        """Return the small states that an opening may take: that of the newest whole blob, and the manifest's."""
+        manifest = self.parts.manifest
+        assert manifest is not None
+        newest = self.reached.seq
+        return [
+            small_state_of(newest, self.table, self.blob, {}),
+            small_state_of(0, self.table, self.blob, manifest.carried),
+        ]
 
     def find_segments(self) -> dict[str, str]:
         """Return, for each segment that lies under another segment's name, `file -> where`.
