@@ -59,7 +59,9 @@ class LabelledRows:
         if self.writes:
             return
         if self.log is None:
-            self._find_log()
+            with self.ring.buffer._source.memory:  # one log, whichever thread finds it first
+                if self.log is None:
+                    self._find_log()
         if self.log is not None:
             self.log.refresh()
         else:

@@ -72,10 +72,9 @@ class LabelLog:
         source, ring = self.log._source, self.ring
         with source.memory:
             for _ in range(_TRIES):
-                if (
-                    self._seen < source.newest_tail()
-                ):  # at first, or lapped: what was carried forward comes again
-                    source.refresh()  # to where it was carried to
+                if self._seen < source.newest_tail():
+                    # At first, or lapped: what was carried forward comes again, where it was carried to.
+                    source.refresh()
                     self._seen = source.tail
                     self._where[:] = -1
                 head = source.head
