@@ -121,8 +121,14 @@ class Reader(Source):
         return self._state_file.newest() != shown
 
     def settle(self) -> None:
-        """Take the whole state anew if an interrupt came while memory changed."""
-        if self._shown is _BETWEEN and not self.is_held:
+        """Take the whole state anew if an interrupt came while memory changed.
+
+        Raises:
+            RoleError: called by a signal handler in the middle of such a change.
+        """
+        if self._shown is _BETWEEN:
+            if self.is_held:
+                self._refuse("ReplayBuffer")
             with self.memory:  # unless another thread is changing it
                 if self._shown is _BETWEEN:
                     self._load()
@@ -136,6 +142,7 @@ class Reader(Source):
             RoleError: called by a signal handler in the middle of such a change.
         """
         if self.is_held:  # what is being searched stands still
+            self.settle()
             return False
         if self.identity != self._identity_now():
             raise ReplacedError(
@@ -230,13 +237,10 @@ class Reader(Source):
 
     def _change_to(self, shown: State, take: Callable[[], None]) -> None:
         """Change memory to the state shown."""
-
-        def work() -> None:
+        with self.memory:
             self._shown = _BETWEEN
             take()
             self._shown = shown
-
-        self._change(work)
 
     def _refuse_impossible(self, records: Array, seq: int, tail: int, head: int) -> None:
         refuse_impossible(records, (seq, tail, head), self.manifest.max_steps, self.paths.table)
