@@ -14,6 +14,7 @@ import ringmap.storage.source
 from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer
 from ringmap.clips.index import SpanIndex
+from tests.crash.kill.blows import can_be_interrupted
 
 FILES = {
     module.__file__
@@ -39,19 +40,28 @@ class Pen:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt ahead of the n-th line that runs in FILES."""
+    """Raises KeyboardInterrupt ahead of the n-th line that runs in FILES, of those where a signal can strike."""
 
     def __init__(self, at):
         self.left = at
 
     def __call__(self, frame, event, _):
-        if frame.f_code.co_filename not in FILES:
+        code, before = frame.f_code, (None, None)
+        if code.co_filename not in FILES:
             return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
+        frame.f_trace_opcodes = True
+
+        def local(frame, event, _):
+            nonlocal before
+            if event == "line" and can_be_interrupted(code, frame.f_lasti, *before):
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+            elif event == "opcode":
+                before = before[1], frame.f_lasti
+            return local
+
+        return local
 
     def strikes_in(self, call):
         """Run the call; tell whether it was interrupted."""

@@ -21,13 +21,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from threading import get_ident
 from typing import Any, overload
 
 import numpy as np
 
 from ringmap.clips.signposts import Signposts
-from ringmap.errors import ClipIndexError, RoleError
+from ringmap.errors import ClipIndexError
 from ringmap.storage.live import Deque, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
@@ -80,10 +79,10 @@ class SpanIndex:
     """Clip numbers of one span over live episodes that grow and are evicted."""
 
     __slots__ = (
-        "_busy",
         "_ends",
         "_era",
         "_posts",
+        "_turn",
         "_upto",
         "base",
         "first",
@@ -95,7 +94,7 @@ class SpanIndex:
     def __init__(self, live: LiveEpisodes, span: int) -> None:
         self.live = live
         self.span = span
-        self._busy = 0
+        self._turn = 0
         self._restart()
 
     def _restart(self) -> None:
@@ -110,22 +109,23 @@ class SpanIndex:
     def follow(self) -> None:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
 
-        Raises:
-            RoleError: called by a signal handler in the middle of it.
+        A signal handler may draw in the middle of it, in the same thread. It finds the index being changed, and starts
+        over; what it interrupted finds that it was overtaken, and starts over in turn.
         """
         live = self.live
         if live.era == self._era and live.first == self.first and live.last == self._upto:
             return
-        if self._busy == get_ident():
-            raise RoleError(
-                "called in the middle of a draw of the same thread (from a signal handler); set a flag there, and "
-                "call it when that draw has returned"
-            )
-        try:
-            self._busy = get_ident()
-            self._catch_up(live)
-        finally:
-            self._busy = 0
+        while True:
+            turn = self._turn = self._turn + 1
+            try:
+                self._catch_up(live)
+            except (IndexError, ValueError):
+                if self._turn == turn:
+                    raise
+            if self._turn == turn:
+                self._era = live.era
+                return
+            self._era = _BETWEEN
 
     def _catch_up(self, live: LiveEpisodes) -> None:
         first, last = live.first, live.last
@@ -160,7 +160,6 @@ class SpanIndex:
         self.last = last
         if not self._posts.fit(self.base, last - first):
             self._place_posts()
-        self._era = live.era
 
     def _place_posts(self) -> None:
         """Set the signposts anew: episodes became many times longer, or shorter."""

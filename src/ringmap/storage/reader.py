@@ -156,8 +156,14 @@ class Reader(Source):
         return self._state_file.newest() != shown
 
     def settle(self) -> None:
-        """Take the whole state anew if an interrupt came while memory changed."""
-        if self._shown is _BETWEEN and not self.is_held:
+        """Take the whole state anew if an interrupt came while memory changed.
+
+        Raises:
+            RoleError: called by a signal handler in the middle of such a change.
+        """
+        if self._shown is _BETWEEN:
+            if self.is_held:
+                self._refuse("ReplayBuffer")
             with self.memory:  # unless another thread is changing it
                 if self._shown is _BETWEEN:
                     self._load()
@@ -171,6 +177,7 @@ class Reader(Source):
             RoleError: called by a signal handler in the middle of such a change.
         """
         if self.is_held:  # what is being searched stands still
+            self.settle()
             return False
         self.disk.check_held("ReplayBuffer")
         for _ in range(_TRIES):
@@ -279,13 +286,10 @@ class Reader(Source):
 
     def _change_to(self, shown: State, take: Callable[[], None]) -> None:
         """Change memory to the state shown."""
-
-        def work() -> None:
+        with self.memory:
             self._shown = _BETWEEN
             take()
             self._shown = shown
-
-        self._change(work)
 
     def _open_rows(self, head: int) -> None:
         if self.rows is not None:

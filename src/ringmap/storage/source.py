@@ -15,8 +15,8 @@ Not here: writing (store.py), following a writer (reader.py), clips.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -53,7 +53,6 @@ class Source:
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
         self.is_open = True
-        self._changing = False
         self.seq = 0
         self.first = 1
         self.tail = 0
@@ -83,29 +82,17 @@ class Source:
         """Return the position below which rows may have been overwritten by now."""
         return self.tail
 
-    def _change(self, work: Callable[[], None]) -> None:
-        """Change what is in memory. Holds `memory`."""
-        with self.memory:
-            try:
-                self._changing = True
-                work()
-            finally:
-                self._changing = False
-
     @property
     def is_held(self) -> bool:
-        """Whether this thread is in the middle of a search or of a change, so that nothing may change here now.
-
-        Raises:
-            RoleError: of a change: nothing may be read either.
-        """
+        """Whether this thread holds `memory`: it is in the middle of a search, or of a change."""
         held: bool = self.memory._is_owned()  # type: ignore[attr-defined]
-        if held and self._changing:
-            raise RoleError(
-                f"{self.folder}: called in the middle of a change of the same thread (from a signal handler); set a "
-                "flag there, and call it when what was interrupted has returned"
-            )
         return held
+
+    def _refuse(self, where: str) -> NoReturn:
+        raise RoleError(
+            f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
+            "callable); set a flag there, and call it when that call has returned"
+        )
 
     def _take(self, found: Found, bad: Collection[int]) -> None:
         """Bring memory to a state that was found, without the bad episodes. Holds `memory`."""

@@ -29,7 +29,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -272,13 +272,10 @@ class Store(Source):
                 manifest = self.manifest = replace(manifest, carried=kept)
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
             journal.adopt(found)
-
-            def take() -> None:
+            with self.memory:
                 self._torn_memory = True
                 self._take(found, bad)
                 self._torn_memory = False
-
-            self._change(take)
             self._stale = False
 
     # -- roles -------------------------------------------------------------------------------
@@ -362,14 +359,7 @@ class Store(Source):
     @property
     def _is_in_use(self) -> bool:
         """Whether this thread holds one of the locks: it is a handler's, or a callable's, that is called."""
-        locks = self._mutex, self._syncing, self.memory
-        return any(lock._is_owned() for lock in locks)  # type: ignore[attr-defined]
-
-    def _refuse(self, where: str) -> NoReturn:
-        raise RoleError(
-            f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
-            "callable); set a flag there, and call it when that call has returned"
-        )
+        return self.is_held or any(lock._is_owned() for lock in (self._mutex, self._syncing))  # type: ignore[attr-defined]
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -502,8 +492,7 @@ class Store(Source):
     def _remember(self, record: Record) -> None:
         """Bring memory to the state after `record`."""
         live = self.live
-
-        def change() -> None:
+        with self.memory:
             self._torn_memory = True
             live.evict_before(record.tail)
             if record.length:
@@ -511,8 +500,6 @@ class Store(Source):
             self.seq, self.first = record.seq, record.first
             self.tail, self.head = record.tail, record.head
             self._torn_memory = False
-
-        self._change(change)
 
     def _after(self, seq: int, head: int, tail: int) -> tuple[int, int]:
         """Return tail and oldest live record once record `seq` ends at `head`: what fits stays."""
@@ -714,7 +701,7 @@ class Store(Source):
 
     def become_child(self) -> None:
         """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""
-        self._child, self._writing, self._changing = True, False, False
+        self._child, self._writing = True, False
         self._mutex, self._syncing = threading.RLock(), threading.RLock()
         self.memory = threading.RLock()
         self.disk.system.reset_after_fork()
