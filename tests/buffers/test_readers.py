@@ -368,17 +368,13 @@ def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home,
     reader.close()
 
 
-@pytest.mark.parametrize("lost", [8192, 4096], ids=["both slots", "one slot"])
-def test_a_reader_opens_what_the_writer_would_where_a_disk_lost_the_state(home, disk_buffer, lost):
+def test_a_reader_opens_what_the_writer_would_where_a_disk_lost_the_state(home, disk_buffer):
     buf = disk_buffer(20, 2)
     for number in range(6):
         buf.write_episode(episode(number, 5))
     kept = stored(buf)
-    newer = buf._owned.journal.state.generation % 2
     buf._owned.abandon()
-    with open(home / "buf/state.bin", "r+b") as file:
-        file.seek(0 if lost == 8192 else newer * 4096)
-        file.write(bytes(lost))
+    (home / "buf/state.bin").write_bytes(bytes(8192))
     reader = ReplayBuffer.open(home / "buf")
     for _ in range(2):
         assert stored(reader) == kept

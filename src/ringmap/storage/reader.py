@@ -94,7 +94,7 @@ class Reader(Source):
         self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
         self._shown = State()
         self._newest: tuple[int, ...] = (0,)
-        self._torn: bytes | None = None
+        self._lost: bytes | None = None
         self._load()
 
     def _refuse_distant_writer(self) -> None:
@@ -111,13 +111,11 @@ class Reader(Source):
     def _load(self) -> None:
         """Take the whole state anew. O(records)."""
         for _ in range(_TRIES):
-            looked = self._state_file.look()
-            data = self._state_file.data()  # of a file without two whole slots; else not looked at
-            shown = looked or self._state_file.newest()
+            shown = self._state_file.look() or self._state_file.newest()
+            data = self._state_file.data()
+            self._lost = None if shown or StateFile.witnesses_commits(data) else data
             boot = self.disk.boot_id()
-            self._torn = None
-            if looked is not None and is_clean(looked, boot):
-                shown = looked
+            if shown is not None and is_clean(shown, boot):
                 self._refuse_old_state(shown, self.manifest.witness)
                 if self._follow(shown, shown.first, anew=True):
                     return
@@ -132,9 +130,8 @@ class Reader(Source):
             if self.rows is not None:
                 behind = found.doubtful()
                 bad = bad_episodes(behind, self.rows, self.segments, self._progress)
-            if self._changed(shown) or (looked is None and data != self._state_file.data()):
+            if self._changed(shown):
                 continue
-            self._torn = data if looked is None else None
             self._change_to(shown or State(), functools.partial(self._take_found, found, bad))
             return
         self._lapped("opening")
@@ -193,9 +190,9 @@ class Reader(Source):
         return False
 
     def _look(self) -> State:
-        # As it was lost, or torn by a kill, when this reader opened it: a writer's opening makes both slots whole
-        # before it writes a row, and each commit writes one, so that nobody has written since.
-        if self._torn is not None and self._state_file.data() == self._torn:
+        # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
+        # writes a row: as long as the file is as it was, nobody has written since.
+        if self._lost is not None and self._state_file.data() == self._lost:
             return self._shown
         shown = self._state_file.look()
         if shown is None:
