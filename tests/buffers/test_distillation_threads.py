@@ -69,8 +69,10 @@ class Reader:
     def check(self, batch):
         self.wrong["of another row"] += of_others(batch)
         turns = (batch["teacher_actions"] % MOST).tolist()
-        for row, turn in zip(batch["ids"].tolist(), turns, strict=True):
-            self.wrong["older than before"] += turn < self.seen.get(row, 0)
+        drawn = list(zip(batch["ids"].tolist(), turns, strict=True))
+        # A row may come twice in a batch, and newer where it took the place of one that was evicted.
+        self.wrong["older than before"] += sum(turn < self.seen.get(row, 0) for row, turn in drawn)
+        for row, turn in drawn:
             self.seen[row] = max(turn, self.seen.get(row, 0))
 
     def look(self):

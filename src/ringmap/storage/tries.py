@@ -2,7 +2,7 @@
 
     look -> gather -> look again: 9 unsure -> gather these -> look again: 3 unsure -> ... -> none
 
-Invariants: a reader gives up after `MOST` looks in a row that left as much to read as the one before, never earlier.
+Invariants: a reader gives up after `MOST` looks in a row of which none left less to read than the first, never earlier.
 Not here: what is read.
 """
 
@@ -34,10 +34,10 @@ class Tries:
         """Take note that a look left this much to read.
 
         Raises:
-            LappedError: it is the tenth in a row that left as much as the one before it.
+            LappedError: it is the tenth in a row, and none left less than the first of them.
         """
         fewer = self._left is None or left < self._left
-        self._in_vain = 0 if fewer else self._in_vain + 1
+        self._in_vain = 1 if fewer else self._in_vain + 1
         self._left = left
         if self._in_vain >= MOST:
             raise LappedError(
