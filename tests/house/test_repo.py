@@ -71,9 +71,17 @@ def test_unlisted_control(tmp_path):
     assert unlisted(tmp_path) == ["a/b/three.md", "a/two.md"]
 
 
-def test_ci_runs_the_command_of_the_readme(tmp_path):
+@pytest.mark.parametrize(
+    ("versions", "suite", "status"), [(0, 0, 0), (3, 0, 3), (0, 7, 7), (3, 7, 7)]
+)
+def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, suite, status):
+    """Where either fails it fails, and what the command of the README prints comes last."""
     stub = tmp_path / "python3"
-    stub.write_text('#!/bin/sh\necho "stub $@"\nexit 7\n')
+    stub.write_text(
+        f'#!/bin/sh\necho "stub $@"\n[ "$1" = .ci/versions ] && exit {versions}\n'
+        f'mkdir -p "$3/bin"\nprintf "#!/bin/sh\\necho closing line\\n" > "$3/bin/pip"\n'
+        f'cp "$3/bin/pip" "$3/bin/python"\nchmod +x "$3/bin/pip" "$3/bin/python"\nexit {suite}\n'
+    )
     stub.chmod(0o755)
     done = subprocess.run(
         [ROOT / ".ci/run"],
@@ -82,5 +90,19 @@ def test_ci_runs_the_command_of_the_readme(tmp_path):
         text=True,
     )
     _, test = COMMAND.findall((ROOT / "README.md").read_text())
-    assert done.returncode == 7
-    assert done.stdout.startswith(f"+ {test}\nstub -m venv /")
+    lines = done.stdout.splitlines()
+    assert done.returncode == status
+    assert lines[:3] == ["+ python3 .ci/versions", "stub .ci/versions", f"+ {test}"]
+    assert lines[3].startswith("stub -m venv /")
+    assert suite or lines[-1] == "closing line"
+
+
+def test_the_newest_releases_are_those_of_every_light_dependency():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        stated = {
+            re.split("[<>=]", one)[0] for one in tomllib.load(file)["project"]["dependencies"]
+        }
+    pinned = {
+        line.split("==")[0] for line in (ROOT / "constraints-newest.txt").read_text().splitlines()
+    }
+    assert stated - pinned == {"pylance", "torch"}

@@ -6,7 +6,7 @@ Not here: buffers and rows (wrapper.py, recorder.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
@@ -17,13 +17,17 @@ from ringmap.recording.wrapper import Recording, ReplayBufferCollectionWrapper
 
 __all__ = ["RecordedVectorEnv"]
 
+if TYPE_CHECKING:
+
+    class _VectorWrapper(VectorWrapper[Any, Any, Any, Any, Any]): ...
+else:  # which takes no parameters at run time before Gymnasium 1.3
+    _VectorWrapper = VectorWrapper
+
 Row = tuple[Any, Any, Any, Any, dict[str, Any]]
 _WHERE = "ReplayBufferCollectionWrapper"
 
 
-class RecordedVectorEnv(
-    ReplayBufferCollectionWrapper, Recording, VectorWrapper[Any, Any, Any, Any, Any]
-):
+class RecordedVectorEnv(ReplayBufferCollectionWrapper, Recording, _VectorWrapper):
     """Records a `gymnasium.vector.VectorEnv`; made by `ReplayBufferCollectionWrapper`."""
 
     _reset_asked: tuple[Any, Any, Any] | None = None
