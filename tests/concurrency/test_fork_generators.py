@@ -13,7 +13,7 @@ import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers.draws import Draws
-from ringmap.clips import forks
+from ringmap.storage import forks
 from ringmap.data import DistillationBuffer, GoalDataset, OfflineToOnlineReplayBuffer
 from ringmap.samplers import (
     EpisodeSampler,

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.forks import Forkable
 from ringmap.clips.samplers.base import generator
 from ringmap.datasets.batch import worker
+from ringmap.storage.forks import Forkable
 
 __all__ = ["Draws"]
 

@@ -28,7 +28,6 @@ from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.view import BufferView, split
-from ringmap.clips.forks import Forkable
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs, why_no_clips
 from ringmap.clips.samplers.base import Sampler, Weigh, generator, weights_of
@@ -37,6 +36,7 @@ from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapError, StaleCopyError
 from ringmap.storage.advice import clear_reads
+from ringmap.storage.forks import Forkable
 from ringmap.storage.source import Source
 from ringmap.storage.system import cores
 

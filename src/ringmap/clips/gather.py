@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.forks import Forkable
 from ringmap.clips.index import ClipIndex, why_no_clips
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.cold import Watch
+from ringmap.storage.forks import Forkable
 from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
 from ringmap.storage.tries import Tries

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.forks import Forkable
 from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import as_clip, worker
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.storage.forks import Forkable
 from ringmap.storage.live import LiveEpisodes
 
 __all__ = ["GoalDataset"]

@@ -704,7 +704,6 @@ class Store(Source):
         self._child, self._writing = True, False
         self._mutex, self._syncing = threading.RLock(), threading.RLock()
         self.memory = threading.RLock()
-        self.disk.system.reset_after_fork()
         self._background = None
         if self._lock is not None:
             self._lock.drop_in_child()

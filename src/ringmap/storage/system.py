@@ -39,6 +39,7 @@ import threading
 import uuid
 
 from ringmap.errors import CorruptError
+from ringmap.storage.forks import Forkable, Renew
 
 __all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of"]
 
@@ -116,7 +117,7 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
-class System:
+class System(Forkable):
     """The services of this operating system.
 
     Args:
@@ -128,8 +129,9 @@ class System:
         self._seek = threading.Lock()
         self._boot: bytes | None = None
 
-    def reset_after_fork(self) -> None:
+    def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock, which another thread may have held at the fork."""
+        super().reset_after_fork(renewed)
         self._seek = threading.Lock()
 
     def hold_folder(self, path: str) -> int | None:

@@ -100,7 +100,7 @@ def any_head():
 
 def generators_kept():
     """A forked child draws with the parent's generators, whose locks a thread may have held."""
-    from ringmap.clips.forks import Forkable
+    from ringmap.storage.forks import Forkable
 
     Forkable.reset_after_fork = lambda made, renewed: None
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.clips.forks import Forkable
 from ringmap.errors import InputError, RingmapError
+from ringmap.storage.forks import Forkable
 
 __all__ = ["Array", "Draws", "HasClips", "Sampler", "Seed", "Weigh", "check_state", "generator", "positive", "weights_of", "window_of"]  # fmt: skip
 

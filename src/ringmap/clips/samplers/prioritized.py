@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.forks import Renew
 from ringmap.clips.samplers.base import Array, Draws, Seed, Weigh, positive, window_of
 from ringmap.clips.sumtree import SumTree
 from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import EnvironmentFault, InputError
 from ringmap.storage.birth import Paths
+from ringmap.storage.forks import Renew
 from ringmap.storage.priorities import Leaves, PriorityFile
 from ringmap.storage.ring import Ring
 from ringmap.storage.source import Source

@@ -11,20 +11,20 @@ Not here: where chunks come from (zarr.py).
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+
+from ringmap.storage.forks import Forkable, Renew
 
 __all__ = ["ChunkCache"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class ChunkCache:
+class ChunkCache(Forkable):
     """The chunks used last. Thread-safe; O(1).
 
     Args:
@@ -35,7 +35,6 @@ class ChunkCache:
         self._limit = limit
         self._kept: OrderedDict[int, tuple[Array, int]] = OrderedDict()
         self._lock = threading.RLock()  # a signal handler may sample in the middle of a sample
-        _caches.add(self)
 
     def get(self, chunk: int, position: int) -> Array | None:
         """Return the rows of a chunk if they are right for `position`, the highest that is asked of it."""
@@ -63,19 +62,8 @@ class ChunkCache:
         with self._lock:
             self._kept.clear()
 
-    def reset_after_fork(self) -> None:
+    def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock, which another thread may have held at the fork, and keep nothing."""
+        super().reset_after_fork(renewed)
         self._lock = threading.RLock()
         self._kept = OrderedDict()
-
-
-_caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for cache in list(_caches):
-        cache.reset_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

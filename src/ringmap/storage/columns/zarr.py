@@ -34,6 +34,7 @@ from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of, most_encoded
 from ringmap.storage.columns.cold import LARGE_NBYTES
 from ringmap.storage.files import Disk
+from ringmap.storage.forks import Forkable, Renew
 from ringmap.storage.schema import ColumnSpec
 from ringmap.storage.system import NotAFileError
 
@@ -63,7 +64,7 @@ def chunk_steps(spec: ColumnSpec) -> int:
     return max(1, min(8, (1 << 20) // nbytes)) if nbytes > 2 << 10 else (16 << 10) // nbytes
 
 
-class ZarrColumn:
+class ZarrColumn(Forkable):
     """Rows of one column in one folder. See `Column` for the obligations.
 
     Args:
@@ -97,6 +98,11 @@ class ZarrColumn:
         self._last: tuple[int, Array] | None = None
         self._closed = False
         self.is_large = not disk.volatile and rows * self._row >= LARGE_NBYTES
+
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace the lock, which another thread may have held at the fork."""
+        super().reset_after_fork(renewed)
+        self._lock = threading.Lock()
 
     # -- the folder as a whole -----------------------------------------------------------------
 

@@ -3,10 +3,10 @@
     parent   thread A draws: NumPy holds the generator's lock     thread B forks
     child    the lock is held, and A is not there to give it back
 
-In a child, everything made from `Forkable` goes on with new generators in the states of the old ones.
+In a child, everything made from `Forkable` goes on with new generators in the states of the old ones, and with new locks.
 
 Invariants: generators that were one before the fork are one after it.
-Not here: the locks of storage (store.py), which has more to let go of.
+Not here: what a forked child of the writer lets go of (store.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-__all__ = ["Forkable"]
+__all__ = ["Forkable", "Renew"]
 
 Renew = Callable[[np.random.Generator], np.random.Generator]
 
