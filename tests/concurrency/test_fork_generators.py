@@ -13,7 +13,6 @@ import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers.draws import Draws
-from ringmap.storage import forks
 from ringmap.data import DistillationBuffer, GoalDataset, OfflineToOnlineReplayBuffer
 from ringmap.samplers import (
     EpisodeSampler,
@@ -22,6 +21,7 @@ from ringmap.samplers import (
     RecencySampler,
     UniformSampler,
 )
+from ringmap.storage import forks
 from tests.buffers.processes import Child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

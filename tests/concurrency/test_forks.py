@@ -95,3 +95,29 @@ def test_a_forked_child_that_is_killed_in_mid_chunk_takes_no_lock_along(fast, ca
         assert done.returncode == -signal.SIGALRM, done.stderr
     else:
         assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_no_lock_of_a_compressed_column_is_held_in_a_child():
+    """A child of a buffer in RAM recovers its own copy: it takes the locks that a thread of its parent's had."""
+    buf = filled(None, "zarr")
+    column = next(iter(buf._owned.rows.by_name.values()))
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with column._lock, column._cache._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+
+        def child(_):
+            column.sync()
+            return sound(buf, 2)
+
+        assert Child(child).result() is True
+    finally:
+        done.set()
+        thread.join()

@@ -13,7 +13,6 @@ hang or a vast allocation is seen. What may not happen, whatever was forged:
 
 import json
 import logging
-import os
 import resource
 import shutil
 import signal
