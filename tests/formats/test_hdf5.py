@@ -16,6 +16,7 @@ import pytest
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import (
     CorruptError,
+    EnvironmentFault,
     LockedError,
     MissingExtraError,
     NotFoundError,
