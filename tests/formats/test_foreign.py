@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from ringmap.data import ReplayBuffer, detect_format, load_dataset
+from ringmap.errors import CorruptError
+from ringmap.formats.minari import guard
 from ringmap.testing.datasets import make_episodes
 
 
@@ -82,6 +84,12 @@ def test_minari_texts(tmp_path, monkeypatch):
     buf = ReplayBuffer(100)
     with pytest.raises(ValueError, match="mission"):  # wider than the first episode's
         buf.extend_from(dataset)
+    monkeypatch.setattr(guard, "LARGEST_ROW", 100)
+    monkeypatch.setattr(guard, "_COUNTED", 1 / 1000)
+    with pytest.raises(
+        CorruptError, match="texts of up to 42 bytes"
+    ):  # as many as one heap may stand for
+        load_dataset(tmp_path / "words" / "test-v0").load_episode(1)
 
 
 def test_lerobot(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import (
     CorruptError,
+    EnvironmentFault,
     LockedError,
     MissingExtraError,
     NotFoundError,
@@ -271,6 +272,25 @@ def test_a_reader_finishes_the_commit(tmp_path, monkeypatch):
     assert os.path.getsize(f"{path}{journal.SUFFIX}") > 4096
     assert len(load_dataset(path).lengths) == 6
     assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_a_fault_after_the_commit_point_is_no_failure(tmp_path, monkeypatch):
+    """A retry would store the episode twice; what is left to do waits for the next call that can."""
+
+    def full(fd, pages):
+        raise OSError(errno.EFBIG, "File too large")
+
+    path = tmp_path / "a.h5"
+    with HDF5Writer(path) as writer:
+        writer.write_episode(make_episode(0, 3))
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "apply", full)
+            writer.write_episode(make_episode(1, 4))
+            for _ in range(2):
+                with pytest.raises(EnvironmentFault, match="nothing was written"):
+                    writer.write_episode(make_episode(2, 5))
+        writer.write_episode(make_episode(2, 5))
+    assert wheres(path) == expected(make_episodes((3, 4, 5)))
 
 
 def test_a_journal_of_other_content_is_refused(tmp_path, monkeypatch):

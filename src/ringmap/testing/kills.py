@@ -90,6 +90,7 @@ def killed_after(changes: int, work: Callable[[], object]) -> Outcome:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> path = tempfile.mkdtemp() + "/made"
         >>> def work():
         ...     with open(path, "wb", 0) as file:
@@ -97,7 +98,7 @@ def killed_after(changes: int, work: Callable[[], object]) -> Outcome:
         ...         file.write(b"two")
         >>> if not reason_why_not():
         ...     outcome = killed_after(2, work)
-        ...     assert outcome.killed and open(path).read() == "one"
+        ...     assert outcome.killed and Path(path).read_text() == "one"
         ...     assert outcome.calls == ("openat", "write", "write")
     """
     arch = platform.machine()
