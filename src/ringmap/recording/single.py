@@ -13,12 +13,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from ringmap.recording.keys import Leaf
-from ringmap.recording.wrapper import Recording, ReplayBufferCollectionWrapper
+from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 
 __all__ = ["RecordedEnv"]
 
 
-class RecordedEnv(ReplayBufferCollectionWrapper, Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
+class RecordedEnv(ReplayBufferCollectionWrapper, gymnasium.Wrapper[Any, Any, Any, Any]):
     """Records a `gymnasium.Env`; made by `ReplayBufferCollectionWrapper`."""
 
     @staticmethod

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 from ringmap.errors import InputError
 from ringmap.recording.slots import NEXT_STEP, WAITING
-from ringmap.recording.wrapper import Recording, ReplayBufferCollectionWrapper
+from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 
 __all__ = ["RecordedVectorEnv"]
 
@@ -27,7 +27,7 @@ Row = tuple[Any, Any, Any, Any, dict[str, Any]]
 _WHERE = "ReplayBufferCollectionWrapper"
 
 
-class RecordedVectorEnv(ReplayBufferCollectionWrapper, Recording, _VectorWrapper):
+class RecordedVectorEnv(ReplayBufferCollectionWrapper, _VectorWrapper):
     """Records a `gymnasium.vector.VectorEnv`; made by `ReplayBufferCollectionWrapper`."""
 
     _reset_asked: tuple[Any, Any, Any] | None = None

@@ -40,8 +40,8 @@ log = logging.getLogger("ringmap")
 _WHERE = "ReplayBufferCollectionWrapper"
 
 
-class Options(TypedDict, total=False):
-    """Options of the constructor."""
+class _Options(TypedDict, total=False):
+    """_Options of the constructor."""
 
     transition_builder: Any
     validate_transition: bool
@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     autoreset_mode: AutoresetMode | None
 
 
-class Recording:
+class _Recording:
     """What both kinds share: buffers, swapping, dumps."""
 
     env: Any
@@ -244,7 +244,7 @@ class Recording:
         faults.throw()
 
 
-class ReplayBufferCollectionWrapper:
+class ReplayBufferCollectionWrapper(_Recording):
     """Records what happens in an environment into replay buffers, and changes nothing that the agent sees.
 
     A `gymnasium.Wrapper` around a `gymnasium.Env`, a `gymnasium.vector.VectorWrapper` around a vector environment.
@@ -304,7 +304,7 @@ class ReplayBufferCollectionWrapper:
         env: gymnasium.Env[Any, Any],
         replay_buffers: Any,
         replay_mode: str = ...,
-        **options: Unpack[Options],
+        **options: Unpack[_Options],
     ) -> RecordedEnv: ...
     @overload
     def __new__(
@@ -312,7 +312,7 @@ class ReplayBufferCollectionWrapper:
         env: VectorEnv[Any, Any, Any],
         replay_buffers: Any,
         replay_mode: str = ...,
-        **options: Unpack[Options],
+        **options: Unpack[_Options],
     ) -> RecordedVectorEnv: ...
     def __new__(cls, env: Any, *_: Any, **__: Any) -> Any:
         """Make the wrapper that fits the environment."""
@@ -332,12 +332,12 @@ class ReplayBufferCollectionWrapper:
     @overload
     @classmethod
     def shared(
-        cls, env: gymnasium.Env[Any, Any], replay_buffer: Any, **options: Unpack[Options]
+        cls, env: gymnasium.Env[Any, Any], replay_buffer: Any, **options: Unpack[_Options]
     ) -> RecordedEnv: ...
     @overload
     @classmethod
     def shared(
-        cls, env: VectorEnv[Any, Any, Any], replay_buffer: Any, **options: Unpack[Options]
+        cls, env: VectorEnv[Any, Any, Any], replay_buffer: Any, **options: Unpack[_Options]
     ) -> RecordedVectorEnv: ...
     @classmethod
     def shared(cls, env: Any, replay_buffer: Any, **options: Any) -> Any:
@@ -355,7 +355,7 @@ class ReplayBufferCollectionWrapper:
         cls,
         env: VectorEnv[Any, Any, Any],
         replay_buffers: Sequence[Any],
-        **options: Unpack[Options],
+        **options: Unpack[_Options],
     ) -> RecordedVectorEnv:
         """Record each environment into a buffer of its own.
 
