@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ringmap.faces import lazily
 
 if TYPE_CHECKING:
-    from ringmap.clips.samplers.base import Sampler
+    from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler
     from ringmap.clips.samplers.episodes import EpisodeSampler
     from ringmap.clips.samplers.epochs import EpochSampler
     from ringmap.clips.samplers.mixture import MixtureSampler
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringmap.clips.samplers.uniform import UniformSampler
 
 __all__ = [
+    "BaseSampler",
     "EpisodeSampler",
     "EpochSampler",
     "Linear",
@@ -25,9 +26,11 @@ __all__ = [
     "RecencySampler",
     "Sampler",
     "UniformSampler",
+    "as_sampler",
 ]
 
 _HOMES = {
+    "BaseSampler": "ringmap.clips.samplers.base",
     "EpisodeSampler": "ringmap.clips.samplers.episodes",
     "EpochSampler": "ringmap.clips.samplers.epochs",
     "Linear": "ringmap.clips.samplers.schedules",
@@ -36,6 +39,7 @@ _HOMES = {
     "RecencySampler": "ringmap.clips.samplers.recency",
     "Sampler": "ringmap.clips.samplers.base",
     "UniformSampler": "ringmap.clips.samplers.uniform",
+    "as_sampler": "ringmap.clips.samplers.base",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

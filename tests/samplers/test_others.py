@@ -169,7 +169,7 @@ def test_an_epoch_is_of_clips_of_one_length(tmp_path):
         (lambda: MixtureSampler([]), "weights"),
         (lambda: MixtureSampler([(UniformSampler(0), -1)]), "weights"),
         (lambda: MixtureSampler([(UniformSampler(0), 0)]), "not all 0"),
-        (lambda: MixtureSampler([(3, 1)]), "can't be called"),
+        (lambda: MixtureSampler([(3, 1)]), "sampler must be callable, got 3"),
         (lambda: MixtureSampler([UniformSampler(0)]), "pairs"),
     ],
 )

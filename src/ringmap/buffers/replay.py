@@ -286,10 +286,9 @@ class ReplayBuffer(Sampled):
 
     def _restore_sampler(self, state: Mapping[str, Any] | None) -> None:
         """Let the sampler go on where the directory was left, if it is of the kind that drew from it then."""
-        kind = type(self._sampler).__name__
-        if state and state.get("kind") == kind and hasattr(self._sampler, "load_small_state"):
+        if state and state.get("kind") == type(self._sampler.given).__name__:
             try:
-                self._sampler.load_small_state(state)  # type: ignore[union-attr]
+                self._sampler.load_small_state(state)
             except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
                 log.warning("%s: its sampler begins anew: %s", self._owned.folder, error)
 
@@ -474,8 +473,7 @@ class ReplayBuffer(Sampled):
         """
         if self.mode == "r+" or notes:
             store = self._writer("ReplayBuffer.flush")
-            if hasattr(self._sampler, "flush"):
-                self._sampler.flush()  # type: ignore[union-attr]
+            self._sampler.flush()
             with self._sampling() as small:
                 if notes:
                     store.settle()
@@ -499,8 +497,7 @@ class ReplayBuffer(Sampled):
             if isinstance(source, Store) and mine:
                 source.refuse_within("ReplayBuffer.close")
                 try:
-                    if hasattr(self._sampler, "flush"):
-                        self._sampler.flush()  # type: ignore[union-attr]
+                    self._sampler.flush()
                 finally:
                     with self._sampling() as small:
                         source.close(small)
@@ -508,8 +505,8 @@ class ReplayBuffer(Sampled):
                 source.close()
         finally:
             self._closed = self._closed or not source.is_open
-            if self._closed and mine and hasattr(self._sampler, "close"):
-                self._sampler.close()  # type: ignore[union-attr]
+            if self._closed and mine:
+                self._sampler.close()
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -527,8 +524,9 @@ class ReplayBuffer(Sampled):
             yield None
         else:
             state = {"step": self._counter, "rng": self._rng.bit_generator.state}
-            if hasattr(self._sampler, "small_state"):
-                state["sampler"] = self._sampler.small_state()  # type: ignore[union-attr]
+            small = self._sampler.small_state()
+            if small is not None:
+                state["sampler"] = small
             yield {"sampling": state}
             self._draws_stored = draws
         if self._owned.disk.volatile:
@@ -736,16 +734,14 @@ class ReplayBuffer(Sampled):
         self, path: str | os.PathLike[str], where: str, finish: Callable[[str], None] = lambda _: None
     ) -> None:  # fmt: skip
         """Make a copy, and let `finish` add to it before it has its name."""
-        kept = getattr(self._sampler, "kept_priorities", lambda: None)
+        kept = self._sampler.kept_priorities
         snapshot(self._source, self.disk, os.path.abspath(path), where, kept, finish)
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
         source = self._source
         with source.memory:
-            faults = self._clip_reader.index.check()
-            if hasattr(self._sampler, "check"):
-                faults += self._sampler.check()  # type: ignore[union-attr]
+            faults = self._clip_reader.index.check() + self._sampler.check()
         with clear_reads("ReplayBuffer.check", source.folder):
             return check_source(source, faults)
 
@@ -755,7 +751,7 @@ class ReplayBuffer(Sampled):
         """Pickle path and settings; a buffer in RAM pickles what is stored."""
         state: dict[str, Any] = {
             "options": asdict(replace(self.options, history_len=self.num_steps, frameskip=self.frameskip)),
-            "sampler": self._sampler, "transform": self.transform, "key_filter": self.key_filter,
+            "sampler": self._sampler.given, "transform": self.transform, "key_filter": self.key_filter,
         }  # fmt: skip
         state |= {"threads": self.threads, "beacon": self._beacon}
         if self.path is not None:
@@ -779,7 +775,7 @@ class ReplayBuffer(Sampled):
             "seq": seq,
             "begin": episodes[0][2].start if episodes else source.head,
             "episodes": [(steps, data, record.flags) for steps, data, record in episodes],
-            "sampling": self.state_dict() if self._sampler is None else None,
+            "sampling": self.state_dict() if self._sampler.given is None else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

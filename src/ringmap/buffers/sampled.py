@@ -30,7 +30,14 @@ from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.view import BufferView, split
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import ClipPairs, why_no_clips
-from ringmap.clips.samplers.base import Sampler, Weigh, generator, weights_of
+from ringmap.clips.samplers.base import (
+    BaseSampler,
+    Sampler,
+    Weigh,
+    as_sampler,
+    generator,
+    ids_of,
+)
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
@@ -64,7 +71,9 @@ class Sampled(Forkable, Dataset):
     _draws_as: int | None = None
 
     def _sampling_with(self, sampler: Sampler | None, seed: int | None) -> None:
-        self._sampler = _callable(sampler)
+        self._sampler: BaseSampler = (
+            _NONE if sampler is None else as_sampler(sampler, "ReplayBuffer")
+        )
         self._rng = generator(seed, "ReplayBuffer", "seed")
         self._counter = 0
         self._draws = self._draws_stored = 0
@@ -81,20 +90,24 @@ class Sampled(Forkable, Dataset):
     @property
     def sampler(self) -> Any:
         """What `sample` draws with: the callable that was given, or a `DefaultSampler`. May be assigned."""
-        return DefaultSampler(self) if self._sampler is None else self._sampler
+        given = self._sampler.given
+        return DefaultSampler(self) if given is None else given
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:
-        _callable(sampler)
-        if sampler is not self._sampler and hasattr(self._sampler, "close"):
-            self._sampler.close()  # type: ignore[union-attr]
-        self._sampler = None if isinstance(sampler, DefaultSampler) else sampler
+        self._source  # noqa: B018 - a closed one says so
+        new: BaseSampler = _NONE
+        if sampler is not None and not isinstance(sampler, DefaultSampler):
+            new = as_sampler(sampler, "ReplayBuffer")
+        if new.given is not self._sampler.given:
+            self._sampler.close()
+        self._sampler = new
         self._attach_sampler()
 
     def _attach_sampler(self) -> None:
         """Let a sampler that keeps something for each clip begin with what is stored now."""
-        if hasattr(self._sampler, "attach") and self._source.writable:
-            self._sampler.attach(self._source)  # type: ignore[union-attr]
+        if self._source.writable:
+            self._sampler.attach(self._source)
 
     # -- ids ---------------------------------------------------------------------------------
 
@@ -413,13 +426,8 @@ class Sampled(Forkable, Dataset):
         Raises:
             InputError: the sampler does not draw by priority.
         """
-        if not hasattr(self._sampler, "update_priorities"):
-            raise InputError(
-                f"{type(self).__name__}.update_priorities: its sampler does not draw by priority; make the buffer with "
-                "sampler=PrioritizedSampler()"
-            )
-        updated: int = self._sampler.update_priorities(ids, values)  # type: ignore[union-attr]
-        return updated
+        self._source  # noqa: B018 - a closed one says so
+        return self._sampler.update_priorities(ids, values)
 
     def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[Batch]:
         """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
@@ -454,24 +462,27 @@ class Sampled(Forkable, Dataset):
             step = self._counter
             self._counter += 1
         reader, span = self._clip_reader, history * self.frameskip
-        if self._sampler is None:
+        sampler = self._sampler
+        if sampler.given is None:
             positions = reader.draw(batch_size, span, self._rng)
             if positions is None:
                 raise self._no_clips(span)
             return positions, None
         # One that answers at once keeps the writer waiting: what it has drawn is not evicted, nor renumbered, meanwhile.
-        quick = getattr(self._sampler, "is_quick", False)
-        with self._source.memory if quick else contextlib.nullcontext():
-            positions = self._ask_positions(self._sampler, step, batch_size, history)
-            return positions, weights_of(self._sampler)
+        with self._source.memory if sampler.is_quick else contextlib.nullcontext():
+            positions = self._ask_positions(sampler, step, batch_size, history)
+            return positions, sampler.weigh()
 
-    def _ask_positions(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
+    def _ask_positions(
+        self, sampler: BaseSampler, step: int, batch_size: int, history: int
+    ) -> Array:
         reader, span = self._clip_reader, history * self.frameskip
         pinned = reader.pin(span)
         if not pinned.count:
             raise self._no_clips(span)
         try:
-            numbers = self._ask(sampler, step, batch_size, history) + pinned.base
+            ids = ids_of(sampler, step, self, batch_size, history, "ReplayBuffer.sample")
+            numbers = ids + pinned.base
         except (LookupError, ValueError) as error:
             if isinstance(error, RingmapError) or reader.pin(span).count:
                 raise
@@ -503,44 +514,26 @@ class Sampled(Forkable, Dataset):
         with source.memory:
             return why_no_clips(source.live.lengths, span or self.span, self.frameskip)
 
-    def _ask(self, sampler: Sampler, step: int, batch_size: int, history: int) -> Array:
-        ids = np.asarray(sampler(step, self, batch_size, history))
-        if ids.shape != (batch_size,):
-            raise InputError(
-                f"ReplayBuffer.sample: the sampler returned shape {ids.shape}, expected ({batch_size},)"
-            )
-        if ids.dtype.kind not in "iu":
-            raise InputError(
-                f"ReplayBuffer.sample: the sampler returned dtype {ids.dtype}, expected integers"
-            )
-        return ids.astype(np.int64)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the sampling state (counter, generator, and the sampler's own), to go beside a checkpoint."""
         state: dict[str, Any] = {"step": self._counter, "rng": self._rng.bit_generator.state}
-        if hasattr(self._sampler, "state_dict"):
-            state["sampler"] = self._sampler.state_dict()  # type: ignore[union-attr]
-        return state
+        kept = self._sampler.state_dict()
+        return state if kept is None else {**state, "sampler": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on sampling where `state_dict` was taken.
 
         Raises:
-            InputError: it is no such state, or that of a buffer with another sampler.
+            InputError: it is no such state, or that of a buffer with another sampler. Nothing was changed.
         """
         check_whole("load_state_dict", state, ("rng", "step"))
-        if "sampler" in state and not hasattr(self._sampler, "load_state_dict"):
-            raise InputError(
-                "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first. Nothing was "
-                "changed"
-            )
         self._source  # noqa: B018 - a fork makes another generator
+        if "sampler" in state:
+            self._sampler.load_state_dict(state["sampler"])
         self._draw_apart()
         self._rng.bit_generator.state = state["rng"]
         self._counter = int(state["step"])
         self._draws += 1
-        if "sampler" in state:
-            self._sampler.load_state_dict(state["sampler"])  # type: ignore[union-attr]
 
     def _fitting(self, out: Mapping[str, Array], size: int, history: int) -> dict[str, Array]:
         """Return `out` if a batch fits into it just so."""
@@ -567,10 +560,17 @@ class Sampled(Forkable, Dataset):
         return dict(out)
 
 
-def _callable(sampler: Sampler | None) -> Sampler | None:
-    if sampler is not None and not callable(sampler):
-        raise InputError(f"ReplayBuffer: sampler must be callable, or None, got {sampler!r}")
-    return sampler
+class _NoSampler(BaseSampler):
+    """What a buffer has that was given none: it draws from the generator of the buffer."""
+
+    given = None
+
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
+        ids: Array = buffer._rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
+        return ids
+
+
+_NONE = _NoSampler()
 
 
 class DefaultSampler:

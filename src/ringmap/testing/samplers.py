@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.clips.samplers.base import BaseSampler, as_sampler
+from ringmap.errors import InputError
 
 __all__ = ["SamplerTests"]
 
@@ -33,21 +35,22 @@ def _write(buffer: ReplayBuffer, lengths: list[int]) -> None:
         buffer.write_episode({"obs": np.arange(length * 2.0).reshape(length, 2)})
 
 
+def _skip_without_small_state(sampler: Any) -> None:
+    if as_sampler(sampler).small_state() is None:
+        pytest.skip("this sampler has no state to store with the buffer")
+
+
 def _steps(buffer: ReplayBuffer, times: int) -> list[bytes]:
     return [buffer.sample(16)["obs"].tobytes() for _ in range(times)]
 
 
 class SamplerTests:
-    """The obligations of `ringmap.samplers.Sampler`, and of the state that one may keep."""
+    """The obligations of `ringmap.samplers.Sampler`, and of what `BaseSampler` adds, which a callable may have in part."""
 
     @pytest.fixture
     def make_sampler(self) -> MakeSampler:
         """Return what makes a sampler, each time the same: a seed in it is fixed."""
         raise NotImplementedError(f"{type(self).__name__} must supply make_sampler")
-
-    def _keeps(self, sampler: Any, *names: str) -> None:
-        if not all(hasattr(sampler, name) for name in names):
-            pytest.skip(f"this sampler has no {' and '.join(names)}")
 
     @pytest.mark.parametrize("history", [1, 2, 5])
     def test_returns_ids_of_clips(self, make_sampler: MakeSampler, history: int) -> None:
@@ -96,9 +99,67 @@ class SamplerTests:
             draws.append(_steps(buffer, 4))
         assert draws[0] == draws[1]
 
+    def test_serves_as_a_base_sampler(self, make_sampler: MakeSampler) -> None:
+        """`as_sampler` leaves it as it is, or wraps it; wrapped it draws the same, and a buffer shows what it was given."""
+        given, buffer = make_sampler(), ReplayBuffer(max_steps=60)
+        _write(buffer, _LENGTHS)
+        sampler = as_sampler(given)
+        assert isinstance(sampler, BaseSampler)
+        assert sampler.given is given
+        assert as_sampler(sampler) is sampler
+        bare = make_sampler()
+        for step in range(3):
+            ids = sampler(step, buffer, 16, 2)
+            assert np.array_equal(ids, bare(step, buffer, 16, 2))
+        buffer.sampler = given
+        assert buffer.sampler is given
+
+    def test_may_be_called_at_any_time(self, make_sampler: MakeSampler, tmp_path: Path) -> None:
+        """What a buffer calls besides a draw works before the first draw, after draws and after `close`."""
+        sampler = as_sampler(make_sampler())
+        path = tmp_path / "buf"
+        with ReplayBuffer(max_steps=60, path=path, sampler=sampler.given, sync_every_s=0) as buffer:
+            _write(buffer, _LENGTHS)
+            for _ in range(2):
+                for _ in range(2):
+                    sampler.follow(buffer, 1)
+                    sampler.flush()
+                    assert not sampler.check()
+                    assert not buffer.check()
+                    buffer.sample(16)
+                sampler.close()
+                sampler.close()
+            buffer.snapshot(tmp_path / "copy")  # which asks for `kept_priorities`
+        buffer.close()
+
+    def test_weighs_its_batches_or_does_not(self, make_sampler: MakeSampler) -> None:
+        """All batches bring a weight for each clip, float32 and positive, or none of them does."""
+        buffer = ReplayBuffer(max_steps=60, sampler=make_sampler())
+        _write(buffer, _LENGTHS)
+        weights = [buffer.sample(16).weights for _ in range(3)]
+        assert len({w is None for w in weights}) == 1
+        for found in weights:
+            if found is not None:
+                assert found.shape == (16,)
+                assert found.dtype == np.float32
+                assert (found > 0).all()
+
+    def test_takes_priorities_or_says_that_it_does_not(self, make_sampler: MakeSampler) -> None:
+        """`update_priorities` raises InputError exactly where `has_priorities` is false."""
+        sampler, buffer = make_sampler(), ReplayBuffer(max_steps=60)
+        buffer.sampler = sampler
+        _write(buffer, _LENGTHS)
+        batch = buffer.sample(16)
+        if as_sampler(sampler).has_priorities:
+            buffer.update_priorities(batch.ids, np.ones(16))
+        else:
+            with pytest.raises(InputError, match="priority"):
+                buffer.update_priorities(batch.ids, np.ones(16))
+
     def test_state_dict_goes_on(self, make_sampler: MakeSampler) -> None:
         """A restored state, pickled in between, gives the draws that would have come."""
-        self._keeps(make_sampler(), "state_dict", "load_state_dict")
+        if as_sampler(make_sampler()).state_dict() is None:
+            pytest.skip("this sampler keeps no state")
         buffer = ReplayBuffer(max_steps=60, sampler=make_sampler())
         _write(buffer, _LENGTHS)
         _steps(buffer, 3)
@@ -123,7 +184,7 @@ class SamplerTests:
         self, make_sampler: MakeSampler, tmp_path: Path
     ) -> None:
         """A directory that is opened again goes on drawing where it was closed; the state is small JSON."""
-        self._keeps(make_sampler(), "small_state", "load_small_state")
+        _skip_without_small_state(make_sampler())
         options: dict[str, Any] = {"max_steps": 60, "path": tmp_path / "buf", "sync_every_s": 0}
         buffer = ReplayBuffer(**options, sampler=make_sampler())
         _write(buffer, _LENGTHS)
@@ -140,6 +201,6 @@ class SamplerTests:
     def test_refuses_the_state_of_another(self, make_sampler: MakeSampler) -> None:
         """The state of another kind is an error, not a silent start from nothing."""
         sampler = make_sampler()
-        self._keeps(sampler, "small_state", "load_small_state")
+        _skip_without_small_state(sampler)
         with pytest.raises(ValueError, match=r"state is that of 'Other'"):
             sampler.load_small_state({**sampler.small_state(), "kind": "Other"})

@@ -263,8 +263,12 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         ids = None
         if self._online.has_priorities:
             ids, weights = np.full(size, -1), np.ones(size, np.float32)
-            if online and parts[-1].weights is not None:
-                ids[offline:], weights[offline:] = parts[-1].ids, parts[-1].weights
+            if online:
+                drawn = parts[-1]
+                if drawn.ids is not None:
+                    ids[offline:] = drawn.ids
+                if drawn.weights is not None:
+                    weights[offline:] = drawn.weights
             notes |= {"ids": ids, "weights": weights}
         for name in notes:
             if name in batch:

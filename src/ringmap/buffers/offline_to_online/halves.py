@@ -25,6 +25,7 @@ from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.view import BufferView
+from ringmap.clips.samplers.base import BaseSampler, as_sampler
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError
 
@@ -81,14 +82,10 @@ class Half(Protocol):
 class _Base:
     deep = tensordict = False
     clip: tuple[int, int] | None = None
-    buffer: Any = None
-    _weighed = False
 
     @property
     def has_priorities(self) -> bool:
-        sampler = getattr(self.buffer, "sampler", None)
-        known = hasattr(sampler, "update_priorities") and hasattr(sampler, "weights")
-        return known or self._weighed
+        return False
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
         raise InputError(
@@ -96,11 +93,6 @@ class _Base:
         )
 
     def update_priorities(self, ids: Array, values: Array) -> int:
-        known: Any
-        for known in (self.buffer, getattr(self.buffer, "sampler", None)):
-            if hasattr(known, "update_priorities"):
-                found = known.update_priorities(ids, values)
-                return len(ids) if found is None else int(found)
         raise InputError(
             f"{_WHERE}.update_priorities: the online half does not draw by priority; give an online_storage that does"
         )
@@ -142,8 +134,12 @@ class ReplayHalf(_Base):
     """A replay buffer of ours: drawn by its own sampler, written by the episode."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
-        self.buffer: Any = buffer
+        self.buffer = buffer
         self.clip = buffer.num_steps, buffer.frameskip
+
+    @property
+    def has_priorities(self) -> bool:
+        return as_sampler(self.buffer.sampler).has_priorities
 
     def __len__(self) -> int:
         self.buffer.refresh()
@@ -171,6 +167,9 @@ class ReplayHalf(_Base):
             buffer.write_episode(episode, notes=notes)
             ids.append(np.arange(first, buffer._source.head))
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        return _updated(self.buffer, ids, values)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.buffer.state_dict()
@@ -221,8 +220,21 @@ class StepsHalf(_Base):
 class SampledHalf(_Base):
     """Any other buffer with `sample(n)`, a length, and `extend(batch)` or `add(**batch)`."""
 
+    _weighed = False
+
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
+
+    @property
+    def has_priorities(self) -> bool:
+        sampler = self._sampler
+        return self._weighed or (sampler is not None and sampler.has_priorities)
+
+    @property
+    def _sampler(self) -> BaseSampler | None:
+        """The sampler of the buffer, if it has one that is like ours."""
+        given = getattr(self.buffer, "sampler", None)
+        return as_sampler(given) if callable(given) else None
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -262,6 +274,14 @@ class SampledHalf(_Base):
                 f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
             ) from error
         return np.arange(first, self.buffer._ring.added) if ours else found
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        if hasattr(self.buffer, "update_priorities"):
+            return _updated(self.buffer, ids, values)
+        sampler = self._sampler
+        if sampler is None or not sampler.has_priorities:
+            return super().update_priorities(ids, values)
+        return _updated(sampler, ids, values)
 
     def _sample(self, count: int) -> Any:
         if isinstance(self.buffer, DistillationBuffer):  # whose `sample` has two columns only
@@ -309,6 +329,12 @@ class TorchRLHalf(SampledHalf):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
+
+
+def _updated(given: Any, ids: Array, values: Array) -> int:
+    """Hand priorities on; return for how many clips, all of them where nothing is returned."""
+    found = given.update_priorities(ids, values)
+    return len(ids) if found is None else int(found)
 
 
 def half_of(given: Any, what: str) -> Half:

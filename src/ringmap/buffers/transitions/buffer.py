@@ -35,7 +35,7 @@ from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.following import Following, announce_in, partings
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
-from ringmap.clips.samplers.base import Sampler, Weigh, weights_of
+from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
 from ringmap.clips.window import Window
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.blobs import encode_data
@@ -318,24 +318,20 @@ class TransitionReplayBuffer(Unindexed):
         ring = self._ring.buffer
         source, sampler = ring._source, ring._sampler
         where = f"{type(self).__name__}.sample"
-        quick = sampler is None or getattr(sampler, "is_quick", False)
-        with source.memory if quick else contextlib.nullcontext():
+        own = sampler.given is None
+        with source.memory if own or sampler.is_quick else contextlib.nullcontext():
             window = self._ring.window()
             if not window.count:  # another thread cleared it meanwhile
                 raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
-            if sampler is None:
+            if own:
                 return window.positions(ring._rng.integers(0, window.count, size)), None
-            ids = np.asarray(sampler(step, self, size, 1))
-            weigh = weights_of(sampler)
-            if ids.shape != (size,) or ids.dtype.kind not in "iu":
-                raise InputError(
-                    f"{where}: the sampler returned {ids.dtype} of shape {ids.shape}, expected integers of ({size},)"
-                )
+            ids = ids_of(sampler, step, self, size, 1, where)
+            weigh = sampler.weigh()
             if ((ids < 0) | (ids >= window.count)).any():
                 raise ClipIndexError(
                     f"{where}: the sampler returned an id out of range for {window.count} transitions"
                 )
-            numbers = ids.astype(np.int64) + window.base
+            numbers = ids + window.base
             with source.memory:  # a slow one did not keep the writer out
                 window = self._ring.window()
                 if not window.count:
@@ -351,7 +347,7 @@ class TransitionReplayBuffer(Unindexed):
     @property
     def sampler(self) -> Any:
         """What `sample` draws with; may be assigned. None: uniformly."""
-        return self._ring.buffer._sampler
+        return self._ring.buffer._sampler.given
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:

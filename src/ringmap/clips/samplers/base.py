@@ -1,31 +1,52 @@
-"""What a sampler is, and what those of ours have in common: a generator whose state can be kept.
+"""What a sampler is: a callable, and the base class of those that do more than draw.
 
     buffer.sample(B) -> sampler(step, buffer, B, history_len) -> B ids in [0, buffer.num_valid_ends(history_len))
 
-A sampler of ours is also asked for `small_state()`, which the buffer stores with each commit that
-follows a draw and with each flush, and is given it back when the directory is opened again.
+    a function, or any callable -> as_sampler -> BaseSampler -> what a buffer keeps and calls
 
-Invariants: the same state gives the same draws from the same buffer; NumPy's global generator is left alone.
+Invariants: the same state gives the same draws from the same buffer; NumPy's global generator is left alone;
+only `as_sampler` looks at which methods an object has.
 Not here: which clips are drawn (the other modules of this package).
 """
 
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.errors import InputError, RingmapError
+from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.storage.forks import Forkable
+from ringmap.storage.priorities import Leaves
+from ringmap.storage.source import Source
 
-__all__ = ["Array", "Draws", "HasClips", "Sampler", "Seed", "Weigh", "check_state", "generator", "positive", "weights_of", "window_of"]  # fmt: skip
+__all__ = [
+    "Array",
+    "BaseSampler",
+    "Draws",
+    "HasClips",
+    "Sampler",
+    "Seed",
+    "Weigh",
+    "as_sampler",
+    "check_state",
+    "generator",
+    "ids_of",
+    "positive",
+    "window_of",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Seed = np.random.Generator | int | None
 Weigh = Callable[[Array], Array]
 """Returns the weights of a batch, given where its clips are in the end: some may have been drawn anew."""
+
+_NO_STATE = (
+    "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
+)
 
 
 class HasClips(Protocol):
@@ -40,7 +61,7 @@ class Sampler(Protocol):
     """Draws clip ids: any callable with this signature.
 
     Returns an integer array of shape `(batch_size,)` in `[0, buffer.num_valid_ends(history_len))`.
-    It may keep state; one with `state_dict` and `load_state_dict` has it saved by the buffer's own.
+    One that keeps state, or priorities, derives from `BaseSampler`.
     """
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
@@ -48,7 +69,206 @@ class Sampler(Protocol):
         ...
 
 
-class Draws(Forkable):
+class BaseSampler(ABC):
+    """Base class of samplers: a subclass draws, in `__call__`. The other methods do nothing until it overrides them.
+
+    A buffer calls:
+
+    - `attach` when it was opened for writing, or is given the sampler; before anything is written;
+    - `__call__` for a batch, then `weigh`, from the same thread and before the next draw; where `is_quick`, both under
+      the lock that keeps the writer waiting;
+    - `update_priorities` when the user does;
+    - `small_state` with each commit that follows a draw and with each flush; `load_small_state` when the directory is
+      opened again with a sampler of this class;
+    - `state_dict` and `load_state_dict` from its own;
+    - `flush` from its own and before it closes; `close` when it is closed, or is given another sampler. A closed one may
+      be used again;
+    - `kept_priorities` for a copy of the buffer, `check` from its own.
+
+    It may be called from several threads. A pickled buffer pickles it.
+
+    Example:
+        >>> class Newest(BaseSampler):
+        ...     def __call__(self, step, buffer, batch_size, history_len):
+        ...         return np.full(batch_size, buffer.num_valid_ends(history_len) - 1)
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100, sampler=Newest())
+        >>> buf.write_episode({"step": np.arange(10)})
+        >>> buf.sample(2)["step"].ravel().tolist()
+        [9, 9]
+    """
+
+    is_quick: bool = False
+    """Whether it answers at once, so that a buffer may keep the writer waiting while it is asked."""
+    has_priorities: bool = False
+    """Whether clips can be given priorities, by the ids of a batch."""
+
+    @property
+    def given(self) -> Any:
+        """The callable that the user gave: this sampler, or what `as_sampler` wrapped."""
+        return self
+
+    @abstractmethod
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
+        """Return the ids of `batch_size` clips: integers `(B,)` in `[0, buffer.num_valid_ends(history_len))`."""
+
+    def weigh(self) -> Weigh | None:
+        """Return what weighs the batch that was just drawn; None if it is not weighed."""
+        return None
+
+    def attach(self, source: Source) -> None:  # noqa: B027 - nothing to do
+        """Begin with a buffer that was just opened for writing."""
+
+    def follow(self, buffer: Any, history_len: int) -> None:  # noqa: B027
+        """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        """Give clips their priorities; return for how many: one that was evicted is passed over.
+
+        Raises:
+            InputError: it does not draw by priority.
+        """
+        raise InputError(
+            "update_priorities: the sampler does not draw by priority; make the buffer with sampler=PrioritizedSampler()"
+        )
+
+    def kept_priorities(self) -> Leaves | None:
+        """Return a copy of all priorities, for a copy of the buffer; None if there are none."""
+        return None
+
+    def small_state(self) -> dict[str, Any] | None:
+        """Return the state that a buffer stores with its commits: JSON, small, its class's name as `kind`; None: none."""
+        return None
+
+    def load_small_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `small_state` was taken.
+
+        Raises:
+            InputError: it is that of another sampler.
+        """
+        raise InputError(_NO_STATE)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the whole state, to go beside a checkpoint; None if it keeps none."""
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            InputError: it is that of another sampler.
+        """
+        raise InputError(_NO_STATE)
+
+    def flush(self) -> None:  # noqa: B027
+        """Force what is kept in files to the disk itself."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what is held open."""
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the invariants, in words; empty when sound."""
+        return []
+
+
+def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
+    """Return a sampler with all methods: one that is a `BaseSampler` as it is, a function or other callable wrapped.
+
+    What a callable has of the methods of `BaseSampler` is called; for the rest nothing is done. An attribute `weights`
+    stands for `weigh`.
+
+    Args:
+        sampler: `fn(step, buffer, batch_size, history_len) -> ids`.
+        where: what an error names.
+
+    Raises:
+        InputError: it can't be called, or is a class of samplers.
+
+    Example:
+        >>> sampler = as_sampler(lambda step, buffer, batch_size, history_len: np.zeros(batch_size, int))
+        >>> sampler(0, None, 3, 1).tolist(), sampler.state_dict(), sampler.is_quick
+        ([0, 0, 0], None, False)
+    """
+    if isinstance(sampler, BaseSampler):
+        return sampler
+    if isinstance(sampler, type) and issubclass(sampler, BaseSampler):
+        name = sampler.__name__
+        raise InputError(f"{where}: sampler is the class {name}; give one that was made: {name}()")
+    if not callable(sampler):
+        raise InputError(
+            f"{where}: sampler must be callable, got {sampler!r}; give a function (step, buffer, batch_size, history_len) "
+            "-> ids, or a sampler of ringmap.samplers"
+        )
+    return _Wrapped(sampler)
+
+
+class _Wrapped(BaseSampler):
+    """A callable of another class: its methods, as far as it has them."""
+
+    def __init__(self, given: Sampler) -> None:
+        self._given: Any = given
+        self.is_quick = getattr(given, "is_quick", False)
+        self.has_priorities = hasattr(given, "update_priorities")
+
+    @property
+    def given(self) -> Any:
+        return self._given
+
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
+        ids: Array = self._given(step, buffer, batch_size, history_len)
+        return ids
+
+    def _method(self, name: str) -> Any:
+        return getattr(self._given, name, getattr(super(), name))
+
+    def weigh(self) -> Weigh | None:
+        weigh: Weigh | None = self._method("weigh")()
+        weights = getattr(self._given, "weights", None)
+        if weigh is None and weights is not None:
+            kept = np.array(weights, np.float32)
+            return lambda positions: kept
+        return weigh
+
+    def attach(self, source: Source) -> None:
+        self._method("attach")(source)
+
+    def follow(self, buffer: Any, history_len: int) -> None:
+        self._method("follow")(buffer, history_len)
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        updated: int = self._method("update_priorities")(ids, values)
+        return updated
+
+    def kept_priorities(self) -> Leaves | None:
+        kept: Leaves | None = self._method("kept_priorities")()
+        return kept
+
+    def small_state(self) -> dict[str, Any] | None:
+        state: dict[str, Any] | None = self._method("small_state")()
+        return state
+
+    def load_small_state(self, state: Mapping[str, Any]) -> None:
+        self._method("load_small_state")(state)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        state: dict[str, Any] | None = self._method("state_dict")()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._method("load_state_dict")(state)
+
+    def flush(self) -> None:
+        self._method("flush")()
+
+    def close(self) -> None:
+        self._method("close")()
+
+    def check(self) -> list[str]:
+        faults: list[str] = self._method("check")()
+        return faults
+
+
+class Draws(Forkable, BaseSampler):
     """A sampler that draws from a generator of its own.
 
     Args:
@@ -112,17 +332,32 @@ def positive(where: str, name: str, value: Any, integer: bool = True) -> Any:
     raise InputError(f"{where}: {name} must be {what}, got {value!r}")
 
 
-def weights_of(sampler: Any) -> Weigh | None:
-    """Return what weighs the batch that a sampler just drew; None if it weighs nothing.
+def ids_of(
+    sampler: BaseSampler, step: int, buffer: Any, size: int, history_len: int, where: str
+) -> Array:
+    """Return the ids of `size` clips that a sampler draws, int64.
 
-    Asked for before the sampler draws again. It has a method `weigh`, or an attribute `weights`.
+    Raises:
+        InputError: it returned another number of them, or no integers.
+        ClosedError: it reads a buffer that is closed.
     """
-    weigh: Weigh | None = getattr(sampler, "weigh", lambda: None)()
-    weights = getattr(sampler, "weights", None)
-    if weigh is None and weights is not None:
-        kept = np.array(weights, np.float32)
-        return lambda positions: kept
-    return weigh
+    try:
+        ids = np.asarray(sampler(step, buffer, size, history_len))
+    except ClosedError as error:
+        raise ClosedError(
+            f"{where}: the sampler {_name(sampler)} reads a buffer that is closed: {error}"
+        ) from error
+    if ids.shape != (size,):
+        raise InputError(f"{where}: the sampler returned shape {ids.shape}, expected ({size},)")
+    if ids.dtype.kind not in "iu":
+        raise InputError(f"{where}: the sampler returned dtype {ids.dtype}, expected integers")
+    return ids.astype(np.int64)
+
+
+def _name(sampler: BaseSampler) -> str:
+    given = sampler.given
+    name: str = getattr(given, "__name__", type(given).__name__)
+    return name
 
 
 def window_of(sampler: Any, buffer: Any, history_len: int) -> Any:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, check_state, window_of
+from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
 from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import InputError
 
 __all__ = ["EpochSampler"]
 
 
-class EpochSampler:
+class EpochSampler(BaseSampler):
     """Draw each clip that there is when an epoch begins exactly once, then begin the next epoch.
 
     What is written meanwhile belongs to the next epoch; what is evicted meanwhile is left out. A

@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, Draws, Sampler, Seed, Weigh
+from ringmap.clips.samplers.base import (
+    Array,
+    BaseSampler,
+    Draws,
+    Sampler,
+    Seed,
+    Weigh,
+    as_sampler,
+    ids_of,
+)
 from ringmap.errors import InputError
+from ringmap.storage.priorities import Leaves
 from ringmap.storage.source import Source
 
 __all__ = ["MixtureSampler"]
@@ -57,30 +67,34 @@ class MixtureSampler(Draws):
                 f"{where}: weights must be finite, not negative, and not all 0; got {weights.tolist()}"
             )
         for sampler in self.samplers:
-            if not callable(sampler):
-                raise InputError(f"{where}: {sampler!r} is no sampler: it can't be called")
+            as_sampler(sampler, where)
         self.shares = weights / weights.sum()
         self.ids = np.empty(0, np.int64)
         self.weights = np.empty(0, np.float32)
-        self.is_quick = all(getattr(sampler, "is_quick", False) for sampler in self.samplers)
+        self.is_quick = all(part.is_quick for part in self._parts)
+        self.has_priorities = any(part.has_priorities for part in self._parts)
+
+    @property
+    def _parts(self) -> list[BaseSampler]:
+        return [as_sampler(sampler, "MixtureSampler") for sampler in self.samplers]
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids, those of the samplers in random order. O(batch_size), and what they cost."""
         counts = self.rng.multinomial(batch_size, self.shares)
-        parts = []
-        for sampler, count in zip(self.samplers, counts, strict=True):
+        drawn = []
+        for number, (part, count) in enumerate(zip(self._parts, counts, strict=True)):
             if count:
-                parts.append(np.asarray(sampler(step, buffer, int(count), history_len)))
-            elif hasattr(sampler, "follow"):  # what the others drew may be given a priority
-                sampler.follow(buffer, history_len)
-        ids: Array = np.concatenate(parts)
+                where = f"MixtureSampler.samplers[{number}]"
+                drawn.append(ids_of(part, step, buffer, int(count), history_len, where))
+            else:  # what the others drew may be given a priority
+                part.follow(buffer, history_len)
+        ids: Array = np.concatenate(drawn)
         return ids[self.rng.permutation(batch_size)]
 
     def follow(self, buffer: Any, history_len: int) -> None:
         """Let the samplers that keep priorities know of the clips, as a draw would."""
-        for sampler in self.samplers:
-            if hasattr(sampler, "follow"):
-                sampler.follow(buffer, history_len)
+        for part in self._parts:
+            part.follow(buffer, history_len)
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         """Hand priorities on to the samplers that have them; return to how many clips they were given.
@@ -88,52 +102,50 @@ class MixtureSampler(Draws):
         Raises:
             InputError: none of them has.
         """
-        takers: list[Any] = [s for s in self.samplers if hasattr(s, "update_priorities")]
-        updated = [sampler.update_priorities(ids, values) for sampler in takers]
+        updated = [p.update_priorities(ids, values) for p in self._parts if p.has_priorities]
         if not updated:
             raise InputError(
                 "MixtureSampler.update_priorities: none of its samplers draws by priority"
             )
-        return int(max(updated))
+        return max(updated)
 
     def small_state(self) -> dict[str, Any]:
         """Return the state that a buffer stores with its commits: that of all samplers that have one."""
-        parts = [s.small_state() if hasattr(s, "small_state") else None for s in self.samplers]
-        return {**super().small_state(), "parts": parts}
+        return {**super().small_state(), "parts": [part.small_state() for part in self._parts]}
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `small_state` was taken."""
-        self._load(state, "load_small_state")
+        for part, kept in self._own_and_parts(state, "load_small_state"):
+            part.load_small_state(kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, to go beside a checkpoint."""
-        parts = [s.state_dict() if hasattr(s, "state_dict") else None for s in self.samplers]
-        return {**super().small_state(), "parts": parts}
+        return {**super().small_state(), "parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._load(state, "load_state_dict")
+        for part, kept in self._own_and_parts(state, "load_state_dict"):
+            part.load_state_dict(kept)
 
-    def _load(self, state: Mapping[str, Any], how: str) -> None:
-        if len(state.get("parts", ())) != len(self.samplers):
+    def _own_and_parts(self, state: Mapping[str, Any], how: str) -> list[tuple[BaseSampler, Any]]:
+        """Take over the state of the mixture; return the parts that have one, and theirs."""
+        parts, kept = self._parts, state.get("parts", ())
+        if len(kept) != len(parts):
             raise InputError(
-                f"MixtureSampler.{how}: a state of {len(state.get('parts', ()))} samplers, expected {len(self.samplers)}"
+                f"MixtureSampler.{how}: a state of {len(kept)} samplers, expected {len(parts)}"
             )
         super().load_small_state(state)
-        for sampler, part in zip(self.samplers, state["parts"], strict=True):
-            if part is not None:
-                getattr(sampler, how)(part)
+        return [pair for pair in zip(parts, kept, strict=True) if pair[1] is not None]
 
-    def kept_priorities(self) -> Any:
+    def kept_priorities(self) -> Leaves | None:
         """Return the priorities of the first sampler that has some, for a copy of the buffer; else None."""
-        kept = (s.kept_priorities() for s in self.samplers if hasattr(s, "kept_priorities"))
+        kept = (part.kept_priorities() for part in self._parts)
         return next((leaves for leaves in kept if leaves is not None), None)
 
     def attach(self, source: Source) -> None:
         """Let the samplers begin with a buffer that was just opened for writing."""
-        for sampler in self.samplers:
-            if hasattr(sampler, "attach"):
-                sampler.attach(source)
+        for part in self._parts:
+            part.attach(source)
 
     def weigh(self) -> Weigh:
         """Return what weighs a batch: all its clips alike."""
@@ -145,12 +157,14 @@ class MixtureSampler(Draws):
 
     def flush(self) -> None:
         """Force what the samplers keep in files to the disk itself."""
-        for sampler in self.samplers:
-            if hasattr(sampler, "flush"):
-                sampler.flush()
+        for part in self._parts:
+            part.flush()
 
     def close(self) -> None:
         """Give back what the samplers hold open."""
-        for sampler in self.samplers:
-            if hasattr(sampler, "close"):
-                sampler.close()
+        for part in self._parts:
+            part.close()
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the invariants of the samplers, in words; empty when sound."""
+        return [fault for part in self._parts for fault in part.check()]

@@ -87,6 +87,8 @@ class PrioritizedSampler(Draws):
         (7, 1.0)
     """
 
+    has_priorities = True
+
     def __init__(
         self, alpha: float = 0.6, beta: float | Callable[[int], float] = 0.4, *, kind: str = "proportional",
         eps: float = 1e-6, resort_every: int | None = None, rng: Seed = None,
