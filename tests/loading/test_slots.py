@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -100,6 +101,47 @@ def test_a_sent_slot_waits_for_the_other_side():
     del part
     gc.collect()
     assert slot.is_free
+
+
+def test_a_batch_outside_of_slots_is_copied_into_one_when_it_is_sent():
+    kept = torch.arange(1000.0)
+    make, args = glue._send(glue.Parcel({"a": kept, "text": ["x"]}))
+    assert make is glue._unpack
+    batch = make(*args)
+    assert torch.equal(batch["a"], kept)
+    assert batch["text"] == ["x"]
+    batch["a"].zero_()
+    assert torch.equal(kept, torch.arange(1000.0))
+    layout = {"a": ((1000,), np.dtype("f4"))}
+    held = [glue.worker_slots().room(layout) for _ in range(glue.MAX_SLOTS)]
+    assert held[-1] is None
+    assert glue._send(glue.Parcel({"a": kept}))[0] is dict
+
+
+def test_no_two_threads_get_one_slot():
+    """PyTorch sends from a thread of its own, while the worker gathers the next batch."""
+    slots, clashes = glue.Slots(), []
+    layout = {"a": ((500,), np.dtype("i8"))}
+
+    def take(mine):
+        for _ in range(400):
+            room = slots.room(layout)
+            room["a"][:] = mine
+            time.sleep(0)
+            clashes.extend(set(room["a"].tolist()) - {mine})
+            del room
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not clashes
 
 
 def test_a_child_that_drops_its_copy_of_a_batch_frees_nothing():

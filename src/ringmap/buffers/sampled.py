@@ -232,11 +232,8 @@ class Sampled(Forkable, Dataset):
 
     def _mapping(self, ids: Array, history: int, skip: int) -> dict[str, Any]:
         if self.transform is None:
-            if not _asked_by_torch():  # but by a dataset around us, which may keep what it gets
-                return self._columns(ids, history, skip)
-            return as_mapping(
-                self._columns(ids, history, skip, self._room(len(ids), history, skip))
-            )
+            # In no slot: a dataset around us may keep it, and the loop writes into what it gets.
+            return as_mapping(self._columns(ids, history, skip))
         clips = self._clips_of(ids, history, skip)
         return {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
 
@@ -601,12 +598,6 @@ def _threads_of(pid: int) -> int:
 def _threads_here() -> int:
     """Return the threads that gather in this process: workers share the cores."""
     return _threads_of(os.getpid())
-
-
-def _asked_by_torch() -> bool:
-    """Tell whether PyTorch itself called the method that calls what calls this."""
-    name: str = sys._getframe(3).f_globals.get("__name__", "")
-    return name.startswith("torch.utils.data")
 
 
 def _fetcher() -> Any:

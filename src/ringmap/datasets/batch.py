@@ -139,7 +139,7 @@ def as_clip(clip: Any) -> Any:
 
 
 def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
-    """Return a batch that was asked for as a whole: in a worker, one that travels as the others do."""
+    """Return a batch that was asked for as a whole: in a worker, one that is copied into a slot when it is sent."""
     if worker() is None:
         return columns
     from ringmap.datasets.loader import Parcel

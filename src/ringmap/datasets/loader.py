@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -145,6 +146,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._slots: list[_Slot] = []
+        self._lock = threading.Lock()  # PyTorch sends from a thread of its own
 
     def room(self, layout: Layout) -> dict[str, Array] | None:
         """Return arrays of this layout over a free slot, or None: then let PyTorch send what is gathered."""
@@ -153,10 +155,11 @@ class Slots:
         for name, (shape, dtype) in layout.items():
             offsets[name] = at
             at += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
-        slot = self._find(at)
-        if slot is None:
-            return None
-        whole = slot.lease()
+        with self._lock:
+            slot = self._find(at)
+            if slot is None:
+                return None
+            whole = slot.lease()
         return {
             name: _cut(whole, offsets[name], shape, dtype)
             for name, (shape, dtype) in layout.items()
@@ -180,11 +183,20 @@ class Slots:
     def holding(self, array: Array) -> tuple[_Slot | None, int]:
         """Return the slot in which an array lies, if in any, and its offset in bytes."""
         at = array.__array_interface__["data"][0]
-        for slot in self._slots:
+        with self._lock:
+            slots = list(self._slots)
+        for slot in slots:
             begin = slot.block.data_ptr()
             if begin < at < begin + slot.block.numel():
                 return slot, at - begin
         return None, 0
+
+    def copies(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Return copies of arrays over a free slot; none if there is no slot."""
+        made = self.room({name: (array.shape, array.dtype) for name, array in arrays.items()}) or {}
+        for name, copy in made.items():
+            np.copyto(copy, arrays[name])
+        return made
 
 
 def _cut(whole: Array, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -228,12 +240,15 @@ class Parcel(dict[str, Any]):
 
 
 def _send(parcel: Parcel) -> Any:
-    items, used = dict[str, Any](parcel), None
+    items, used, slots, arrays = dict[str, Any](parcel), None, worker_slots(), dict[str, Array]()
     for name, value in parcel.items():
         array = _as_array(value) if isinstance(value, torch.Tensor) else None
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-            continue
-        slot, offset = worker_slots().holding(array)
+        if isinstance(array, np.ndarray) and array.flags.c_contiguous:
+            arrays[name] = array
+    if all(slots.holding(array)[0] is None for array in arrays.values()):
+        arrays = slots.copies(arrays)
+    for name, array in arrays.items():
+        slot, offset = slots.holding(array)
         # One that was sent before holds another batch too: whose end would free it?
         if slot is not None and not slot.sent and (used is None or used is slot):
             items[name] = _Part(offset, array.shape, str(array.dtype))
