@@ -21,6 +21,7 @@ from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import as_clip, worker
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.extras import missing
 from ringmap.storage.live import LiveEpisodes
 
 __all__ = ["GoalDataset"]
@@ -273,6 +274,8 @@ class GoalDataset(Dataset):
 
 def _shared_counters() -> Any:
     """Return counters that workers, forked or spawned by a DataLoader, share with this process."""
+    if missing("torch"):  # then there is no DataLoader, and no worker
+        return np.zeros(_MAX_WORKERS, np.int32)
     import torch
 
     return torch.zeros(_MAX_WORKERS, dtype=torch.int32).share_memory_()  # type: ignore[no-untyped-call]
