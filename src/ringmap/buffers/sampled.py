@@ -30,7 +30,8 @@ from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler, generator
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_ids
-from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
+from ringmap.datasets.batch import ClipBatch, Layout, worker
+from ringmap.datasets.to_loader import as_clip, as_mapping, of_columns, room
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
 from ringmap.storage.source import Source
 from ringmap.storage.system import cores

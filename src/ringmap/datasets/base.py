@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex, ClipPairs
-from ringmap.datasets.batch import as_clip
 from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.to_loader import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.storage.live import LiveEpisodes
 

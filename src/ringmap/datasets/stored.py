@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
-from ringmap.datasets.batch import as_clip, of_columns
 from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
+from ringmap.datasets.to_loader import as_clip, of_columns
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.schema import ColumnSpec, Schema
