@@ -200,10 +200,6 @@ class Case:
                 found,
             )
             must(not again.check(), "check() finds", again.check())
-        self.foreign()
-
-    def foreign(self):
-        """Compare a file that was opened all along: nobody else's bytes are in it."""
 
 
 def possible(folder, storage, durability, calls, blow=AtOurLine):
