@@ -13,7 +13,6 @@ hang or a vast allocation is seen. What may not happen, whatever was forged:
 
 import json
 import logging
-import os
 import resource
 import shutil
 import signal
@@ -37,7 +36,7 @@ from ringmap.storage.files import Disk
 from tests.damage.buffers import KINDS as SOUND
 from tests.damage.buffers import episode_of, make, rows_of, wrapped
 
-SECONDS = 10
+SECONDS = 10  # of the processor: how busy the machine is says nothing
 MORE_NBYTES = 1 << 30
 MOST_NBYTES = 128 << 20
 
@@ -84,7 +83,10 @@ class Plan:
     newest: bool = False
 
     def __str__(self):
-        return f"{self.kind}: {self.where}: {self.field} = {self.value}" + ", after a reboot" * self.rebooted
+        return (
+            f"{self.kind}: {self.where}: {self.field} = {self.value}"
+            + ", after a reboot" * self.rebooted
+        )
 
 
 def number_near(rng, old, slots):
@@ -141,10 +143,16 @@ class Forger:
         if name == "reserved":
             fields[at] = bytes(37) + b"\1"
         elif name in ("kind", "flags"):
-            fields[at] = int(self.rng.integers(256)) if name == "flags" else self.pick([0, 1, 2, 3, 4, 5, 9, 255])
+            fields[at] = (
+                int(self.rng.integers(256))
+                if name == "flags"
+                else self.pick([0, 1, 2, 3, 4, 5, 9, 255])
+            )
         else:
             value = number_near(self.rng, old, self.slots)
-            fields[at] = value - (1 << 64) if RECORD.format[1 + at] == "q" and value >> 63 else value
+            fields[at] = (
+                value - (1 << 64) if RECORD.format[1 + at] == "q" and value >> 63 else value
+            )
         self.write_record(slot, fields)
         if self.rng.random() < 0.4 and seq == self.newest() and name in STATE_FIELDS:
             for slot in (0, 1):
@@ -195,7 +203,9 @@ class Forger:
                 fields[at] = self.pick([bytes(16), b"another boot id.", self.rng.bytes(16)])
             else:
                 value = number_near(self.rng, fields[at], self.slots)
-                fields[at] = value - (1 << 64) if name in ("tail", "head") and value >> 63 else value
+                fields[at] = (
+                    value - (1 << 64) if name in ("tail", "head") and value >> 63 else value
+                )
             told.append(fields[at])
             self.write_state(slot, fields)
         return f"{name} in slots {which}", repr(told)
@@ -215,9 +225,32 @@ class Forger:
         if isinstance(body, dict) and self.rng.random() < 0.1:
             del body[key]
             return path, "gone"
-        near = [number_near(self.rng, old, self.slots), old + 1, old - 1, float(old)] if type(old) is int else []
+        near = (
+            [number_near(self.rng, old, self.slots), old + 1, old - 1, float(old)]
+            if type(old) is int
+            else []
+        )
         deep = json.loads("[" * 60 + "]" * 60)
-        known = [None, -1, 0, 1, 1.5, 1e300, 1 << 33, 1 << 55, 1 << 70, "x", "", "é", [], {}, [1], {"a": 1}, True, deep]
+        known = [
+            None,
+            -1,
+            0,
+            1,
+            1.5,
+            1e300,
+            1 << 33,
+            1 << 55,
+            1 << 70,
+            "x",
+            "",
+            "é",
+            [],
+            {},
+            [1],
+            {"a": 1},
+            True,
+            deep,
+        ]
         new = self.pick([*near, *near, *known])
         body[key] = new
         return path, json.dumps(new)[:60]
@@ -245,7 +278,11 @@ class Forger:
     def forged(self, blob):
         head, (count, carried_nbytes, _) = blob[:12], struct.unpack_from("<III", blob)
         at = 12 + 8 * count
-        sums, carried, data = blob[12:at], blob[at : at + carried_nbytes], blob[at + carried_nbytes :]
+        sums, carried, data = (
+            blob[12:at],
+            blob[at : at + carried_nbytes],
+            blob[at + carried_nbytes :],
+        )
         what = self.pick(["head", "cut", "sums", "carried", "carried", "data", "data"])
         if what == "head":
             parts = list(struct.unpack("<III", head))
@@ -269,7 +306,10 @@ class Forger:
                 body = json.loads(blob[at : at + carried_nbytes])
                 if body:
                     path, value = self.mutate(body)
-                    carried, value = json.dumps(body).encode(), f"{'/'.join(map(str, path))} = {value}"
+                    carried, value = (
+                        json.dumps(body).encode(),
+                        f"{'/'.join(map(str, path))} = {value}",
+                    )
         elif not data or self.rng.random() < 0.3:
             data = self.pick([b"\0", b"\xff" * 9, struct.pack("<I", 2) + b"[]", struct.pack("<I", 2) + b"{}", data[:-1],
                               data + b"x", struct.pack("<I", 90_000) + b"[" * 90_000])  # fmt: skip
@@ -340,7 +380,11 @@ class Bench:
             live = [n for n in numbers if n in self.truths[kind].episodes]
             wanted = live if live and where != "record" else numbers
             seq = int(rng.choice([*wanted, wanted[-1]]))
-            forged = {"record": forger.forge_record, "blob": forger.forge_blob, "swapped": forger.swap_blobs}[where](seq)
+            forged = {
+                "record": forger.forge_record,
+                "blob": forger.forge_blob,
+                "swapped": forger.swap_blobs,
+            }[where](seq)
         elif where == "state":
             forged = forger.forge_state()
         elif where == "added":
@@ -350,7 +394,9 @@ class Bench:
         if forged is None:
             where, forged = "manifest", forger.forge_manifest()
         name = f"{where} {seq}" if seq else where
-        return Plan(kind, name, *forged, rebooted, seq, seq is not None and seq == numbers[-1]), folder
+        return Plan(
+            kind, name, *forged, rebooted, seq, seq is not None and seq == numbers[-1]
+        ), folder
 
 
 # -- judging ---------------------------------------------------------------------------------------
@@ -385,8 +431,8 @@ class Outcome:
 def attempt(what):
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
-    base, began = peak(), time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    base, began = peak(), time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         outcome = Outcome(what())
     except Hung:
@@ -397,12 +443,14 @@ def attempt(what):
         outcome = Outcome(error=error)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        outcome = Outcome(wrong=f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
+        outcome = Outcome(
+            wrong=f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+        )
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if peak() - base > MOST_NBYTES:
         outcome.wrong += f"took {(peak() - base) >> 20} MiB"
-    if time.perf_counter() - began > SECONDS / 2:
+    if time.process_time() - began > SECONDS / 2:
         outcome.wrong += "took long"
     return outcome
 
@@ -469,7 +517,11 @@ class Judge:
         outcome = attempt(what)
         if outcome.wrong:
             self.wrong.append(f"{name}: {outcome.wrong}")
-        self.seen[name] = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else outcome.wrong or "works"
+        self.seen[name] = (
+            f"{type(outcome.error).__name__}: {outcome.error}"
+            if outcome.error
+            else outcome.wrong or "works"
+        )
         return outcome
 
     def copy(self):
@@ -509,9 +561,8 @@ class Judge:
             for name, outcome in (("open r", reading), ("open r+", writing)):
                 if outcome.refused:
                     self.wrong.append(f"sound, but {name}: {outcome.error}")
-                elif outcome.value:
-                    if fault := self.fault_in(outcome.value):
-                        self.wrong.append(f"sound, but {name} serves {fault}")
+                elif outcome.value and (fault := self.fault_in(outcome.value)):
+                    self.wrong.append(f"sound, but {name} serves {fault}")
         self.repair(findings)
         return {
             "case": str(self.plan), "findings": [str(f) for f in findings], "seen": self.seen, "wrong": self.wrong,
@@ -538,12 +589,17 @@ class Judge:
         if found.refused:
             self.wrong.append(f"repaired, but open r: {found.error}")
         if found.value:
-            if fault := self.fault_in(found.value):
+            fault = self.fault_in(found.value)
+            if fault:
                 self.wrong.append(f"repaired, but serves {fault}")
             kept = {number_in(columns) for columns, _ in found.value[0]}
             expected = {n for seq, n in self.truth.episodes.items() if seq != self.plan.seq}
+            if self.plan.newest and self.plan.field.startswith("tail"):  # its word is what is live
+                expected = set()
             if not expected <= kept:
-                self.wrong.append(f"lost whole episodes: {sorted(expected - kept)} of {len(expected)}")
+                self.wrong.append(
+                    f"lost whole episodes: {sorted(expected - kept)} of {len(expected)}"
+                )
         again = self.attempt("repaired, open r+", lambda: write(folder, self.plan))
         if again.refused:
             self.wrong.append(f"repaired, but open r+: {again.error}")
@@ -564,12 +620,11 @@ def main(folder, seed, start, stop):
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
     state._LOOKS = 5  # a slot that stays torn is not waited for
     bench = Bench(folder)
-    bench_again = bench.case(seed, 0)
-    judge(bench, *bench_again)  # imports what it takes
+    judge(bench, *bench.case(seed, 0))  # imports what it takes
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MORE_NBYTES, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGALRM, _hang)
+    signal.signal(signal.SIGPROF, _hang)
     for number in range(int(start), int(stop)):
         result = judge(bench, *bench.case(seed, number))
         print(json.dumps({"number": number, **result}), flush=True)
