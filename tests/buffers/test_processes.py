@@ -686,5 +686,5 @@ def test_a_callable_that_writes_in_the_middle_of_a_write_is_told_so(disk_buffer)
     Buffer.disk.buf = buf
     buf.write_episode(episode(1, 5))
     assert Buffer.disk.seen[0][0] == RoleError.__name__
-    assert "in the middle of another write of the same thread" in Buffer.disk.seen[0][1]
+    assert "in the middle of another call of the same thread" in Buffer.disk.seen[0][1]
     assert stored(buf) == [0, 1]

@@ -419,7 +419,7 @@ def test_roles(tmp_path):
 
     in_the_middle(None)
     assert len(errors) == 1
-    assert "in the middle of another write" in errors[0]
+    assert "in the middle of another call" in errors[0]
     reader = ReplayBuffer.open(tmp_path / "buf")
     buffer.close()
     with pytest.raises(ClosedError):
