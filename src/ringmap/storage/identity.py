@@ -71,9 +71,11 @@ class Identity:
     def _agreed(self, own: Manifest) -> tuple[Part, Manifest]:
         """Take a manifest, unless the columns, all of which are there, agree on another one."""
         expected = [own.label(i) for i in range(len(own.files))]
-        if expected and any(label not in self.labels.values() for label in expected):
+        known = [label in self.labels.values() for label in expected]
+        if not all(known):
             made = self.from_labels(own.uuid.hex())
-            if made is not None:
+            # A column that was cut has no label: then those of the others are not all.
+            if made is not None and (len(made.files) == len(expected) or not any(known)):
                 fault = "contradicts what the columns say of themselves"
                 return Part(MANIFEST, None, [fault]), made
         return Part(MANIFEST, MANIFEST), own
