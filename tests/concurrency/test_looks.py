@@ -6,7 +6,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError
-from ringmap.storage.tries import MOST, Tries
+from ringmap.storage.read_live import MOST, look_again
 
 
 def write(buf, number, steps=10):
@@ -79,12 +79,29 @@ def test_what_comes_while_episodes_are_read_waits_for_the_next_time(tmp_path):
 # -- patience --------------------------------------------------------------------------------------
 
 
+def read(attempt, refresh=lambda: None, **options):
+    look_again(attempt, refresh, "here", "do this", **options)
+
+
+LAPPED = f"here: the writer overtook this reader {MOST} times in a row; do this"
+
+
 def test_ten_looks_in_vain_are_too_many():
-    tries = Tries("here", "do this")
-    for left in [*[5] * (MOST - 1), *[4] * (MOST - 1), 3, 2, *[1] * (MOST - 1)]:
-        tries.failed(left)
-    with pytest.raises(LappedError, match=f"here: the writer overtook this reader {MOST} times in a row; do this"):  # fmt: skip
-        tries.failed(1)
+    lefts = [*[5] * (MOST - 1), *[4] * (MOST - 1), 3, 2, *[1] * (MOST - 1)]
+    given, refreshes = iter([*lefts, 0]), []
+    read(lambda: next(given), lambda: refreshes.append(1))
+    assert len(refreshes) == len(lefts)
+    given = iter([*lefts, 1])
+    with pytest.raises(LappedError, match=LAPPED):
+        read(lambda: next(given))
+    assert not list(given)
+
+
+def test_an_attempt_of_the_caller_counts():
+    given = iter([4] * (MOST - 1))
+    with pytest.raises(LappedError, match=LAPPED):
+        read(lambda: next(given), left=4)
+    read(lambda: pytest.fail("there was nothing left"), left=0)
 
 
 class Losing:
