@@ -32,7 +32,7 @@ import numpy as np
 
 from ringmap.errors import LappedError
 
-__all__ = ["MOST", "Live", "look_again", "lost", "read_again", "read_whole"]
+__all__ = ["MOST", "Live", "is_live", "look_again", "lost", "read_again", "read_whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -80,6 +80,11 @@ def look_again(
             )
         refresh()
         left = attempt()
+
+
+def is_live(source: Live, lowest: int) -> bool:
+    """Look again: tell whether rows from this position on were live while they were copied. Called once the copy is complete."""
+    return lowest >= source.newest_tail()
 
 
 def lost(source: Live, positions: Array, good: Array | None = None) -> Array | None:
@@ -165,7 +170,7 @@ def read_whole(
 
     def attempt() -> int:
         positions, values = read()
-        if len(positions) and lost(source, positions) is not None:
+        if len(positions) and not is_live(source, int(positions.min())):
             return 1
         found.append(values)
         return 0

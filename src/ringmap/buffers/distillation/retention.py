@@ -20,6 +20,8 @@ from ringmap.errors import InputError
 
 __all__ = ["Retention"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 
 class Retention:
     """A rule: `kind` is "all", "last" or "fifo"; `keep_rounds` is for "last".
@@ -53,13 +55,7 @@ class Retention:
         oldest = round - self.keep_rounds + 1
         known = self._known  # one look: another thread may be in another round
         if known[0] != oldest or not writes:
-            low, high = 0, len(ring)
-            while low < high:
-                middle = (low + high) // 2
-                at = np.array([ring.id_at(middle)])
-                early = int(ring.column("round", at)[0]) < oldest
-                low, high = (middle + 1, high) if early else (low, middle)
-            first = ring.id_at(low) if low < len(ring) else ring.added
+            first = ring.read_whole(lambda: _first_of(ring, oldest))
             self._known = oldest, first
             return first
         return known[1]
@@ -78,3 +74,16 @@ class Retention:
     def __repr__(self) -> str:
         kept: Any = "" if self.keep_rounds is None else f" {self.keep_rounds}"
         return f"{self.kind!r}{kept}"
+
+
+def _first_of(ring: StepRing, oldest: int) -> tuple[Array, int]:
+    """Return the ids that were looked at, and the oldest id of this round or a later one."""
+    looked: list[int] = []
+    low, high = 0, len(ring)
+    while low < high:
+        middle = (low + high) // 2
+        looked.append(ring.id_at(middle))
+        early = int(ring.take("round", np.array(looked[-1:]))[0]) < oldest
+        low, high = (middle + 1, high) if early else (low, middle)
+    first = ring.id_at(low) if low < len(ring) else ring.added
+    return np.array(looked, np.int64), first
