@@ -701,6 +701,29 @@ def test_a_reader_follows_a_log_that_laps_it(tmp_path):
     buf.close()
 
 
+def test_a_reader_that_is_lapped_while_it_takes_labels_in_goes_on(tmp_path, monkeypatch):
+    """It refreshes outside of the lock of the log: inside, what is being searched stands still."""
+    buf = DistillationBuffer(20, path=tmp_path / "buf", retention="fifo")
+    fill(buf, 10)
+    buf.relabel(None, better(1))
+    reader = DistillationBuffer.open(tmp_path / "buf", retention="fifo")
+    assert stored(reader) == stored(buf)
+    buf.relabel(None, better(2))
+    clips = reader._rows.log.log._clip_reader
+    starting, laps = clips.starting, iter(range(3, 9))
+
+    def lapped(*args):
+        for turn in laps:
+            buf.relabel(None, better(turn))
+        return starting(*args)
+
+    monkeypatch.setattr(clips, "starting", lapped)
+    assert stored(reader) == stored(buf)
+    assert not list(laps)
+    reader.close()
+    buf.close()
+
+
 def test_a_ram_buffer_pickles_its_rows():
     buf = DistillationBuffer(20)
     fill(buf, 6)

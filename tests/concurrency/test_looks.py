@@ -1,5 +1,7 @@
 """Looks at what moves: episodes by position across a restarted writer, and patience while there is progress."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,39 @@ def test_what_comes_while_episodes_are_read_waits_for_the_next_time(tmp_path):
         found.append(int(episode["step"][0]) // 1000)
         write(buf, 3 + len(found))
     assert found == [0, 1, 2]
+
+
+@pytest.mark.parametrize("read", [
+    lambda reader: reader.load_episode(0)["step"], lambda reader: reader.load_chunk([0], [0], [10])[0]["step"]
+])  # fmt: skip
+def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
+    tmp_path, monkeypatch, read
+):
+    """A refresh by another thread, as soon as the ordinal is known: ordinals begin at 0 then."""
+    writer = restarted(tmp_path / "buf", 0)
+    reader = ReplayBuffer.open(tmp_path / "buf")
+    for number in range(3):
+        write(writer, 10 + number)
+    reader.refresh()
+    writer.close()
+    writer = ReplayBuffer.open(tmp_path / "buf", "r+")
+    source, ordinal = reader._owned, reader._owned.ordinal
+
+    def refreshed(*args):
+        found = ordinal(*args)
+        other = threading.Thread(target=reader.refresh)
+        other.start()
+        if not source.is_held:  # else it waits for us
+            other.join()
+        threads.append(other)
+        return found
+
+    threads = []
+    monkeypatch.setattr(source, "ordinal", refreshed)
+    assert int(np.asarray(read(reader)).reshape(-1)[0]) == 3000
+    for thread in threads:
+        thread.join()
+    writer.close()
 
 
 # -- patience --------------------------------------------------------------------------------------
