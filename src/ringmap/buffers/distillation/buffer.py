@@ -356,7 +356,12 @@ class DistillationBuffer(Unindexed):
 
     def __len__(self) -> int:
         """Return how many rows there are to draw from."""
-        return self._ring.added - self._first() if self.retention == "last" else len(self._ring)
+        if self.retention != "last":
+            return len(self._ring)
+        first = (
+            self._first()
+        )  # before the newest: a reader may look again, and what it finds is newer
+        return self._ring.added - first
 
     @property
     def num_episodes(self) -> int:
@@ -489,7 +494,7 @@ class DistillationBuffer(Unindexed):
 
     def _first(self) -> int:
         """Return the oldest id that retention leaves, one past the newest if there is none."""
-        return self._retention.first(self._ring, self.round, self._writes)
+        return self._retention.first(self._ring, self.round if self._writes else None)
 
     def _ids(self) -> Array:
         ids = self._ring.ids()
