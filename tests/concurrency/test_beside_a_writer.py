@@ -33,6 +33,9 @@ class Beside:
             write()
             self._write = write
 
+    def _is_owned(self):
+        return self._lock._is_owned()
+
 
 CALLS = {
     "sample": lambda buf: buf.sample(4)["step"],
