@@ -22,6 +22,7 @@ from ringmap.errors import LappedError
 from ringmap.storage.columns.backends import Storage
 from ringmap.storage.reader import Reader
 from ringmap.storage.source import Source
+from ringmap.storage.store import Store
 
 __all__ = [
     "Ring", "Tally", "a_writer", "between_processes", "between_threads",
@@ -201,6 +202,7 @@ def one_look() -> Iterator[None]:
     with (
         mock.patch.object(Source, "newest_tail", before_all),
         mock.patch.object(Reader, "newest_tail", before_all),
+        mock.patch.object(Store, "newest_tail", before_all),
     ):
         yield
 

@@ -701,6 +701,56 @@ def test_a_reader_follows_a_log_that_laps_it(tmp_path):
     buf.close()
 
 
+def test_a_reader_that_is_lapped_while_it_takes_labels_in_goes_on(tmp_path, monkeypatch):
+    """It refreshes outside of the lock of the log: inside, what is being searched stands still."""
+    buf = DistillationBuffer(20, path=tmp_path / "buf", retention="fifo")
+    fill(buf, 10)
+    buf.relabel(None, better(1))
+    reader = DistillationBuffer.open(tmp_path / "buf", retention="fifo")
+    assert stored(reader) == stored(buf)
+    buf.relabel(None, better(2))
+    clips = reader._rows.log.log._clip_reader
+    starting, laps = clips.starting, iter(range(3, 9))
+
+    def lapped(*args):
+        for turn in laps:
+            buf.relabel(None, better(turn))
+        return starting(*args)
+
+    monkeypatch.setattr(clips, "starting", lapped)
+    assert stored(reader) == stored(buf)
+    assert not list(laps)
+    reader.close()
+    buf.close()
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_reader_of_the_last_rounds_that_is_lapped_looks_again(tmp_path, monkeypatch, when):
+    path = tmp_path / "buf"
+    buf = DistillationBuffer(20, path=path, retention="last", keep_rounds=1)
+    for _ in range(3):
+        buf.start_round()
+        fill(buf, 3)
+    reader = DistillationBuffer.open(path, seed=0)
+    assert reader.round == 2
+    rounds = iter(range(3, 20))
+
+    def lap():
+        for start in rounds:
+            buf.start_round()
+            fill(buf, 3, start=start * 6)
+
+    if when == "before":
+        lap()
+        assert reader.round == 19
+    ring = reader._ring
+    at = ring.id_at
+    monkeypatch.setattr(ring, "id_at", lambda age: (at(age), lap())[0])
+    assert (reader.batch(50)["round"] == 19).all()
+    reader.close()
+    buf.close()
+
+
 def test_a_ram_buffer_pickles_its_rows():
     buf = DistillationBuffer(20)
     fill(buf, 6)

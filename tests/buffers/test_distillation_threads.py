@@ -174,3 +174,41 @@ def test_labels_in_another_process_whose_threads_refresh(fast):
     with working(proof):
         assert child.result() == NONE
     proof.buf.close()
+
+
+@pytest.mark.parametrize("laps", [1, 2, 5])
+def test_a_reader_that_was_lapped_goes_back_to_no_older_label(fast, laps):
+    """Labels were carried forward beyond what it had seen: they are looked for there."""
+    proof = Proof(fast / "buf")
+    reader = DistillationBuffer.open(fast / "buf")
+    ended = [ids for ids in proof.buf.episodes() if not (ids[-1] // ACTORS + 1) % proof.episode]
+    before = reader.rows(ended[0])["teacher_actions"] % MOST
+    assert before.tolist() == [proof.turn] * len(before)
+    log = proof.buf._rows.log.log._owned
+    seen = log.head
+    while log.tail <= seen + (laps - 1) * 64:
+        proof.relabel(ended[1:])
+    columns, held = reader._rows.read(ended[0])
+    assert held.all()
+    assert (columns["teacher_actions"] % MOST).tolist() == before.tolist()
+    columns, held = reader._rows.read(ended[1])
+    assert (columns["teacher_actions"] % MOST).tolist() == [proof.turn] * len(ended[1])
+    proof.buf.close()
+
+
+def test_a_label_counts_only_while_its_row_is_there(monkeypatch):
+    """Rows come and are relabelled between the copy of rows and that of their labels: none is handed out as sound."""
+    proof = Proof()
+    kept = type(proof.buf._rows.log).overlay
+
+    def late(log, rows, batch):
+        for _ in range(80):
+            proof.add()
+        monkeypatch.setattr(type(log), "overlay", kept)
+        proof.relabel()
+        return kept(log, rows, batch)
+
+    monkeypatch.setattr(type(proof.buf._rows.log), "overlay", late)
+    ids = proof.buf._ring.ids()
+    _, held = proof.buf._rows.read(ids)
+    assert not held.any()

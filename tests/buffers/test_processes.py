@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.buffers import replay
 from ringmap.errors import ClosedError, LockedError, ReadOnlyError
 from tests import ROOT
 from tests.buffers.processes import Child, error_of, in_child
@@ -103,10 +104,8 @@ def test_a_constructor_that_fails_keeps_no_lock(disk_buffer, monkeypatch):
     def refuse(*_, **__):
         raise OSError(5, "refused")
 
-    from ringmap.storage import streaming
-
     with monkeypatch.context() as patch:
-        patch.setattr(streaming, "settle_open", refuse)
+        patch.setattr(replay, "settle_open", refuse)
         with pytest.raises(
             OSError, match="refused"
         ) as kept:  # its traceback keeps every frame alive
@@ -686,5 +685,5 @@ def test_a_callable_that_writes_in_the_middle_of_a_write_is_told_so(disk_buffer)
     Buffer.disk.buf = buf
     buf.write_episode(episode(1, 5))
     assert Buffer.disk.seen[0][0] == RoleError.__name__
-    assert "in the middle of another write of the same thread" in Buffer.disk.seen[0][1]
+    assert "in the middle of another call of the same thread" in Buffer.disk.seen[0][1]
     assert stored(buf) == [0, 1]

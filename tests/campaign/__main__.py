@@ -79,6 +79,10 @@ def _kills(row, text):
     row.cases = row.survived = _number(r"(?m)^\| [^|]+: \w+ \| ([\d,]+) \|", text)
 
 
+def _forgeries(row, text):
+    row.cases = row.survived = _number(r"forged ([\d,]+)", text)
+
+
 def _damages(row, text):
     row.cases = _number(r"cases ([\d,]+)", text)
     row.survived = _number(r"harmful ([\d,]+)", text)
@@ -152,7 +156,13 @@ PARTS = {
             [*PYTEST, "-s", "-m", "campaign", "tests/damage/test_fuzz.py", "-k", "campaign[{eleventh}]"],
             {"LASTS_S": "{seconds}"}, _damages,
         ),
+        Command(
+            "forged fields",
+            [*PYTEST, "-s", "-m", "campaign", "tests/damage/test_forged.py", "-k", "campaign[{eleventh}]"],
+            {"LASTS_S": "{seconds}"}, _forgeries,
+        ),
         _controls("planted in the checks", "tests/damage/test_fuzz.py", "-k", "control"),
+        _controls("planted in what is refused", "tests/damage/test_forged.py", "-k", "control"),
     ],
     "blocks": [_blocks(kind) for kind in MAKE] + [
         Command(

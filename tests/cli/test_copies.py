@@ -111,7 +111,7 @@ def test_formats(cli):
     found = {row["name"]: row for row in cli("formats", "--json").json}
     assert found["hdf5"] == {
         "name": "hdf5", "reads": True, "writes": True, "appends": True, "lossless": True,
-        "installed": True, "install": "h5py",
+        "installed": True, "install": "ringmap",
     }  # fmt: skip
     assert found["ringmap"]["writes"] is False
     lines = cli("formats").out.splitlines()
@@ -125,7 +125,7 @@ def test_a_format_that_is_not_installed(cli, monkeypatch):
     monkeypatch.setattr(FORMATS, "_loaded", {})
     lines = cli("formats").out.splitlines()
     (line,) = (line for line in lines if line.startswith("lance"))
-    assert line.split(maxsplit=5)[1:] == ["-", "-", "-", "-", 'pip install "pylance"']
+    assert line.split(maxsplit=5)[1:] == ["-", "-", "-", "-", 'pip install "ringmap[lance]"']
 
 
 def test_lossless_is_true_of_those_that_say_so(cli, replay, tmp_path):

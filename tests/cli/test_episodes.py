@@ -171,6 +171,25 @@ def test_a_table_is_of_one_moment():
         rows_of(Moving(buffer, changes=10**6))
 
 
+def test_a_table_is_of_one_moment_where_all_episodes_are_as_long():
+    """Lengths alone would not tell that the ring went on."""
+    buffer = ReplayBuffer(30)
+    for number in range(3):
+        buffer.write_episode({"reward": np.full(10, number), "_episode_data": {"number": number}})
+
+    class Going(Moving):
+        column_names = ("reward",)
+
+        def get_episode_data(self, which):
+            if self.changes:
+                self.changes -= 1
+                buffer.write_episode({"reward": np.full(10, 3), "_episode_data": {"number": 3}})
+            return buffer.get_episode_data(which)
+
+    rows = rows_of(Going(buffer, changes=1))
+    assert [row["return"] for row in rows] == [10 * row["data"]["number"] for row in rows]
+
+
 def test_a_live_buffer(cli, tmp_path):
     buffer = fill(tmp_path / "live", episodes=3)
     assert len(cli("episodes", "live", "--json").json) == 3

@@ -128,7 +128,7 @@ def test_before_the_first_episode(cli, tmp_path, command):
 
 
 def test_without_matplotlib(cli, replay, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = cli("plot", replay)
     assert done.code == 2
     assert 'pip install "ringmap[plot]"' in done.err

@@ -22,6 +22,9 @@ class Beside:
         self._lock.acquire()
         self._depth += 1
 
+    def _is_owned(self):
+        return self._lock._is_owned()
+
     def __exit__(self, *_):
         self._depth -= 1
         self._lock.release()
@@ -29,6 +32,9 @@ class Beside:
             write, self._write = self._write, None
             write()
             self._write = write
+
+    def _is_owned(self):
+        return self._lock._is_owned()
 
 
 CALLS = {

@@ -1,12 +1,14 @@
 """Looks at what moves: episodes by position across a restarted writer, and patience while there is progress."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError
-from ringmap.storage.tries import MOST, Tries
+from ringmap.storage.read_live import MOST, look_again
 
 
 def write(buf, number, steps=10):
@@ -76,15 +78,65 @@ def test_what_comes_while_episodes_are_read_waits_for_the_next_time(tmp_path):
     assert found == [0, 1, 2]
 
 
+@pytest.mark.parametrize("read", [
+    lambda reader: reader.load_episode(0)["step"], lambda reader: reader.load_chunk([0], [0], [10])[0]["step"]
+])  # fmt: skip
+def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
+    tmp_path, monkeypatch, read
+):
+    """A refresh by another thread, as soon as the ordinal is known: ordinals begin at 0 then."""
+    writer = restarted(tmp_path / "buf", 0)
+    reader = ReplayBuffer.open(tmp_path / "buf")
+    for number in range(3):
+        write(writer, 10 + number)
+    reader.refresh()
+    writer.close()
+    writer = ReplayBuffer.open(tmp_path / "buf", "r+")
+    source, ordinal = reader._owned, reader._owned.ordinal
+
+    def refreshed(*args):
+        found = ordinal(*args)
+        other = threading.Thread(target=reader.refresh)
+        other.start()
+        if not source.is_held:  # else it waits for us
+            other.join()
+        threads.append(other)
+        return found
+
+    threads = []
+    monkeypatch.setattr(source, "ordinal", refreshed)
+    assert int(np.asarray(read(reader)).reshape(-1)[0]) == 3000
+    for thread in threads:
+        thread.join()
+    writer.close()
+
+
 # -- patience --------------------------------------------------------------------------------------
 
 
+def read(attempt, refresh=lambda: None, **options):
+    look_again(attempt, refresh, "here", "do this", **options)
+
+
+LAPPED = f"here: the writer overtook this reader {MOST} times in a row; do this"
+
+
 def test_ten_looks_in_vain_are_too_many():
-    tries = Tries("here", "do this")
-    for left in [*[5] * (MOST - 1), *[4] * (MOST - 1), 3, 2, *[1] * (MOST - 1)]:
-        tries.failed(left)
-    with pytest.raises(LappedError, match=f"here: the writer overtook this reader {MOST} times in a row; do this"):  # fmt: skip
-        tries.failed(1)
+    lefts = [*[5] * (MOST - 1), *[4] * (MOST - 1), 3, 2, *[1] * (MOST - 1)]
+    given, refreshes = iter([*lefts, 0]), []
+    read(lambda: next(given), lambda: refreshes.append(1))
+    assert len(refreshes) == len(lefts)
+    given = iter([*lefts, 1])
+    with pytest.raises(LappedError, match=LAPPED):
+        read(lambda: next(given))
+    assert not list(given)
+
+
+def test_an_attempt_of_the_caller_counts():
+    given = iter([4] * (MOST - 1))
+    with pytest.raises(LappedError, match=LAPPED):
+        read(lambda: next(given), left=4)
+    read(lambda: pytest.fail("there was nothing left"), left=0)
 
 
 class Losing:

@@ -392,7 +392,7 @@ def retrying(self, error):
 
 def leaking(self):
     if not self.path.endswith(("episodes.npy", "steps.bin")):
-        CLOSE(self)
+        LAST_USER_GONE(self)
 
 
 def put_once(self, path, beside, data, synced):
@@ -416,14 +416,14 @@ def first_line(error):
     return f"{type(error).__name__}: {line}"
 
 
-CLOSE, PUT = FileHandle.close, Disk.put
+LAST_USER_GONE, PUT = FileHandle.__del__, Disk.put
 TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {
     "errors of the system come out as they are": (store, "_clear_errors", Untranslated),
     "an error after the record is raised": (Journal, "_publish", failing_after_the_record),
     "an error at the record is swallowed": (Journal, "append", forgetful(Journal.append)),
     "a failed sync may be tried again": (Journal, "poisoned", retrying),
-    "files stay open": (FileHandle, "close", leaking),
+    "files stay open": (FileHandle, "__del__", leaking),
     "the lock stays": (WriterLock, "release", lambda self: None),
     "memory is trusted after an error": (Store, "_stale", TRUSTED),
 }

@@ -36,7 +36,7 @@ from ringmap.storage.files import Disk
 from tests.damage.buffers import KINDS as SOUND
 from tests.damage.buffers import episode_of, make, rows_of, wrapped
 
-SECONDS = 10
+SECONDS = 10  # of the processor: how busy the machine is says nothing
 MORE_NBYTES = 1 << 30
 MOST_NBYTES = 128 << 20
 
@@ -431,8 +431,8 @@ class Outcome:
 def attempt(what):
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
-    base, began = peak(), time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    base, began = peak(), time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         outcome = Outcome(what())
     except Hung:
@@ -447,10 +447,10 @@ def attempt(what):
             wrong=f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
         )
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if peak() - base > MOST_NBYTES:
         outcome.wrong += f"took {(peak() - base) >> 20} MiB"
-    if time.perf_counter() - began > SECONDS / 2:
+    if time.process_time() - began > SECONDS / 2:
         outcome.wrong += "took long"
     return outcome
 
@@ -561,9 +561,8 @@ class Judge:
             for name, outcome in (("open r", reading), ("open r+", writing)):
                 if outcome.refused:
                     self.wrong.append(f"sound, but {name}: {outcome.error}")
-                elif outcome.value:
-                    if fault := self.fault_in(outcome.value):
-                        self.wrong.append(f"sound, but {name} serves {fault}")
+                elif outcome.value and (fault := self.fault_in(outcome.value)):
+                    self.wrong.append(f"sound, but {name} serves {fault}")
         self.repair(findings)
         return {
             "case": str(self.plan), "findings": [str(f) for f in findings], "seen": self.seen, "wrong": self.wrong,
@@ -590,10 +589,13 @@ class Judge:
         if found.refused:
             self.wrong.append(f"repaired, but open r: {found.error}")
         if found.value:
-            if fault := self.fault_in(found.value):
+            fault = self.fault_in(found.value)
+            if fault:
                 self.wrong.append(f"repaired, but serves {fault}")
             kept = {number_in(columns) for columns, _ in found.value[0]}
             expected = {n for seq, n in self.truth.episodes.items() if seq != self.plan.seq}
+            if self.plan.newest and self.plan.field.startswith("tail"):  # its word is what is live
+                expected = set()
             if not expected <= kept:
                 self.wrong.append(
                     f"lost whole episodes: {sorted(expected - kept)} of {len(expected)}"
@@ -618,12 +620,11 @@ def main(folder, seed, start, stop):
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
     state._LOOKS = 5  # a slot that stays torn is not waited for
     bench = Bench(folder)
-    bench_again = bench.case(seed, 0)
-    judge(bench, *bench_again)  # imports what it takes
+    judge(bench, *bench.case(seed, 0))  # imports what it takes
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MORE_NBYTES, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGALRM, _hang)
+    signal.signal(signal.SIGPROF, _hang)
     for number in range(int(start), int(stop)):
         result = judge(bench, *bench.case(seed, number))
         print(json.dumps({"number": number, **result}), flush=True)

@@ -184,7 +184,7 @@ def test_a_manifest_that_contradicts_every_column_is_made_again(place):
     body["max_steps"] += 7
     path.write_text(json.dumps({**body, "checksum": json_checksum(body)}))
     (finding,) = ringmap.check(place / "a")
-    assert str(finding) == "manifest.json: contradicts what every column says of itself"
+    assert str(finding) == "manifest.json: contradicts what the columns say of themselves"
     ringmap.repair(place / "a", dry_run=False)
     assert ringmap.check(place / "a") == []
     assert ReplayBuffer.open(place / "a").num_episodes == len(truth.episodes)

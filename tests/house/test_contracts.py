@@ -28,3 +28,16 @@ def test_control(tmp_path, planted, broken):
             module.write(f"\n{line}\n")
     with pytest.raises(AssertionError, match=rf"{broken}.* BROKEN"):
         run(*LINT_IMPORTS, "--config", ROOT / "pyproject.toml", cwd=tmp_path)
+
+
+def test_one_loop_reads_again():
+    """Who else says that it was overtaken waits for a state, or reads once."""
+    found = [
+        str(path.relative_to(ROOT / "src/ringmap"))
+        for path in sorted((ROOT / "src/ringmap").rglob("*.py"))
+        if "raise LappedError" in path.read_text()
+    ]
+    assert found == [
+        "buffers/steps.py", "buffers/transitions/buffer.py", "storage/read_live.py", "storage/reader.py",
+        "storage/snapshot.py",
+    ]  # fmt: skip

@@ -97,7 +97,7 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
     assert suite or lines[-1] == "closing line"
 
 
-def test_the_newest_releases_are_those_of_every_light_dependency():
+def test_the_newest_releases_are_those_of_every_dependency():
     with open(ROOT / "pyproject.toml", "rb") as file:
         stated = {
             re.split("[<>=]", one)[0] for one in tomllib.load(file)["project"]["dependencies"]
@@ -105,4 +105,4 @@ def test_the_newest_releases_are_those_of_every_light_dependency():
     pinned = {
         line.split("==")[0] for line in (ROOT / "constraints-newest.txt").read_text().splitlines()
     }
-    assert stated - pinned == {"pylance", "torch"}
+    assert stated <= pinned

@@ -244,7 +244,7 @@ def test_network_file_systems_are_known_by_their_mount(monkeypatch, tmp_path, pa
 
 def test_the_lock_is_new_after_a_fork(system):
     with system._seek:
-        system.reset_after_fork()
+        system.reset_after_fork(lambda generator: generator)
     with system._seek:
         pass
 

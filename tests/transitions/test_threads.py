@@ -13,7 +13,7 @@ import pytest
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions.following import Following
-from ringmap.errors import LappedError
+from ringmap.errors import LappedError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from tests.buffers.processes import Child
 
@@ -184,3 +184,24 @@ def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
     monkeypatch.setattr(MemmapColumn, "take", take)
     with pytest.raises(RuntimeError, match="no rows are left"):
         proof.buf.sample(64)
+
+
+@pytest.mark.parametrize("call", ["add", "clear"])
+def test_a_handler_in_the_middle_of_an_add_is_refused(call, monkeypatch):
+    """Between what the newest rows led to and their commit, another call of the same thread would part the two."""
+    proof, errors = Proof(), []
+    real = Following.announce
+
+    def interrupted(self, *args):
+        monkeypatch.setattr(Following, "announce", real)
+        with pytest.raises(RoleError, match=f"{call}: called in the middle of another call") as e:
+            proof.buf.clear() if call == "clear" else proof.add()
+        errors.append(e)
+        real(self, *args)
+
+    monkeypatch.setattr(Following, "announce", interrupted)
+    before = proof.calls
+    proof.add()
+    assert len(errors) == 1
+    assert proof.calls == before + 1
+    assert num_wrong(proof.buf.sample(60)) == 0

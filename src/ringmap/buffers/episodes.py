@@ -18,8 +18,8 @@ from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.blobs import decode_blob, decode_data
 from ringmap.storage.episodes import DROPPED, EPISODE, Record
+from ringmap.storage.read_live import read_whole
 from ringmap.storage.source import Source
-from ringmap.storage.tries import Tries
 
 __all__ = ["StoredEpisodes"]
 
@@ -40,17 +40,10 @@ class StoredEpisodes:
         """
         source = self._source
         position, stop = source.tail, source.head
-        while True:
-            with source.memory:
-                live, era = source.live, source.live.era
-                ordinal = live.ordinal_from(position)
-                start = live.start(ordinal) if ordinal < live.last else stop
-            if start >= stop:
-                return
-            found = source.read_episode(ordinal)
-            if live.era != era:
-                continue
+        while (next_one := source.episode_from(position, stop)) is not None:
+            start, record = next_one
             position = start + 1
+            found = source.read_record(record)
             if found is None:
                 continue
             steps, data, _ = found
@@ -65,7 +58,9 @@ class StoredEpisodes:
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
-        found = source.read_episode(source.ordinal(index, where))
+        with source.memory:  # as long, an ordinal means the same
+            record = source.live_record(source.ordinal(index, where))
+        found = source.read_record(record)
         if found is None:
             raise _evicted(where, index)
         return found[0]
@@ -75,12 +70,12 @@ class StoredEpisodes:
         source = self._source
         with source.memory:
             ordinal = source.ordinal(index, where)
-            length = source.live.length(ordinal)
+            position, length = source.live.start(ordinal), source.live.length(ordinal)
         if not 0 <= start <= end <= length:
             raise ClipIndexError(
                 f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
             )
-        steps = source.read_steps(ordinal, start, end)
+        steps = source.read_steps(position + start, end - start)
         if steps is None:
             raise _evicted(where, index)
         return steps
@@ -94,8 +89,8 @@ class StoredEpisodes:
                 in_range(numbers, 0, "row", where)
             specs = schema.columns if schema is not None else ()
             return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
-        tries = Tries(source.folder, "raise max_steps")
-        while True:
+
+        def read() -> tuple[Array, dict[str, Array]]:
             with source.memory:
                 starts = source.live.starts.copy()
                 lengths = source.live.lengths.astype(np.int64)
@@ -106,11 +101,9 @@ class StoredEpisodes:
                 wanted = in_range(numbers, int(lengths.sum()), "row", where)
                 episodes = np.searchsorted(offsets, wanted, side="right") - 1
                 positions = starts[episodes] + wanted - offsets[episodes]
-            found = {name: rows.take(name, positions) for name in names}
-            if not len(positions) or positions.min() >= source.newest_tail():
-                return found
-            tries.failed()
-            source.refresh()
+            return positions, {name: rows.take(name, positions) for name in names}
+
+        return read_whole(source, read, source.folder, "raise max_steps")
 
     def data_names(self) -> list[str]:
         """Return the names of the episode data of all episodes. Reads each blob once: O(those that came since)."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.nested import nested
-from ringmap.errors import InputError, MissingExtraError
+from ringmap.errors import InputError
+from ringmap.extras import require
 
 __all__ = ["HandOut", "as_tensordict", "check_device"]
 
@@ -37,7 +38,9 @@ class HandOut:
         if self.to == "numpy" and self.wants_tensors:
             raise InputError(f"{where}: device and pin_memory are for tensors, but to='numpy'")
         if self.to == "tensordict":
-            _tensordict_class(where)
+            require("torchrl", where)
+        if self.to == "torch" or self.wants_tensors:
+            require("torch", where, instead="ask for to='numpy'")
         check_device(self.device, where)
 
     @property
@@ -98,14 +101,7 @@ def as_tensordict(columns: Mapping[str, Any], size: int, deep: bool, where: str)
         MissingExtraError: tensordict is not installed.
     """
     made = nested(columns) if deep else dict(columns)
-    return _tensordict_class(where)(made, batch_size=[size])
+    require("torchrl", where)
+    from tensordict import TensorDict
 
-
-def _tensordict_class(where: str) -> Any:
-    try:
-        from tensordict import TensorDict
-    except ImportError as error:
-        raise MissingExtraError(
-            f'{where}: a TensorDict needs tensordict; pip install "ringmap[torchrl]"'
-        ) from error
-    return TensorDict
+    return TensorDict(made, batch_size=[size])

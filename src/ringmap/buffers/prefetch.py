@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.options import positive
 from ringmap.errors import InputError, RoleError
+from ringmap.extras import require
 
 if TYPE_CHECKING:
     from ringmap.buffers.sampled import Sampled
@@ -50,6 +51,8 @@ class Batches(Iterator[Batch]):
             raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
         if to == "numpy" and (device is not None or pin_memory):
             raise InputError(f"{where}: device and pin_memory are for tensors; pass to='torch'")
+        if to == "torch":
+            require("torch", where, instead="pass to='numpy'")
         self._make = _maker(buffer, batch_size, steps, prefetch > 0, to == "torch", pin_memory)
         self._device = device
         self._left = steps

@@ -40,7 +40,8 @@ from ringmap.clips.samplers.base import (
 )
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
-from ringmap.datasets.batch import ClipBatch, Layout, as_clip, as_mapping, of_columns, room, worker
+from ringmap.datasets.batch import ClipBatch, Layout, worker
+from ringmap.datasets.to_loader import as_clip, as_mapping, of_columns, room
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, RingmapError, StaleCopyError
 from ringmap.storage.advice import clear_reads
 from ringmap.storage.forks import Forkable

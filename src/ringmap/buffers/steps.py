@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,15 +29,14 @@ from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, N
 from ringmap.storage.birth import examine, make_folder, read_manifest
 from ringmap.storage.blobs import decode_small_state
 from ringmap.storage.files import Disk
+from ringmap.storage.read_live import look_again, lost, read_whole
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
 
 __all__ = ["StepRing", "numpy_rows", "whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-_TRIES = 10
+T = TypeVar("T")
 
 
 class StepRing:
@@ -222,7 +221,8 @@ class StepRing:
 
     def holds_still(self, ids: Array) -> Array:
         """Tell of each id whether its row is in the window, and was not overwritten up to now: after it was read."""
-        return self.holds(ids) & (ids >= self.buffer._source.newest_tail())
+        bad = lost(self.buffer._source, ids, self.holds(ids))
+        return np.ones(len(ids), np.bool_) if bad is None else ~bad
 
     def column(self, name: str, ids: Array) -> Array:
         """Return one column of rows by id.
@@ -231,14 +231,34 @@ class StepRing:
             LappedError: some were evicted by a writer elsewhere.
         """
         source = self.buffer._source
-        rows = source.rows
-        assert rows is not None
-        values = rows.take(name, ids)
-        if len(ids) and int(ids.min()) < source.newest_tail():
+        values = self.take(name, ids)
+        if lost(source, ids) is not None:
             raise LappedError(
                 f"{source.folder}: rows were evicted by the writer before they could be read; raise the capacity"
             )
         return values
+
+    def take(self, name: str, ids: Array) -> Array:
+        """Return a copy of one column of rows by id, whatever is there: for what `read_whole` calls."""
+        rows = self.buffer._source.rows
+        assert rows is not None
+        return rows.take(name, ids)
+
+    def read_whole(
+        self, read: Callable[[], tuple[Array, T]], refresh: Callable[[], object] | None = None
+    ) -> T:
+        """Return what was read as of one moment.
+
+        Args:
+            read: looks ids up, copies their rows with `take`, and returns the ids and what it made of the rows. It is called
+                again if one of them was evicted meanwhile.
+            refresh: takes the newest state before that; None: that of the ring.
+
+        Raises:
+            LappedError: the writer overtook this reader ten times in a row.
+        """
+        source = self.buffer._source
+        return read_whole(source, read, source.folder, "raise the capacity", refresh)
 
     @property
     def schema(self) -> Schema | None:
@@ -306,20 +326,25 @@ class StepRing:
         """Return what was noted with the newest rows; of a reader too, as of its last refresh."""
         if self.buffer.mode == "r+":
             return self.buffer.notes
-        source = self.buffer._source
-        for _ in range(_TRIES):
-            record = source.table.read(source.seq) if source.seq else None
+        source, found = self.buffer._source, dict[str, Any]()
+
+        def attempt() -> int:
+            seq = source.seq
+            record = source.table.read(seq) if seq else None
             blob = None if record is None else source.blob_of(record)
-            if blob is not None:
-                try:
-                    return dict(decode_small_state(blob).get("notes") or {})
-                except ValueError as error:
-                    raise CorruptError(
-                        f"{source.paths.table}: the small state that record {source.seq} carries does not make "
-                        f"sense: {error}; run ringmap.check on the buffer"
-                    ) from None
-            source.refresh()  # overwritten meanwhile, or nothing is stored
-        return {}
+            if blob is None:  # overwritten meanwhile, or nothing is stored
+                return int(source.refresh() or source.seq != seq)
+            try:
+                found.update(decode_small_state(blob).get("notes") or {})
+            except ValueError as error:
+                raise CorruptError(
+                    f"{source.paths.table}: the small state that record {seq} carries does not make "
+                    f"sense: {error}; run ringmap.check on the buffer"
+                ) from None
+            return 0
+
+        look_again(attempt, lambda: None, source.folder, "raise the capacity")
+        return found
 
     # -- whole rings -------------------------------------------------------------------------
 

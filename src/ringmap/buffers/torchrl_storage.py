@@ -21,7 +21,8 @@ from ringmap.buffers.handout import as_tensordict
 from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
-from ringmap.errors import ClipIndexError, InputError, MissingExtraError, RoleError
+from ringmap.errors import ClipIndexError, InputError, RoleError
+from ringmap.extras import require
 
 __all__ = ["torchrl_storage"]
 
@@ -70,14 +71,10 @@ def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
 @functools.cache
 def _storage_class() -> Any:
     """Return the class, made when TorchRL is first asked for: importing it takes seconds."""
-    try:
-        import torch
-        from torchrl.data import LazyStackStorage, RoundRobinWriter
-        from torchrl.data.replay_buffers import Storage
-    except ImportError as error:
-        raise MissingExtraError(
-            f'{_WHERE}: torchrl is not installed; pip install "ringmap[torchrl]"'
-        ) from error
+    require("torchrl", _WHERE)
+    import torch
+    from torchrl.data import LazyStackStorage, RoundRobinWriter
+    from torchrl.data.replay_buffers import Storage
 
     # TorchRL takes batches as they come from classes of its own only. Of these the list is the plainest; nothing
     # of it is used.

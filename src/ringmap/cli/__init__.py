@@ -12,21 +12,19 @@ Not here: facts about buffers (storage/facts.py), about formats (formats/registr
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
+
+from ringmap.errors import MissingExtraError
+from ringmap.extras import require
 
 __all__ = ["main"]
-
-_NEEDED = ("typer", "rich")
 
 
 def main() -> None:
     """Run the command that the arguments of this process name, and exit with its code."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        print(
-            f'ringmap: error: the command line needs {" and ".join(missing)}: pip install "ringmap[cli]"',
-            file=sys.stderr,
-        )
+    try:
+        require("cli", "the command line")
+    except MissingExtraError as error:
+        print(f"ringmap: error: {error}", file=sys.stderr)
         sys.exit(2)
     from ringmap.cli.app import app
 

@@ -19,6 +19,7 @@ import typer
 
 from ringmap.cli.terminal import count, show
 from ringmap.errors import ExistsError, RingmapError
+from ringmap.extras import require
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
@@ -81,6 +82,7 @@ def collect(path: str, episodes: str) -> None:
 
 
 def _run(path: str, dumped: str, episodes: int, batches: int) -> None:
+    require("torch", "demo")
     import torch  # noqa: F401 - takes seconds, in which the collector would have finished
 
     from ringmap.storage.check import check
@@ -187,9 +189,9 @@ def _compared(reader: ReplayBuffer, dumped: str) -> str:
     """Compare a dump with the buffer, value by value; return how many there are."""
     import numpy as np
 
-    from ringmap.datasets.catalog import load_dataset
+    from ringmap.datasets.catalog import load_arrays
 
-    dataset, values = load_dataset(dumped, layout="HWC"), 0
+    dataset, values = load_arrays(dumped), 0
     for number in range(reader.num_episodes):
         mine, theirs = reader.load_episode(number), dataset.load_episode(number)
         for name, column in mine.items():

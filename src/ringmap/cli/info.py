@@ -118,11 +118,11 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _show_dataset(path: str, as_json: bool) -> None:
-    from ringmap.datasets.catalog import load_dataset
+    from ringmap.datasets.catalog import load_arrays
     from ringmap.formats.registry import detect_format
     from ringmap.storage.facts import nbytes_of
 
-    dataset = load_dataset(path, layout="HWC")
+    dataset = load_arrays(path)
     at = str(getattr(dataset, "path", path))
     detected = detect_format(at)
     lengths = dataset.lengths

@@ -126,9 +126,9 @@ def episodes_at(path: str, where: str) -> Any:
         from ringmap.buffers.replay import ReplayBuffer
 
         return ReplayBuffer.open(path)
-    from ringmap.datasets.catalog import load_dataset
+    from ringmap.datasets.catalog import load_arrays
 
-    return load_dataset(path, layout="HWC")
+    return load_arrays(path)
 
 
 def format_for(dest: str, name: str | None, where: str) -> str:
@@ -150,9 +150,9 @@ def say_written(dest: str, name: str) -> None:
 
     held = ""
     if get_format(name).can_read():
-        from ringmap.datasets.catalog import load_dataset
+        from ringmap.datasets.catalog import load_arrays
 
-        lengths = load_dataset(dest, format=name, layout="HWC").lengths
+        lengths = load_arrays(dest, name).lengths
         held = f": it holds {count(len(lengths), 'episode')}, {count(int(lengths.sum()), 'step')}"
     show(f"wrote {dest}, format {name}{held}")
 

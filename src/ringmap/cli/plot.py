@@ -10,7 +10,8 @@ from ringmap.cli.options import Force, Place
 from ringmap.cli.places import EPISODES, episodes_at, free_path, look
 from ringmap.cli.table import rows_of
 from ringmap.cli.terminal import clean, show
-from ringmap.errors import InputError, MissingExtraError
+from ringmap.errors import InputError
+from ringmap.extras import require
 
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The PNG to write.")]
 
@@ -44,12 +45,9 @@ def plot(path: Place, output: Output = "ringmap.png", force: Force = False) -> N
 def _draw(
     target: str, title: str, series: list[tuple[str, list[float]]], commits: Any, max_steps: int
 ) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            'plot: drawing needs matplotlib: pip install "ringmap[plot]"'
-        ) from error
+    require("plot", "plot: drawing")
+    from matplotlib.figure import Figure
+
     panels = len(series) + (0 if commits is None else 2)
     figure = Figure(figsize=(8, 2.2 * panels), layout="constrained")
     axes = list(figure.subplots(panels, 1, squeeze=False)[:, 0])

@@ -21,9 +21,9 @@ from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.cold import Watch
 from ringmap.storage.forks import Forkable
+from ringmap.storage.read_live import lost, read_again
 from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
-from ringmap.storage.tries import Tries
 
 __all__ = ["PINNED", "ClipReader", "Pinned"]
 
@@ -107,23 +107,25 @@ class ClipReader(Forkable):
                 self._redraw(len(positions), span)
             return {}
         batch = self._gather(positions, history_len, frameskip, out, threads, asked)
-        tail = source.newest_tail()
-        if not len(positions) or np.minimum.reduce(positions) >= tail:
-            return batch
-        unsure = np.arange(len(positions))  # those not yet shown to have lived through their copy
-        tries = Tries(source.folder, "raise max_steps, or ask for smaller batches")
-        while True:
-            lost = positions[unsure] < tail
-            if not lost.any():
-                return batch
-            unsure = unsure[lost]
-            tries.failed(len(unsure))
-            source.refresh()
-            positions[unsure] = self._redraw(len(unsure), span)
-            again = self._gather(positions[unsure], history_len, frameskip)
-            for name, values in again.items():
-                batch[name][unsure] = values
-            tail = source.newest_tail()
+        bad = lost(source, positions)
+        if bad is not None:
+            self._read_again(batch, positions, bad, history_len, frameskip)
+        return batch
+
+    def _read_again(
+        self, batch: dict[str, Array], positions: Array, bad: Array, history_len: int, frameskip: int
+    ) -> None:  # fmt: skip
+        """Draw the bad ones of a batch anew, and read these."""
+
+        def gather(which: Array) -> None:
+            for name, values in self._gather(positions[which], history_len, frameskip).items():
+                batch[name][which] = values
+
+        def redraw(which: Array) -> Array:
+            return self._redraw(len(which), history_len * frameskip)
+
+        advice = "raise max_steps, or ask for smaller batches"
+        read_again(self.source, positions, bad, gather, redraw, self.source.folder, advice)
 
     def draw(self, count: int, span: int, rng: np.random.Generator) -> Array | None:
         """Return the positions of `count` clips drawn uniformly, or None when there are none."""

@@ -5,7 +5,7 @@
         collate_fn=mine  gets B clips, each {column: (H, ...)}, made when it looks
 
 Invariants: a batch that somebody changed, or looked into, is collated clip by clip as any list.
-Not here: tensors, and how they travel between processes (loader.py).
+Not here: tensors, and how they travel between processes (loader.py); what makes these batches (to_loader.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Clip", "ClipBatch", "Layout", "as_clip", "as_mapping", "of_columns", "room", "worker"]
+__all__ = ["Clip", "ClipBatch", "Layout", "worker"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -113,42 +113,3 @@ def worker() -> Any:
     data = sys.modules.get("torch.utils.data")  # not there: nobody has made a DataLoader
     asked = getattr(data, "get_worker_info", None)  # nor is it when another thread is importing it
     return None if asked is None else asked()
-
-
-def room(layout: Layout) -> dict[str, Array] | None:
-    """Return arrays to gather into that travel to the process of the DataLoader without a copy, in a worker."""
-    if worker() is None:
-        return None
-    from ringmap.datasets.loader import worker_slots
-
-    return worker_slots().room(layout)
-
-
-def of_columns(columns: dict[str, Array], size: int) -> ClipBatch:
-    """Return a batch as `__getitems__` does."""
-    _register()
-    return ClipBatch(columns, size)
-
-
-def as_clip(clip: Any) -> Any:
-    """Return a transformed clip as one that the DataLoader collates into a slot, if it is a plain dict."""
-    if type(clip) is not dict:
-        return clip
-    _register()
-    return Clip(clip)
-
-
-def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
-    """Return a batch that was asked for as a whole: in a worker, one that is copied into a slot when it is sent."""
-    if worker() is None:
-        return columns
-    from ringmap.datasets.loader import Parcel
-
-    return Parcel(columns)
-
-
-def _register() -> None:
-    if "torch" in sys.modules:
-        from ringmap.datasets.loader import register
-
-        register()

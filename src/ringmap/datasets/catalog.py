@@ -16,11 +16,12 @@ from typing import Any
 
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.prefixes import load_prefixed
+from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
 from ringmap.formats.common.swap import restore
-from ringmap.formats.registry import detect_format, get_format, list_formats
+from ringmap.formats.registry import detect_format, get_format, list_formats, refuse_missing
 
-__all__ = ["get_cache_dir", "load_dataset"]
+__all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
 
 HOME_VARIABLE = "STABLEWM_HOME"
 
@@ -54,8 +55,8 @@ def load_dataset(
             "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first.
         cache_dir: the cache folder; `get_cache_dir` says which by default.
         format: the format's name; found out by default.
-        reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`
-            and what the format adds.
+        reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`,
+            `output` ("torch" or "numpy") and what the format adds.
 
     Returns:
         A `Dataset`: clips by index, episodes by `load_episode`.
@@ -63,6 +64,7 @@ def load_dataset(
     Raises:
         NotFoundError: (FileNotFoundError) nothing is there.
         UnknownFormatError: (ValueError) "No format detected".
+        MissingFormatError: it is of a format whose packages are not installed; the message says which extra.
         InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option.
 
     Example:
@@ -95,11 +97,28 @@ def load_dataset(
             path = inside[0]
             found = detect_format(path)
     if found is None:
+        refuse_missing(path)
         raise UnknownFormatError(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
             "register the one that reads it (register_format)"
         )
     dataset = found.open_reader(path, **reader_options)
+    return dataset
+
+
+def load_arrays(name: str | os.PathLike[str], format: str | None = None) -> Any:
+    """Open a dataset to copy or show it: arrays, images as they are stored. PyTorch need not be installed.
+
+    Args:
+        name: as for `load_dataset`.
+        format: the format's name; found out by default.
+
+    Raises:
+        NotFoundError, UnknownFormatError, InputError: as for `load_dataset`.
+    """
+    dataset = load_dataset(name, format=format, layout="HWC")
+    if isinstance(dataset, StoredDataset):  # a reader of somebody else's may know no such option
+        dataset.output = "numpy"
     return dataset
 
 

@@ -19,8 +19,10 @@ import numpy as np
 
 from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids
-from ringmap.datasets.batch import as_clip, worker
+from ringmap.datasets.batch import worker
+from ringmap.datasets.to_loader import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.extras import missing
 from ringmap.storage.forks import Forkable
 from ringmap.storage.live import LiveEpisodes
 
@@ -274,6 +276,8 @@ class GoalDataset(Forkable, Dataset):
 
 def _shared_counters() -> Any:
     """Return counters that workers, forked or spawned by a DataLoader, share with this process."""
+    if missing("torch"):  # then there is no DataLoader, and no worker
+        return np.zeros(_MAX_WORKERS, np.int32)
     import torch
 
     return torch.zeros(_MAX_WORKERS, dtype=torch.int32).share_memory_()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A dataset over the columns of a file, handed out as PyTorch tensors.
+"""A dataset over the columns of a file, handed out as PyTorch tensors or NumPy arrays.
 
     clip ids -> episodes, first steps -> rows -> source.windows -> tensors -> transform -> fold
                                                (one read per column and batch)
@@ -21,9 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
-from ringmap.datasets.batch import as_clip, of_columns
 from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
+from ringmap.datasets.to_loader import as_clip, of_columns
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
+from ringmap.extras import require
 from ringmap.storage.schema import ColumnSpec, Schema
 
 __all__ = ["ColumnSource", "StoredDataset"]
@@ -31,6 +32,8 @@ __all__ = ["ColumnSource", "StoredDataset"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LAYOUTS = ("CHW", "HWC")
+OUTPUTS = ("torch", "numpy")
+_TENSOR_KINDS = "biufc"
 
 
 class ColumnSource(Protocol):
@@ -83,7 +86,7 @@ class ColumnSource(Protocol):
 
 
 class StoredDataset(Dataset):
-    """Episodes that lie in a file, as PyTorch tensors.
+    """Episodes that lie in a file, as PyTorch tensors or NumPy arrays.
 
     Args:
         source: where the columns come from.
@@ -91,6 +94,7 @@ class StoredDataset(Dataset):
         frameskip: stride between the observations of a clip.
         transform: maps a dict of columns to the one to hand out; it sees actions unfolded.
         layout: "CHW" hands images out as (T, C, H, W), "HWC" as they are stored.
+        output: "torch" hands out tensors, "numpy" arrays, for which PyTorch need not be installed.
         keys_to_load: the columns to hand out; None for all.
         keys_to_cache: columns to hold in memory.
         keys_to_merge: new column -> the columns to join into it (as `merge_col` takes them).
@@ -99,6 +103,7 @@ class StoredDataset(Dataset):
     Raises:
         InputError: an option is wrong.
         UnknownColumnError: an option names a column that is not stored.
+        MissingExtraError: from a read: tensors were asked for, and PyTorch is not installed.
 
     Processes and threads: reads are as thread-safe as the source; pickling takes the settings and
     cached columns along, never the data.
@@ -112,6 +117,7 @@ class StoredDataset(Dataset):
         frameskip: int = 1,
         transform: Transform | None = None,
         layout: str = "CHW",
+        output: str = "torch",
         keys_to_load: Sequence[str] | None = None,
         keys_to_cache: Sequence[str] = (),
         keys_to_merge: Mapping[str, Sequence[str] | str] | None = None,
@@ -120,13 +126,16 @@ class StoredDataset(Dataset):
         if unknown:
             raise InputError(
                 f"{source.path}: unknown option {next(iter(unknown))!r}; known: num_steps (a buffer's history_len), "
-                "frameskip, transform, layout, keys_to_load, keys_to_cache, keys_to_merge"
+                "frameskip, transform, layout, output, keys_to_load, keys_to_cache, keys_to_merge"
             )
         if layout not in LAYOUTS:
             raise InputError(f"{source.path}: layout must be one of {LAYOUTS}, got {layout!r}")
+        if output not in OUTPUTS:
+            raise InputError(f"{source.path}: output must be one of {OUTPUTS}, got {output!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
         self.source = source
         self.layout = layout
+        self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}
         names = list(stored) if keys_to_load is None else list(keys_to_load)
         for name in (*names, *keys_to_cache):
@@ -220,7 +229,7 @@ class StoredDataset(Dataset):
         if self.transform is not None or not len(episodes):
             return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
         columns = self._load_columns(episodes, starts)
-        if any(isinstance(values, np.ndarray) for values in columns.values()) or not columns:
+        if not columns or not all(_collates_whole(values) for values in columns.values()):
             return [as_clip(clip) for clip in self._cut(columns, len(episodes))]
         if "action" in columns:
             actions, count = columns["action"], len(episodes)
@@ -363,17 +372,35 @@ class StoredDataset(Dataset):
         """Return windows of columns as they are handed out."""
         found: dict[str, Any] = self._windows(names, starts, length, stride)
         for name, values in found.items():
-            if _has_tensor(values.dtype):
+            if self.output == "torch" and _has_tensor(values.dtype, self.path):
                 import torch
 
-                tensor = torch.from_numpy(values)
-                found[name] = to_channels_first(tensor) if name in self._turned else tensor
+                values = torch.from_numpy(values)
+            found[name] = to_channels_first(values) if name in self._turned else values
         return found
 
 
+def _collates_whole(values: Any) -> bool:
+    """Tell whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
+    return not isinstance(values, np.ndarray) or values.dtype.kind in _TENSOR_KINDS
+
+
+def _has_tensor(dtype: np.dtype[Any], where: str) -> bool:
+    """Tell whether torch has this dtype.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+    """
+    try:
+        return _torch_has(dtype)
+    except ModuleNotFoundError:
+        require("torch", f"{where}: tensors", instead='open it with output="numpy"')
+        raise
+
+
 @functools.cache
-def _has_tensor(dtype: np.dtype[Any]) -> bool:
-    """Tell whether torch has this dtype. Asked of torch itself: the answer grew with its versions."""
+def _torch_has(dtype: np.dtype[Any]) -> bool:
+    """Ask torch itself: the answer grew with its versions."""
     import torch
 
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.catalog import load_dataset
+from ringmap.datasets.catalog import load_arrays
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
@@ -139,7 +139,7 @@ def _copy(
 
 def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, Any]:
     if isinstance(source, str | os.PathLike):
-        return str(source), load_dataset(source, format=source_format, layout="HWC")
+        return str(source), load_arrays(source, source_format)
     if not hasattr(source, "load_episode"):
         raise InputError(
             f"{where}: a source is a path, a name, a dataset or a buffer, got {type(source).__name__}"

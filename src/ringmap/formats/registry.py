@@ -24,6 +24,7 @@ from os import PathLike
 from typing import TypeVar
 
 from ringmap.errors import InputError, MissingFormatError
+from ringmap.extras import missing
 from ringmap.formats.base import Format
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "format_to_write",
     "get_format",
     "list_formats",
+    "refuse_missing",
     "register_format",
 ]
 
@@ -54,30 +56,45 @@ class BuiltIn:
     """A format of ours, before its module is imported.
 
     Args:
-        module: registers the format when it is imported.
-        package: what the format can't do without.
-        install: what to give to pip when the package is missing.
+        module: registers the format when it is imported; the packages of its extra are imported later.
+        extra: the extra of ringmap whose packages the format takes; "" for none.
     """
 
     module: str
-    package: str
-    install: str
+    extra: str = ""
 
     @property
     def available(self) -> bool:
-        """Whether the package is installed. Imports nothing."""
-        return importlib.util.find_spec(self.package) is not None
+        """Whether the packages are installed. Imports nothing."""
+        return not self.extra or not missing(self.extra)
+
+    @property
+    def install(self) -> str:
+        """What to give to pip."""
+        return f"ringmap[{self.extra}]" if self.extra else "ringmap"
+
+    def format(self, name: str) -> type[Format]:
+        """Return the format of this name, whether it is available or not.
+
+        Raises:
+            KeyError: the module has none.
+        """
+        module = importlib.import_module(self.module)
+        for found in vars(module).values():  # imported before, it registers no second time
+            if isinstance(found, type) and issubclass(found, Format) and found.name == name:
+                return found
+        raise KeyError(name)
 
 
 BUILT_IN = {
-    "hdf5": BuiltIn("ringmap.formats.hdf5", "h5py", "h5py"),
-    "zarr": BuiltIn("ringmap.formats.zarr", "zarr", "zarr"),
-    "folder": BuiltIn("ringmap.formats.folder", "PIL", "pillow"),
-    "video": BuiltIn("ringmap.formats.video", "av", "ringmap[video]"),
-    "lance": BuiltIn("ringmap.formats.lance", "lance", "pylance"),
-    "ringmap": BuiltIn("ringmap.formats.ringmap", "xxhash", "ringmap"),
-    "lerobot": BuiltIn("ringmap.formats.lerobot", "av", "ringmap[lerobot]"),
-    "minari": BuiltIn("ringmap.formats.minari", "minari", "ringmap[minari]"),
+    "hdf5": BuiltIn("ringmap.formats.hdf5"),
+    "zarr": BuiltIn("ringmap.formats.zarr"),
+    "folder": BuiltIn("ringmap.formats.folder"),
+    "video": BuiltIn("ringmap.formats.video", "video"),
+    "lance": BuiltIn("ringmap.formats.lance", "lance"),
+    "ringmap": BuiltIn("ringmap.formats.ringmap"),
+    "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
+    "minari": BuiltIn("ringmap.formats.minari", "minari"),
 }
 
 
@@ -98,16 +115,15 @@ class FormatTable(MutableMapping[str, type[Format]]):
         self._loaded: dict[str, type[Format]] = {}
 
     def __getitem__(self, name: str) -> type[Format]:
+        lazy = self._built_in.get(name)
+        if lazy is not None and not lazy.available:
+            raise KeyError(name)
         found = self._loaded.get(name)
         if found is not None:
             return found
-        lazy = self._built_in.get(name)
-        if lazy is not None and lazy.available:
-            module = importlib.import_module(lazy.module)
-            for found in vars(module).values():  # imported before, it registers no second time
-                if isinstance(found, type) and issubclass(found, Format) and found.name == name:
-                    self._loaded.setdefault(name, found)
-        elif lazy is None and name in self._entry_points():
+        if lazy is not None:
+            self._loaded.setdefault(name, lazy.format(name))
+        elif name in self._entry_points():
             loaded = self._entry_points()[name].load()
             # The import may have registered it by itself.
             self._loaded.setdefault(name, loaded)
@@ -127,7 +143,8 @@ class FormatTable(MutableMapping[str, type[Format]]):
 
     def __iter__(self) -> Iterator[str]:
         names = [name for name, lazy in self._built_in.items() if lazy.available]
-        yield from dict.fromkeys([*names, *self._entry_points(), *self._loaded])
+        others = [name for name in self._loaded if name not in self._built_in]
+        yield from dict.fromkeys([*names, *self._entry_points(), *others])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -235,13 +252,14 @@ def get_format(name: str) -> type[Format]:
         return FORMATS[name]
     except KeyError:
         pass
-    missing = FORMATS.missing()
-    if name in missing:
+    absent = FORMATS.missing()
+    if name in absent:
+        lacking = " and ".join(missing(absent[name].extra))
         raise MissingFormatError(
-            f"unknown format {name!r}: its package {missing[name].package!r} is not installed; "
-            f'pip install "{missing[name].install}". Installed formats: {list_formats()}'
+            f"format {name!r} needs {lacking}, not installed; pip install "
+            f'"{absent[name].install}", or choose one of {list_formats()}'
         )
-    hint = "".join(f'; {n!r} comes with pip install "{m.install}"' for n, m in missing.items())
+    hint = "".join(f'; {n!r} comes with pip install "{m.install}"' for n, m in absent.items())
     raise InputError(f"unknown format {name!r}{_meant(name)}; known: {list_formats()}{hint}")
 
 
@@ -312,7 +330,7 @@ def _writable() -> list[str]:
 def detect_format(path: str | PathLike[str]) -> type[Format] | None:
     """Return the first format that takes `path` for its own, or None.
 
-    A third party's format that fails to load is logged and passed over.
+    One whose packages are not installed is passed over; `refuse_missing` names it. A third party's format that fails to load is logged and passed over.
     """
     for name in FORMATS:
         try:
@@ -324,3 +342,14 @@ def detect_format(path: str | PathLike[str]) -> type[Format] | None:
                 raise
             log.warning("format %r can't be used", name, exc_info=True)
     return None
+
+
+def refuse_missing(path: str | PathLike[str]) -> None:
+    """Raise if `path` holds a dataset of one of our formats whose packages are not installed.
+
+    Raises:
+        MissingFormatError: it does; the message says what to install.
+    """
+    for name, lazy in FORMATS.missing().items():
+        if lazy.format(name).detect(path):
+            get_format(name)

@@ -5,15 +5,6 @@ agent ── actions ──► ReplayBufferCollectionWrapper ── the same ─
                                └─ whole episodes, or transitions ─► buffers
 """
 
-from __future__ import annotations
+from ringmap.lazy import attach
 
-from typing import TYPE_CHECKING
-
-from ringmap.faces import lazily
-
-if TYPE_CHECKING:
-    from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
-
-__all__ = ["ReplayBufferCollectionWrapper"]
-
-__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, "ringmap.recording.wrapper"))
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

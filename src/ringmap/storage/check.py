@@ -10,13 +10,14 @@ manifest.json   JSON of a version that we know, its checksum holds, another file
                 are those of the record that they name, and that record is not newer than the table
 episodes.npy    its size and header; records [first, seq] are whole, start where the one before them
                 ends, and their tails never decrease; first is the oldest live one; at most
-                max_steps lie between tail and head; it reaches whatever was synced
+                max_steps lie between tail and head; it reaches whatever was synced; each is of a kind
+                that we know; an opening takes it
 state.bin       its size; both slots are whole, their generations differ by one; each shows what the
                 record of that number says; the newest record is shown, or the one before it
 columns/        each file is there, with its size, header and label; rows of every live episode
                 match the checksum in its record
-data/           the blob of every live episode, and of the newest record, matches its checksum;
-                each segment is named by a record, or newer than all of them
+data/           the blob of every live episode, and of the newest record, matches its checksum and
+                decodes; the newest small state makes sense; each segment is named by a record, or newer than all of them
 priorities.bin  if it is there: its size; headers, leaves and log match their checksums
 successors      if they are there: one of the two files is whole and of the newest rows, by their checksum
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end

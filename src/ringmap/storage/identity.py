@@ -69,12 +69,14 @@ class Identity:
         return Part(MANIFEST, None, [fault]), self.from_labels(best) or self._salvage()
 
     def _agreed(self, own: Manifest) -> tuple[Part, Manifest]:
-        """Take a manifest, unless all columns agree that they are those of another one."""
+        """Take a manifest, unless the columns, all of which are there, agree on another one."""
         expected = [own.label(i) for i in range(len(own.files))]
-        if expected and not any(label in expected for label in self.labels.values()):
+        known = [label in self.labels.values() for label in expected]
+        if not all(known):
             made = self.from_labels(own.uuid.hex())
-            if made is not None:
-                fault = "contradicts what every column says of itself"
+            # A column that was cut has no label: then those of the others are not all.
+            if made is not None and (len(made.files) == len(expected) or not any(known)):
+                fault = "contradicts what the columns say of themselves"
                 return Part(MANIFEST, None, [fault]), made
         return Part(MANIFEST, MANIFEST), own
 
@@ -87,11 +89,11 @@ class Identity:
             uuid = bytes.fromhex(text)
         except ValueError:
             return 0
-        slots = self._slots()
+        slots = self.slots()
         known = slots > 0 and self.files.table(TABLE, slots, uuid).scan()[1].any()
         return int(any(self.files.states(STATE, uuid))) + bool(known)
 
-    def _slots(self) -> int:
+    def slots(self) -> int:
         """Return how many records a table of this size has room for."""
         return (self.files.size(TABLE) - EpisodeTable.nbytes(0)) // RECORD.itemsize
 
@@ -123,7 +125,7 @@ class Identity:
             ]
         except (KeyError, TypeError, ValueError):
             return None
-        slots = self._slots()
+        slots = self.slots()
         if slots <= 0 or EpisodeTable.faults(self.files.disk, self.files.path(TABLE), slots):
             slots = made.rows + SPARE_SLOTS
         return replace(made, sizes=tuple(sizes), table_slots=slots)

@@ -44,9 +44,23 @@ class Parts:
         self.table, self.state = Part(TABLE, None), Part(STATE, None)
         self.columns: list[Part] = []
         if self.manifest is not None:
+            self.manifest = self._with_slots(self.manifest)
             self.state = self._find_state(self.manifest)
             self.table, has_records = self._find_table(self.manifest)
             self._find_columns(self.manifest, has_records)
+
+    def _with_slots(self, manifest: Manifest) -> Manifest:
+        """Return a manifest with as many slots as the table has by size, header and records, if these agree."""
+        files, slots = self.files, self._identity.slots()
+        if slots <= 0 or slots == manifest.table_slots:
+            return manifest
+        if words_of(lambda: EpisodeTable.faults(files.disk, files.path(TABLE), slots)):
+            return manifest
+        if not files.table(TABLE, slots, manifest.uuid).scan()[1].any():
+            return manifest
+        fault = f"says that the table has {manifest.table_slots} slots, but it has {slots}"
+        self.manifest_part.faults.append(fault)
+        return replace(manifest, table_slots=slots)
 
     def _find_state(self, manifest: Manifest) -> Part:
         files = self.files

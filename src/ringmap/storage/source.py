@@ -27,6 +27,7 @@ from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
 from ringmap.storage.live import LiveEpisodes
 from ringmap.storage.manifest import Manifest
+from ringmap.storage.read_live import is_live
 from ringmap.storage.recovery import Found, bad_rows
 from ringmap.storage.rows import Rows, sum_of
 from ringmap.storage.schema import Schema
@@ -136,16 +137,22 @@ class Source:
             record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
         )
 
-    def read_steps(self, ordinal: int, start: int, stop: int) -> list[Array] | None:
-        """Return steps `[start, stop)` of an episode, or None when it was evicted while being read."""
+    def read_steps(self, position: int, count: int) -> list[Array] | None:
+        """Return `count` steps from a position on, or None when they were evicted while being read."""
         rows = self.rows
         assert rows is not None
-        with self.memory:
-            if not self.live.first <= ordinal < self.live.last:
-                return None
-            position = self.live.start(ordinal)
-        steps = rows.read(position + start, stop - start)
-        return steps if position >= self.newest_tail() else None
+        steps = rows.read(position, count)
+        return steps if is_live(self, position) else None
+
+    def episode_from(self, position: int, stop: int) -> tuple[int, Record | None] | None:
+        """Return where the first episode from a position on starts, and its record, None when that was evicted meanwhile.
+
+        None when no episode starts before `stop`.
+        """
+        with self.memory:  # as long, an ordinal means the same
+            ordinal = self.live.ordinal_from(position)
+            start = self.live.start(ordinal) if ordinal < self.live.last else stop
+            return None if start >= stop else (start, self.live_record(ordinal))
 
     def read_episode(self, ordinal: int) -> tuple[list[Array], dict[str, Any], Record] | None:
         """Return all steps of an episode, its data and its record; None when it was evicted meanwhile.
@@ -153,14 +160,19 @@ class Source:
         Raises:
             CorruptError: the rows are not what was stored.
         """
-        rows = self.rows
-        assert rows is not None
-        record = self._live_record(ordinal)
+        return self.read_record(self.live_record(ordinal))
+
+    def read_record(
+        self, record: Record | None
+    ) -> tuple[list[Array], dict[str, Any], Record] | None:
+        """Return an episode as `read_episode` does, by its record."""
         if record is None:
             return None
+        rows = self.rows
+        assert rows is not None
         steps = rows.read(record.start, record.length)
         blob = self.blob_of(record)
-        if record.start < self.newest_tail():
+        if not is_live(self, record.start):
             return None
         fault = bad_rows(record, rows.schema.names, [sum_of(s) for s in steps], blob)
         if fault is not None:
@@ -171,21 +183,26 @@ class Source:
 
     def read_data(self, ordinal: int) -> dict[str, Any] | None:
         """Return an episode's data, or None when it was evicted meanwhile."""
-        record = self._live_record(ordinal)
+        record = self.live_record(ordinal)
         if record is None:
             return None
-        blob, tail = self.blob_of(record), self.newest_tail()
-        if blob is None and record.start < tail:
+        blob, live = self.blob_of(record), is_live(self, record.start)
+        if blob is None and not live:
             return None
         return self._data_in(blob, record)
 
-    def _live_record(self, ordinal: int) -> Record | None:
+    def live_record(self, ordinal: int) -> Record | None:
+        """Return the record of an episode, or None when it was evicted meanwhile.
+
+        Raises:
+            CorruptError: it is damaged.
+        """
         with self.memory:
             if not self.live.first <= ordinal < self.live.last:
                 return None
             start = self.live.start(ordinal)
             record = self.record_of(ordinal)
-        if record is None and start >= self.newest_tail():
+        if record is None and is_live(self, start):
             raise CorruptError(
                 f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer"
             )

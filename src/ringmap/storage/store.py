@@ -347,13 +347,17 @@ class Store(Source):
             finally:
                 self._writing = False
 
-    def refuse_within(self, where: str) -> None:
+    def refuse_within(self, where: str, *locks: Any) -> None:
         """Raise in the middle of another call of the same thread: of a write, a sync, or a search of memory.
 
         Once it has passed, nothing that this thread does can be in the middle of anything: a handler that
         interrupts it returns first.
+
+        Args:
+            where: what was called, for the message.
+            locks: reentrant ones that such a call holds as well.
         """
-        if self._is_in_use:
+        if self._is_in_use or any(lock._is_owned() for lock in locks):
             self._refuse(where)
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import DamageError
-from ringmap.storage.blobs import decode_blob, decode_data, segment_name
+from ringmap.storage.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
 from ringmap.storage.episodes import DROPPED, EPISODE, MOST, RECORD, Record
@@ -355,6 +355,8 @@ class Survey:
         return blob
 
     def _blob_in(self, name: str, record: Record) -> bytes | None:
+        if record.blob_size > LARGEST_BLOB:
+            return None
         data = self.files.read(name, record.blob_size, record.blob_offset)
         whole = len(data) == record.blob_size and xxhash.xxh3_64_intdigest(data) == record.blob_sum
         return data if whole else None

@@ -7,41 +7,6 @@ World ── policy.get_action(infos) ──► EnvPool ──► MegaWrapper(en
   └─ evaluate ─► success rate, videos
 """
 
-from __future__ import annotations
+from ringmap.lazy import attach
 
-from typing import TYPE_CHECKING
-
-from ringmap.faces import lazily
-
-if TYPE_CHECKING:
-    from ringmap.world.pool import EnvPool
-    from ringmap.world.world import World
-    from ringmap.world.wrappers import (
-        AddPixels,
-        CheckObservation,
-        LiftToInfo,
-        MegaWrapper,
-        ResizeGoal,
-    )
-
-__all__ = [
-    "AddPixels",
-    "CheckObservation",
-    "EnvPool",
-    "LiftToInfo",
-    "MegaWrapper",
-    "ResizeGoal",
-    "World",
-]
-
-_HOMES = {
-    "AddPixels": "ringmap.world.wrappers",
-    "CheckObservation": "ringmap.world.wrappers",
-    "EnvPool": "ringmap.world.pool",
-    "LiftToInfo": "ringmap.world.wrappers",
-    "MegaWrapper": "ringmap.world.wrappers",
-    "ResizeGoal": "ringmap.world.wrappers",
-    "World": "ringmap.world.world",
-}
-
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

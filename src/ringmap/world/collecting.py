@@ -27,11 +27,11 @@ from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
 from ringmap.world.progress import Progress, identity_of
 from ringmap.world.rollout import Turn, bar_of, count_of, options_of, roll
+from ringmap.world.stage import Stage
 from ringmap.world.wrappers import named
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
-    from ringmap.world.world import World
 
 __all__ = ["DEFAULT_FORMAT", "collect"]
 
@@ -61,7 +61,7 @@ def format_for(path: str | os.PathLike[str], given: str) -> str:
 
 
 def collect(
-    world: World,
+    world: Stage,
     path: str | os.PathLike[str] | None,
     episodes: int,
     seed: int | None,

@@ -14,7 +14,7 @@ import contextlib
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,8 @@ from ringmap.errors import InputError
 from ringmap.world.films import Beside, Films, alone
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn, Watcher, bar_of, count_of, options_of, roll
+from ringmap.world.stage import Stage
 from ringmap.world.tasks import calls_of, goal_of, says, task_of
-
-if TYPE_CHECKING:
-    from ringmap.world.world import World
 
 __all__ = ["evaluate_dataset", "evaluate_episodes"]
 
@@ -48,7 +46,7 @@ def checked_mode(given: str | None, default: str) -> str:
 
 
 def evaluate_episodes(
-    world: World, episodes: int, seed: int | None, options: Any, video: Any, reset_mode: str | None,
+    world: Stage, episodes: int, seed: int | None, options: Any, video: Any, reset_mode: str | None,
     progress: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Run fresh episodes, and score them."""
@@ -74,7 +72,7 @@ def evaluate_episodes(
 
 
 def evaluate_dataset(
-    world: World, dataset: Any, episodes_idx: Any, start_steps: Any, goal_offset: Any,
+    world: Stage, dataset: Any, episodes_idx: Any, start_steps: Any, goal_offset: Any,
     eval_budget: Any, seed: int | None, options: Any, video: Any, reset_mode: str | None,
     callables: Sequence[Mapping[str, Any]] | None, progress: bool,
 ) -> dict[str, Any]:  # fmt: skip

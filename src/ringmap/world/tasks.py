@@ -12,17 +12,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import InputError
 from ringmap.world.infos import Row
+from ringmap.world.stage import Stage
 from ringmap.world.wrappers import is_picture, resample_of, resized
-
-if TYPE_CHECKING:
-    from ringmap.world.world import World
 
 __all__ = ["Task", "calls_of", "goal_of", "says", "task_of"]
 
@@ -84,7 +82,7 @@ def task_of(dataset: Any, number: int, start: int, offset: int) -> Task:
     )
 
 
-def goal_of(world: World, task: Task) -> Row:
+def goal_of(world: Stage, task: Task) -> Row:
     """Return what is laid over the infos: `goal`, the goal's pixels, and `goal_<column>`."""
     row: Row = {}
     for name in task.columns:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import InputError, MissingExtraError
+from ringmap.errors import InputError
+from ringmap.extras import require
 
 __all__ = ["VideoFile", "as_frame", "frame_of"]
 
@@ -33,12 +34,9 @@ class VideoFile:
     """
 
     def __init__(self, path: Path, fps: int = FPS) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise MissingExtraError(
-                'videos are written by PyAV: pip install "ringmap[video]"'
-            ) from error
+        require("video", "writing a video")
+        import av
+
         path.parent.mkdir(parents=True, exist_ok=True)
         self._container = av.open(str(path), mode="w")
         self._stream = self._container.add_stream("libx264", rate=fps)

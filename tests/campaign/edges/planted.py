@@ -146,7 +146,7 @@ def forgets():
 
 def one_look():
     """Rows are handed out without a second look at what was evicted meanwhile."""
-    for kind in (Source, Reader):
+    for kind in (Source, Store, Reader):
         kind.newest_tail = lambda source: 0
 
 

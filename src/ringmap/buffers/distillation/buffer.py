@@ -29,8 +29,7 @@ from ringmap.buffers.nested import nested
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
-from ringmap.errors import InputError, LappedError, NoClipsError, ReadOnlyError
-from ringmap.storage.tries import Tries
+from ringmap.errors import InputError, NoClipsError, ReadOnlyError
 
 __all__ = ["DistillationBuffer"]
 
@@ -39,7 +38,6 @@ Batch = dict[str, Any]
 TeacherFn = Callable[[Batch], Any]
 
 _WHERE = "DistillationBuffer"
-_TRIES = 10
 
 
 class DistillationBuffer(Unindexed):
@@ -188,8 +186,14 @@ class DistillationBuffer(Unindexed):
 
     def _round_of_newest(self) -> int:
         """Return the round of the newest row, -1 if there is none."""
-        newest = np.array([self._ring.added - 1])
-        return int(self._ring.column("round", newest)[0]) if len(self._ring) else -1
+
+        def read() -> tuple[Array, int]:
+            newest = np.array([self._ring.added - 1])
+            if not len(self._ring):
+                return newest[:0], -1
+            return newest, int(self._ring.take("round", newest)[0])
+
+        return self._ring.read_whole(read)
 
     @property
     def policy_version(self) -> int:
@@ -352,7 +356,12 @@ class DistillationBuffer(Unindexed):
 
     def __len__(self) -> int:
         """Return how many rows there are to draw from."""
-        return self._ring.added - self._first() if self.retention == "last" else len(self._ring)
+        if self.retention != "last":
+            return len(self._ring)
+        first = (
+            self._first()
+        )  # before the newest: a reader may look again, and what it finds is newer
+        return self._ring.added - first
 
     @property
     def num_episodes(self) -> int:
@@ -378,17 +387,12 @@ class DistillationBuffer(Unindexed):
         positive(f"{_WHERE}.batch", "batch_size", batch_size)
         self._look()
         count = operator.index(batch_size)
-        rng, tries = self._rounds.draws.rng, Tries(f"{_WHERE}.batch", "raise the capacity")
-        columns, held = self._rows.read(self._ring.draw(count, rng, since=self._first()))
-        while not held.all():
-            lost = np.flatnonzero(~held)
-            tries.failed(len(lost))
-            self.refresh()  # evicted meanwhile, by the writer of this reader, or another thread
-            again, held[lost] = self._rows.read(
-                self._ring.draw(len(lost), rng, since=self._first())
-            )
-            for name, values in again.items():
-                columns[name][lost] = values
+        rng = self._rounds.draws.rng
+
+        def draw(count: int) -> Array:
+            return self._ring.draw(count, rng, since=self._first())
+
+        columns = self._rows.drawn(draw, count, f"{_WHERE}.batch")
         return self._as_asked(columns)
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
@@ -490,7 +494,7 @@ class DistillationBuffer(Unindexed):
 
     def _first(self) -> int:
         """Return the oldest id that retention leaves, one past the newest if there is none."""
-        return self._retention.first(self._ring, self.round, self._writes)
+        return self._retention.first(self._ring, self.round if self._writes else None)
 
     def _ids(self) -> Array:
         ids = self._ring.ids()
@@ -504,17 +508,17 @@ class DistillationBuffer(Unindexed):
 
     def _episodes(self) -> tuple[Array, Array]:
         """Return the ids of all rows in the order of their episodes, and where each begins in it."""
-        for tries in range(_TRIES):
-            self.refresh()
-            ids = self._ids()
-            try:
-                found = (self._ring.column(n, ids) for n in ("actor_id", "dones") if len(ids))
-                order, bounds = episodes_of(*found) if len(ids) else episodes_of(ids, ids)
-                return ids[order], bounds
-            except LappedError:
-                if tries == _TRIES - 1:
-                    raise
-        raise AssertionError
+        self.refresh()
+        ids, found = self._ring.read_whole(self._marks, self.refresh)
+        order, bounds = episodes_of(*found)
+        return ids[order], bounds
+
+    def _marks(self) -> tuple[Array, tuple[Array, list[Array]]]:
+        """Return all ids in the window, for the look, and these with their actors and endings."""
+        ids = self._ids()
+        names = ("actor_id", "dones")
+        found = [self._ring.take(name, ids) if len(ids) else ids for name in names]
+        return ids, (ids, found)
 
     def _as_asked(self, columns: dict[str, Any]) -> Batch:
         out = self._out

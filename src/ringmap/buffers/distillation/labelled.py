@@ -10,7 +10,7 @@ Not here: the ring (steps.py), the log (labels.py), which rows are drawn (buffer
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
 from ringmap.storage.birth import examine
+from ringmap.storage.read_live import read_again
 from ringmap.storage.schema import ColumnSpec, Schema
 
 __all__ = ["LABELS", "LabelledRows", "rows_path"]
@@ -81,6 +82,35 @@ class LabelledRows:
         return columns, self.ring.holds_still(
             ids
         )  # a label, too, is that of its row only while that is there
+
+    def drawn(self, draw: Callable[[int], Array], count: int, where: str) -> dict[str, Array]:
+        """Return rows as `read` does, of which each is stored still: one that was evicted meanwhile is drawn anew.
+
+        Args:
+            draw: returns the ids of so many rows.
+            count: of the rows.
+            where: the method to name in an error.
+
+        Raises:
+            LappedError: the writer overtook this reader, ten times in a row without progress.
+        """
+        ids = draw(count)
+        columns, held = self.read(ids)
+        if held.all():
+            return columns
+
+        def gather(which: Array) -> Array:
+            again, good = self.read(ids[which])
+            for name, values in again.items():
+                columns[name][which] = values
+            return good
+
+        source = self.ring.buffer._source
+        read_again(
+            source, ids, ~held, gather, lambda which: draw(len(which)),
+            where, "raise the capacity", self.refresh,
+        )  # fmt: skip
+        return columns
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
-from ringmap.errors import LappedError
+from ringmap.storage.read_live import is_live, look_again, lost
 from ringmap.storage.schema import ColumnSpec, Schema
 from ringmap.storage.source import Source
 
@@ -31,7 +31,7 @@ __all__ = ["LABELS_PER_ROW", "LabelLog"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LABELS_PER_ROW = 3
-_TRIES = 10
+_ADVICE = "raise the capacity"
 
 
 class LabelLog:
@@ -66,46 +66,52 @@ class LabelLog:
     def follow(self) -> None:
         """Take in what was committed since. O(new labels).
 
+        Raises:
+            LappedError: the writer overtook this reader ten times in a row.
+        """
+        source = self.log._source
+        look_again(self._take_in, source.refresh, source.folder, _ADVICE)
+
+    def _take_in(self) -> int:
+        """Take in the labels that the log has by now; 1 if they were evicted while they were read, else 0.
+
         Under the lock of the log, so that whichever thread does it, labels come in the order of their commits, and
         those of one commit at once.
         """
         source, ring = self.log._source, self.ring
         with source.memory:
-            for _ in range(_TRIES):
-                if self._seen < source.newest_tail():
-                    # At first, or lapped: what was carried forward comes again, where it was carried to.
-                    source.refresh()
-                    self._seen = source.tail
-                    self._where[:] = -1
-                head = source.head
-                if self._seen >= head:
-                    return
-                ring.buffer.refresh()  # after the look at the log: a row is there before its label is
-                rows = ring.buffer._source.rows
-                if rows is None:  # a power cut left labels, and no row
-                    return
-                if not self._slots:
-                    self._slots = rows.ring.rows
-                    self._where = np.full(self._slots, -1, np.int64)
-                    self._rows = np.full(self._slots, -1, np.int64)
-                positions = np.arange(self._seen, head)
-                positions = positions[self.log._clip_reader.starting(positions, 1) >= 0]
-                of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
-                if source.newest_tail() > self._seen:
-                    source.refresh()
-                    continue
-                self._note(of, stamps, positions)
-                self._seen = head
-                return
-        raise LappedError(
-            f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise the capacity"
-        )
+            if self._seen < source.tail:
+                # At first, or lapped: what was carried forward comes again, where it was carried to.
+                self._seen = source.tail
+                self._where[:] = -1
+            head = source.head
+            if self._seen >= head:
+                return 0
+            ring.buffer.refresh()  # after the look at the log: a row is there before its label is
+            rows = ring.buffer._source.rows
+            if rows is None:  # a power cut left labels, and no row
+                return 0
+            if not self._slots:
+                self._slots = rows.ring.rows
+                self._where = np.full(self._slots, -1, np.int64)
+                self._rows = np.full(self._slots, -1, np.int64)
+            positions = np.arange(self._seen, head)
+            positions = positions[self.log._clip_reader.starting(positions, 1) >= 0]
+            of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
+            if not is_live(source, self._seen):
+                return 1
+            self._note(of, stamps, positions)
+            self._seen = head
+            return 0
 
     def refresh(self) -> None:
         """Show a reader the newest labels, and the rows that they are of."""
+        self._catch_up()
+        self.follow()
+
+    def _catch_up(self) -> None:
         self.log.refresh()
         self.ring.buffer.refresh()  # after: a row is there before its label is
-        self.follow()
 
     def _note(self, rows: Array, stamps: Array, positions: Array) -> None:
         columns, held = self.ring.read(rows, ["stamp"])
@@ -127,23 +133,24 @@ class LabelLog:
     def overlay(self, rows: Array, batch: dict[str, Array]) -> None:
         """Replace the labels in a batch of rows by newer ones, `round` as `label_round`."""
         source = self.log._source
-        for _ in range(_TRIES):
+
+        def attempt() -> int:
             with source.memory:  # both at once: another thread may begin the index again
-                self.follow()
+                if self._take_in():
+                    return 1
                 where = self.of(rows)
             newer = np.flatnonzero(where >= 0)
             if not len(newer):
-                return
+                return 0
             positions = where[newer]
             found = {name: _column(source, name, positions) for name in self.names()}
-            if positions.min() >= source.newest_tail():
-                for name, values in found.items():
-                    batch["label_round" if name == "round" else name][newer] = values
-                return
-            self.refresh()  # carried forward meanwhile, by the writer of this reader
-        raise LappedError(
-            f"{source.folder}: the writer overtook this reader {_TRIES} times in a row; raise the capacity"
-        )
+            if lost(source, positions) is not None:
+                return 1  # carried forward meanwhile, by the writer of this reader
+            for name, values in found.items():
+                batch["label_round" if name == "round" else name][newer] = values
+            return 0
+
+        look_again(attempt, self._catch_up, source.folder, _ADVICE)
 
     # -- writing -----------------------------------------------------------------------------
 

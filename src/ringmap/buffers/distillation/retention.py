@@ -20,6 +20,8 @@ from ringmap.errors import InputError
 
 __all__ = ["Retention"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 
 class Retention:
     """A rule: `kind` is "all", "last" or "fifo"; `keep_rounds` is for "last".
@@ -38,30 +40,25 @@ class Retention:
         self.kind, self.keep_rounds = kind, keep_rounds
         self._known: tuple[int | None, int] = None, 0
 
-    def first(self, ring: StepRing, round: int, writes: bool) -> int:
-        """Return the oldest id that is kept in this round, one past the newest if there is none.
+    def first(self, ring: StepRing, round: int | None) -> int:
+        """Return the oldest id that is kept, one past the newest if there is none.
 
         Args:
             ring: the rows, with a column `round`.
-            round: the current one.
-            writes: whether rows are added through this handle alone, so that what was found stays right for the round.
+            round: the current one, if rows are added through this handle alone, so that what was found stays right for the round;
+                None: that of the newest row.
 
         Cost: O(log rows) once a round; of a reader each time.
         """
         if self.keep_rounds is None:
             return ring.oldest
-        oldest = round - self.keep_rounds + 1
+        kept = self.keep_rounds
+        if round is None:
+            return ring.read_whole(lambda: _first_of(ring, kept))
+        oldest = round - kept + 1
         known = self._known  # one look: another thread may be in another round
-        if known[0] != oldest or not writes:
-            low, high = 0, len(ring)
-            while low < high:
-                middle = (low + high) // 2
-                at = np.array([ring.id_at(middle)])
-                early = int(ring.column("round", at)[0]) < oldest
-                low, high = (middle + 1, high) if early else (low, middle)
-            first = ring.id_at(low) if low < len(ring) else ring.added
-            self._known = oldest, first
-            return first
+        if known[0] != oldest:
+            known = self._known = oldest, ring.read_whole(lambda: _first_of(ring, kept, round))
         return known[1]
 
     def check_room(self, ring: StepRing, first: int, count: int, where: str) -> None:
@@ -78,3 +75,18 @@ class Retention:
     def __repr__(self) -> str:
         kept: Any = "" if self.keep_rounds is None else f" {self.keep_rounds}"
         return f"{self.kind!r}{kept}"
+
+
+def _first_of(ring: StepRing, keep_rounds: int, round: int | None = None) -> tuple[Array, int]:
+    """Return the ids that were looked at, and the oldest one of the last rounds; `round`: the last, None: the newest row's."""
+    low, high = 0, len(ring)
+    looked = [ring.added - 1] if high else []
+    if round is None:
+        round = max(0, int(ring.take("round", np.array(looked))[0])) if high else 0
+    while low < high:
+        middle = (low + high) // 2
+        looked.append(ring.id_at(middle))
+        early = int(ring.take("round", np.array(looked[-1:]))[0]) <= round - keep_rounds
+        low, high = (middle + 1, high) if early else (low, middle)
+    first = ring.id_at(low) if low < len(ring) else ring.added
+    return np.array(looked, np.int64), first

@@ -23,6 +23,7 @@ from ringmap.buffers.rollout.gae import generalized_advantages
 from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import CorruptError, InputError, NoClipsError
+from ringmap.extras import require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,9 +88,10 @@ class RolloutBuffer(Unindexed):
         device: Any = "cpu", num_privileged_obs: int = 0, privileged_obs_shape: Any = None, *,
         obs_dtype: Any = np.float32, hidden_shape: Any = None, seed: int | None = None,
     ) -> None:  # fmt: skip
+        where = type(self).__name__
+        require("torch", where)
         import torch
 
-        where = type(self).__name__
         positive(where, "num_envs", num_envs)
         positive(where, "num_steps", num_steps)
         self.num_envs, self.num_steps = int(num_envs), int(num_steps)

@@ -225,6 +225,7 @@ class TransitionReplayBuffer(Unindexed):
         begun = np.zeros(count, np.bool_) if fresh is None else np.asarray(fresh, np.bool_)
         if begun.shape not in ((), (count,)):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
+        store.refuse_within(where, following.lock)
         with following.lock:
             store.settle()
             parted, apart = partings(rows, following.before(store), begun)
@@ -237,6 +238,8 @@ class TransitionReplayBuffer(Unindexed):
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
+        where = f"{type(self).__name__}.clear"
+        self._ring.buffer._writer(where).refuse_within(where, self._following.lock)
         with self._following.lock:
             self._ring.buffer.clear()
             self._following.forget()

@@ -24,6 +24,7 @@ from ringmap.storage.birth import Paths
 from ringmap.storage.episodes import Record
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
+from ringmap.storage.read_live import is_live
 from ringmap.storage.rows import combine, sum_of
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
@@ -184,7 +185,7 @@ class Following:
         try:
             found = source.read_data(ordinal)
         except CorruptError:
-            if source.newest_tail() > start:
+            if not is_live(source, start):
                 return None
             raise
         if found is not None:

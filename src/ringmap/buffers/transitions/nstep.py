@@ -13,19 +13,28 @@ Not here: which transitions are drawn (buffer.py), next observations that are no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.following import Following
+from ringmap.storage.read_live import lost, read_again
 from ringmap.storage.source import Source
-from ringmap.storage.tries import Tries
 
 __all__ = ["TransitionReader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Found(NamedTuple):
+    """Transitions flat by leaf; which have a next observation, None: all; which end in the newest call, as of `head`."""
+
+    batch: dict[str, Array]
+    good: Array | None
+    newest: Array
+    head: int
 
 
 @dataclass(frozen=True)
@@ -44,30 +53,36 @@ class TransitionReader:
         Raises:
             LappedError: the writer overtook this reader, ten times in a row without progress.
         """
+        source = self.ring.buffer._source
+        found = self._gather(source, positions)
+        bad = lost(source, positions, found.good)
+        if bad is not None:
+            self._read_again(source, found, positions, bad)
+        return found.batch
+
+    def _read_again(self, source: Source, found: _Found, positions: Array, bad: Array) -> None:
         buffer = self.ring.buffer
-        source = buffer._source
-        tries = Tries(source.folder, "raise capacity, or ask for smaller batches")
-        unsure = np.arange(len(positions))
-        batch: dict[str, Array] = {}
-        while True:
-            found, good, newest, head = self._gather(source, positions[unsure])
-            if not batch:
-                batch = found
-            else:
-                for name, values in found.items():
-                    batch[name][unsure] = values
-            tail = source.newest_tail()
-            good &= positions[unsure] >= tail
-            if good.all():
-                return batch
-            unsure, newest = unsure[~good], newest[~good]
-            tries.failed(len(unsure))
-            source.refresh()
+        newest, head = found.newest, found.head
+
+        def gather(which: Array) -> Array | None:
+            nonlocal head
+            again = self._gather(source, positions[which])
+            for name, values in again.batch.items():
+                found.batch[name][which] = values
+            newest[which], head = again.newest, again.head
+            return again.good
+
+        def redraw(which: Array) -> Array:
+            at = positions[which]
             # A step of the newest call, read while another one came, has a following row by now.
-            again = newest & (positions[unsure] >= tail) & (source.head != head)
-            gone = unsure[~again]
-            positions[gone] = self.ring.draw(len(gone), buffer._rng)
+            stays = newest[which] & (at >= source.tail) & (source.head != head)
+            gone = np.flatnonzero(~stays)
+            at[gone] = self.ring.draw(len(gone), buffer._rng)
             buffer._clip_reader.num_redraws += len(gone)
+            return at
+
+        advice = "raise capacity, or ask for smaller batches"
+        read_again(source, positions, bad, gather, redraw, source.folder, advice)
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return what the call that ended at `head` led to, by leaf, from what was stored since; None if that is gone."""
@@ -80,15 +95,12 @@ class TransitionReader:
         if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
             return None
         positions = np.arange(head - count, head)
-        batch, good, _, _ = replace(self, n_step=1)._gather(source, positions)
-        if not good.all() or head - count < source.newest_tail():
+        found = replace(self, n_step=1)._gather(source, positions)
+        if lost(source, positions, found.good) is not None:
             return None
-        return {name: batch[f"next_{name}"] for name in self.columns.observed}
+        return {name: found.batch[f"next_{name}"] for name in self.columns.observed}
 
-    def _gather(
-        self, source: Source, positions: Array
-    ) -> tuple[dict[str, Array], Array, Array, int]:
-        """Return transitions flat by leaf, which are whole, which end in the newest call, and the head at which it was that."""
+    def _gather(self, source: Source, positions: Array) -> _Found:
         rows, observed = source.rows, self.columns.observed
         assert rows is not None
         with source.memory:
@@ -136,15 +148,16 @@ class TransitionReader:
         after = np.where(on, last + lanes, last)
         for name in observed:
             batch[f"next_{name}"] = take(name, after)
-        good = np.ones(len(positions), np.bool_)
-        for i in np.flatnonzero(~on).tolist():
-            found = self.following.at(source, int(last[i]), head, newest)
-            if found is None:
-                good[i] = False
-            else:
-                for name in observed:
-                    batch[f"next_{name}"][i] = found[name]
-        return batch, good, last >= newest, head
+        good = None
+        if not on.all():
+            good = on.copy()
+            for i in np.flatnonzero(~on).tolist():
+                led_to = self.following.at(source, int(last[i]), head, newest)
+                if led_to is not None:
+                    good[i] = True
+                    for name in observed:
+                        batch[f"next_{name}"][i] = led_to[name]
+        return _Found(batch, good, last >= newest, head)
 
 
 def _are_live(source: Source, positions: Array) -> Array:

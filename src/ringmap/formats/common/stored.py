@@ -42,7 +42,7 @@ class StoredFormat(Format):
         Args:
             path: its file or folder.
             options: `num_steps, frameskip, transform, layout, keys_to_load, keys_to_cache,
-                keys_to_merge` of `StoredDataset`.
+                keys_to_merge, output` of `StoredDataset`.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: it can't be read.

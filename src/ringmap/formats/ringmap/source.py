@@ -15,6 +15,7 @@ import numpy as np
 from ringmap.errors import ReplacedError
 from ringmap.formats.common.source import DirectorySource, offsets_of, steps_of
 from ringmap.storage.files import Disk
+from ringmap.storage.read_live import is_live
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema
 
@@ -74,7 +75,7 @@ class BufferSource(DirectorySource):
         for name in columns:
             taken = handle.rows.take(name, positions)
             found[name] = taken.reshape(*rows.shape, *taken.shape[1:])
-        if int(positions.min()) < handle.newest_tail():
+        if not is_live(handle, int(positions.min())):
             raise self._evicted()
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import InputError, MissingExtraError
+from ringmap.errors import InputError
 from ringmap.formats.common.apart import ApartWriter
 from ringmap.formats.common.tabular import Column
 from ringmap.formats.common.video import Encoding, encode_video
@@ -65,14 +65,10 @@ class VideoWriter(ApartWriter):
             )
         if lossless and codec != "libx264":
             raise InputError(f"VideoWriter: lossless=True is for codec='libx264', got {codec!r}")
-        try:
-            import av
+        import av
 
+        try:
             av.Codec(codec, "w")
-        except ImportError as error:
-            raise MissingExtraError(
-                'VideoWriter: needs PyAV; pip install "ringmap[video]"'
-            ) from error
         except ValueError as error:
             raise InputError(f"VideoWriter: PyAV has no encoder {codec!r}") from error
         self.encoding = Encoding(codec, crf, fps, lossless)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.errors import InputError, MissingExtraError
+from ringmap.errors import InputError
+from ringmap.extras import require
 
 __all__ = ["make_push_t"]
 
@@ -39,12 +40,8 @@ def make_push_t(size: int = 224, **options: Any) -> Any:
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    try:
-        from gym_pusht.envs import PushTEnv
-    except ImportError as error:
-        raise MissingExtraError(
-            f'swm/PushT-v1 needs gym-pusht: pip install "ringmap[pusht]" ({error})'
-        ) from error
+    require("pusht", "swm/PushT-v1")
+    from gym_pusht.envs import PushTEnv
     from gymnasium import spaces
 
     class PushT(PushTEnv):  # type: ignore[misc]

@@ -1,0 +1,32 @@
+from ringmap import data, errors, policy, recording, samplers, world
+from ringmap.buffers.distillation.buffer import DistillationBuffer
+from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.rollout.buffer import RolloutBuffer
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
+from ringmap.storage.check import check
+from ringmap.storage.columns.backends import Zarr
+from ringmap.storage.repair import repair
+from ringmap.world.world import World
+
+__all__ = [
+    "DistillationBuffer",
+    "OfflineToOnlineReplayBuffer",
+    "ReplayBuffer",
+    "ReplayBufferCollectionWrapper",
+    "RolloutBuffer",
+    "TransitionReplayBuffer",
+    "World",
+    "Zarr",
+    "check",
+    "data",
+    "errors",
+    "policy",
+    "recording",
+    "repair",
+    "samplers",
+    "world",
+]
+
+__version__: str

@@ -1,0 +1,56 @@
+from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
+from ringmap.buffers.distillation.buffer import DistillationBuffer
+from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.torchrl_storage import torchrl_storage
+from ringmap.datasets.base import Dataset
+from ringmap.datasets.catalog import get_cache_dir, load_dataset
+from ringmap.datasets.goal import GoalDataset
+from ringmap.datasets.joined import ConcatDataset, MergeDataset
+from ringmap.datasets.prefixes import list_prefixes, register_dataset
+from ringmap.datasets.transfer import convert, merge
+from ringmap.formats.base import (
+    EPISODE_DATA_KEY,
+    WRITE_MODES,
+    Format,
+    Writer,
+    split_episode_data,
+    validate_write_mode,
+)
+from ringmap.formats.registry import (
+    FORMATS,
+    detect_format,
+    get_format,
+    list_formats,
+    register_format,
+)
+
+__all__ = [
+    "EPISODE_DATA_KEY",
+    "FORMATS",
+    "WRITE_MODES",
+    "ConcatDataset",
+    "Dataset",
+    "DistillationBuffer",
+    "ExponentialBeta",
+    "Format",
+    "GoalDataset",
+    "LinearBeta",
+    "MergeDataset",
+    "OfflineToOnlineReplayBuffer",
+    "ReplayBuffer",
+    "Writer",
+    "convert",
+    "detect_format",
+    "get_cache_dir",
+    "get_format",
+    "list_formats",
+    "list_prefixes",
+    "load_dataset",
+    "merge",
+    "register_dataset",
+    "register_format",
+    "split_episode_data",
+    "torchrl_storage",
+    "validate_write_mode",
+]

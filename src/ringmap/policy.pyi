@@ -1,0 +1,9 @@
+from ringmap.world.policies import (
+    BasePolicy,
+    ExpertPolicy,
+    FeedForwardPolicy,
+    FunctionPolicy,
+    RandomPolicy,
+)
+
+__all__ = ["BasePolicy", "ExpertPolicy", "FeedForwardPolicy", "FunctionPolicy", "RandomPolicy"]

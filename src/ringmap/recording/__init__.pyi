@@ -1,0 +1,3 @@
+from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
+
+__all__ = ["ReplayBufferCollectionWrapper"]

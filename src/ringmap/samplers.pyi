@@ -1,0 +1,21 @@
+from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler
+from ringmap.clips.samplers.episodes import EpisodeSampler
+from ringmap.clips.samplers.epochs import EpochSampler
+from ringmap.clips.samplers.mixture import MixtureSampler
+from ringmap.clips.samplers.prioritized import PrioritizedSampler
+from ringmap.clips.samplers.recency import RecencySampler
+from ringmap.clips.samplers.schedules import Linear
+from ringmap.clips.samplers.uniform import UniformSampler
+
+__all__ = [
+    "BaseSampler",
+    "EpisodeSampler",
+    "EpochSampler",
+    "Linear",
+    "MixtureSampler",
+    "PrioritizedSampler",
+    "RecencySampler",
+    "Sampler",
+    "UniformSampler",
+    "as_sampler",
+]

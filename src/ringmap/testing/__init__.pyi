@@ -1,0 +1,6 @@
+from ringmap.testing.columns import ColumnTests
+from ringmap.testing.datasets import DatasetTests
+from ringmap.testing.formats import FormatTests
+from ringmap.testing.samplers import SamplerTests
+
+__all__ = ["ColumnTests", "DatasetTests", "FormatTests", "SamplerTests"]
