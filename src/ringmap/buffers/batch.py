@@ -7,17 +7,17 @@ Not here: where columns come from (sampled.py, transitions/).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = ["Batch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Columns = Mapping[str, Any] | Iterable[tuple[str, Any]]
+V = TypeVar("V")
 
 
-class Batch(dict[str, Any]):
+class Batch(dict[str, V]):
     """Column -> `(B, ...)`: what `sample()` and `batches()` return. A plain dict, but for two attributes.
 
     Args:
@@ -30,17 +30,20 @@ class Batch(dict[str, Any]):
     __slots__ = ("ids", "weights")
 
     def __init__(
-        self, columns: Columns = (), ids: Array | None = None, weights: Any = None
+        self,
+        columns: Mapping[str, V] | Iterable[tuple[str, V]] = (),
+        ids: Array | None = None,
+        weights: Any = None,
     ) -> None:
         super().__init__(columns)
         self.ids = ids
         self.weights = weights
 
-    def copy(self) -> Batch:
+    def copy(self) -> Batch[V]:
         """Return a shallow copy, attributes included."""
         return Batch(self, self.ids, self.weights)
 
-    def mapped(self, convert: Callable[[Any], Any]) -> Batch:
+    def mapped(self, convert: Callable[[Any], Any]) -> Batch[Any]:
         """Return the batch with every column, and the weights, converted."""
         weights = None if self.weights is None else convert(self.weights)
         return Batch(((n, convert(v)) for n, v in self.items()), self.ids, weights)

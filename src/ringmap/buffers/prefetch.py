@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches"]
 
-Item = tuple[Batch | None, BaseException | None]
+Item = tuple[Batch[Any] | None, BaseException | None]
 _LOOK_S = 0.1
 
 
-class Batches(Iterator[Batch]):
+class Batches(Iterator[Batch[Any]]):
     """An endless, closable iterator over `buffer.sample`: made by `buffer.batches()`.
 
     Draws run ahead of the loop by up to `prefetch` + 1 batches, and the sampling state with them.
@@ -71,12 +71,12 @@ class Batches(Iterator[Batch]):
             ):  # no thread can start here: batches are gathered when they are asked for
                 self._thread = None
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[Any]:
         if self._shelf.closed or self._left == 0:
             self.close()
             raise StopIteration
         if self._thread is None:
-            batch: Batch | None = self._make()
+            batch: Batch[Any] | None = self._make()
         else:
             batch, error = self._wait()
             if error is not None:
@@ -166,11 +166,11 @@ class _Shelf:
 
 def _maker(
     buffer: Sampled, size: int, steps: int | None, ahead: bool, tensors: bool, pinned: bool
-) -> Callable[[], Batch]:
+) -> Callable[[], Batch[Any]]:
     drawn = buffer._drawn_ahead(size, steps) if ahead else None
 
-    def make() -> Batch:
-        batch: Batch = buffer.sample(size) if drawn is None else next(drawn)
+    def make() -> Batch[Any]:
+        batch: Batch[Any] = buffer.sample(size) if drawn is None else next(drawn)
         if tensors:
             from ringmap.datasets.loader import as_tensor
 
@@ -182,7 +182,7 @@ def _maker(
     return make
 
 
-def _fill(make: Callable[[], Batch], shelf: _Shelf, steps: int | None) -> None:
+def _fill(make: Callable[[], Batch[Any]], shelf: _Shelf, steps: int | None) -> None:
     left = steps
     while not shelf.closed and left != 0:
         try:

@@ -381,7 +381,7 @@ class Sampled(Forkable, Dataset):
     def sample(
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
         *, out: Mapping[str, Array] | None = None,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch[Array]:  # fmt: skip
         """Draw a batch of clips through the sampler.
 
         Args:
@@ -427,7 +427,7 @@ class Sampled(Forkable, Dataset):
         self._source  # noqa: B018 - a closed one says so
         return self._sampler.update_priorities(ids, values)
 
-    def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[Batch]:
+    def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[Batch[Any]]:
         """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
         reader, history, skip = self._clip_reader, self.num_steps, self.frameskip
         positions, weigh = self._draw(batch_size, history, None)

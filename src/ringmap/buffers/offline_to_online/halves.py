@@ -58,7 +58,7 @@ class Half(Protocol):
         """Return how many rows, or clips, there are to draw from."""
         ...
 
-    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         """Return `count` of them, flat, with ids and importance weights where its sampler has them."""
         ...
 
@@ -114,7 +114,7 @@ class DatasetHalf(_Base):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         return Batch(self._columns(count, rng))
 
     def _columns(self, count: int, rng: np.random.Generator) -> Columns:
@@ -145,8 +145,8 @@ class ReplayHalf(_Base):
         self.buffer.refresh()
         return len(self.buffer)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Batch:
-        batch: Batch = self.buffer.sample(count)
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        batch: Batch[Any] = self.buffer.sample(count)
         if self.clip != (1, 1):
             return batch
         return Batch(_flat_rows(self.buffer, batch, count), batch.ids, batch.weights)
@@ -192,7 +192,7 @@ class StepsHalf(_Base):
         self.ring.buffer.refresh()
         return len(self.ring)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         """Return rows of the window."""
         self.ring.buffer.refresh()
         return Batch(*self.ring.rows_at(self.ring.draw(count, rng)))
@@ -239,7 +239,7 @@ class SampledHalf(_Base):
     def __len__(self) -> int:
         return len(self.buffer)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         parts, left = [], count
         while left:  # some refuse to give more than they hold
             batch = self._sample(min(left, len(self.buffer)))
@@ -309,7 +309,7 @@ class TorchRLHalf(SampledHalf):
         super().__init__(buffer)
         self._uniform = type(getattr(buffer, "_sampler", None)).__name__ == "RandomSampler"
 
-    def draw(self, count: int, rng: np.random.Generator) -> Batch:
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         if self._uniform:
             import torch
 
