@@ -67,14 +67,13 @@ def _kept(survey: Survey, dropped: set[int]) -> np.ndarray[Any, np.dtype[np.bool
     if not any(broken_order(records[run]) for run in runs if len(run) and kept[run[0]]):
         return kept
     whole = np.isin(records["seq"], [n for n in survey.live()["seq"] if n not in dropped])
-    head, tail, first = 0, 0, 1
+    head, tail = 0, 0
     for i in np.flatnonzero(kept):
         record = Record.of(records[i])
         fits = head <= record.start and tail <= record.tail <= min(
             record.start, survey.reached.tail
         )
-        fits = fits and first <= record.first <= survey.reached.first
         kept[i] = whole[i] and fits
         if kept[i]:
-            head, tail, first = record.head, record.tail, record.first
+            head, tail = record.head, record.tail
     return kept

@@ -205,7 +205,7 @@ class Survey:
                 for n in map(int, numbers)
                 if n >= again.reached.first
                 and not again._is_whole(n)
-                and again.table.read(n + again.table.slots) is None
+                and (again.table.read(n + again.table.slots) is None or not again.has_moved())
             ]
             numbers = np.array(kept, np.int64)
             if again is not self:
@@ -389,8 +389,15 @@ class Survey:
         self._segments = {}
         live = self.live()
         numbers, at = np.unique(live["blob_segment"], return_index=True)
+        last = len(live) - 1 - np.unique(live["blob_segment"][::-1], return_index=True)[1]
         oldest = {int(n): Record.of(live[i]) for n, i in zip(numbers, at, strict=True)}
-        lost = {number: record for number, record in oldest.items() if self.blob(record) is None}
+        newest = {int(n): Record.of(live[i]) for n, i in zip(numbers, last, strict=True)}
+        lost = {
+            number: record
+            for number, record in oldest.items()
+            # One whose newest blob is where it should be was not swapped: only a record of it is wrong.
+            if self.blob(record) is None and self.blob(newest[number]) is None
+        }
         ours = {self.segment_file(number) for number in oldest if number not in lost}
         strays = [name for name in self.files.all() if name not in ours] if lost else []
         for record in lost.values():
