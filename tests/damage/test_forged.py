@@ -72,7 +72,9 @@ def test_campaign(place, seed):
             break
         more = run(place, seed, start, start + BATCH)
         cases, found, wrong = cases + more[0], found + more[1], wrong + more[2]
-    print(f"\nseed {seed}: forged {cases:,}, found {found:,}, wrong {len(wrong):,}", *wrong, sep="\n")
+    print(
+        f"\nseed {seed}: forged {cases:,}, found {found:,}, wrong {len(wrong):,}", *wrong, sep="\n"
+    )
     assert wrong == []
 
 

@@ -270,7 +270,9 @@ class TransitionReplayBuffer(Unindexed):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def sample(self, batch_size: int, *, step: int | None = None, to: str | None = None) -> Batch[Any]:
+    def sample(
+        self, batch_size: int, *, step: int | None = None, to: str | None = None
+    ) -> Batch[Any]:
         """Draw transitions with replacement, through the sampler.
 
         Args:
