@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_NPROC")
 
 CODE = """
-import logging, os, resource, sys, threading
+import importlib, logging, os, resource, sys, threading
 import numpy as np
 from ringmap import ReplayBuffer, check
 from ringmap.storage import check as _, snapshot as _, survey as _
@@ -17,9 +17,46 @@ from ringmap.formats.common import images
 
 path = sys.argv[1]
 episode = lambda k: {"obs": np.full((40, 64, 64, 3), k, np.uint8)}
-with ReplayBuffer(400, path=path, sync_every_s=0) as given:
-    given.write_episode(episode(7))
-given.close()
+
+
+def use(path, alone):
+    buf = ReplayBuffer(400, path=path, threads=4, seed=0, sync_every_s=1e-6)
+    for k in range(5):
+        buf.write_episode(episode(k))
+    assert buf.num_episodes == 6, buf.num_episodes
+    store = buf._owned
+    assert not alone or store.journal.state.mark == store.seq  # each commit was due to sync
+    assert buf.sample(256)["obs"].nbytes > 1 << 21
+    with buf.batches(4, steps=3) as batches:
+        assert len(list(batches)) == 3
+    assert buf.check() == []
+    buf.snapshot(path + "-copy")
+    assert images.in_threads(lambda n: n + 1, list(range(100)), 1) == list(range(1, 101))
+    buf.close()
+    buf.disk.system.boot_id = lambda: b"another boot" + bytes(4)  # every episode is verified
+    again = ReplayBuffer.open(path, mode="r+")
+    assert again.num_episodes == 6
+    again.close()
+    assert check(path) == []
+
+
+for name in (path, path + "-first"):
+    with ReplayBuffer(400, path=name, sync_every_s=0) as given:
+        given.write_episode(episode(7))
+    given.close()
+    os.system("chmod -R a+rwX " + name)
+
+# What the calls import is imported now: who is not root may not read the files of the modules.
+told, says = os.pipe()
+if os.fork() == 0:
+    known = set(sys.modules)
+    use(path + "-first", False)
+    os.write(says, " ".join(set(sys.modules) - known).encode())
+    os._exit(0)
+os.close(says)
+for name in sorted(os.read(told, 1 << 16).decode().split()):
+    importlib.import_module(name)
+
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 if os.getuid() == 0:
     os.setgid(65534)
@@ -32,24 +69,7 @@ else:
     print("threads start")
     sys.exit()
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-buf = ReplayBuffer(400, path=path, threads=4, seed=0, sync_every_s=1e-6)
-for k in range(5):
-    buf.write_episode(episode(k))
-assert buf.num_episodes == 6, buf.num_episodes
-store = buf._owned
-assert store.journal.state.mark == store.seq  # each commit was due to sync
-assert buf.sample(256)["obs"].nbytes > 1 << 21
-with buf.batches(4, steps=3) as batches:
-    assert len(list(batches)) == 3
-assert buf.check() == []
-buf.snapshot(path + "-copy")
-assert images.in_threads(lambda n: n + 1, list(range(100)), 1) == list(range(1, 101))
-buf.close()
-buf.disk.system.boot_id = lambda: b"another boot" + bytes(4)  # every episode is verified
-again = ReplayBuffer.open(path, mode="r+")
-assert again.num_episodes == 6
-again.close()
-assert check(path) == []
+use(path, True)
 print("done")
 """
 
@@ -59,9 +79,8 @@ def test_every_call_goes_on(fast):
     home = fast / "home"
     home.mkdir()
     home.chmod(0o777)
-    code = CODE.replace("given.close()", "given.close()\nos.system('chmod -R a+rwX ' + path)")
     done = subprocess.run(
-        [sys.executable, "-c", code, str(home / "buf")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CODE, str(home / "buf")], capture_output=True, text=True, timeout=120
     )
     if "threads start" in done.stdout:
         pytest.skip("this kernel does not hold processes to RLIMIT_NPROC")

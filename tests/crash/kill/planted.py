@@ -9,7 +9,7 @@ import os
 
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage import blobs, live, lock, priorities, store
+from ringmap.storage import blobs, journal, live, lock, priorities, store
 from ringmap.storage.episodes import EPISODE, RETIRE, EpisodeTable
 from ringmap.storage.files import FileHandle
 from ringmap.storage.priorities import PriorityFile
@@ -52,11 +52,11 @@ class HoldBack(CrashDisk):
 
     def __init__(self, hold, until, with_them=()):
         super().__init__()
-        self.hold, self.until, self.with_them = hold, until, with_them
+        self.kept, self.until, self.with_them = hold, until, with_them
         self.held = []
 
     def make(self, kind, change):
-        if kind in self.hold or (self.held and kind in self.with_them):
+        if kind in self.kept or (self.held and kind in self.with_them):
             self.held.append(change)
             return
         change()
@@ -208,12 +208,7 @@ def no_lock():
 
 
 def finished_stream_forgotten():
-    commit = store.Store.commit
-
-    def forgetful(self, *args, finished=None, **words):
-        return commit(self, *args, **words)
-
-    store.Store.commit = forgetful
+    journal.Journal.carry_finished = lambda self, stream: None
 
 
 def unrehearsed():
