@@ -467,6 +467,8 @@ class Sampled(Forkable, Dataset):
                 raise self._no_clips(span)
             return positions, None
         # One that answers at once keeps the writer waiting: what it has drawn is not evicted, nor renumbered, meanwhile.
+        # It is in the middle of a draw then, and knows of one draw.
+        self._source.refuse_if_held("ReplayBuffer.sample")
         with self._source.memory if sampler.is_quick else contextlib.nullcontext():
             positions = self._ask_positions(sampler, step, batch_size, history)
             return positions, sampler.weigh()

@@ -251,6 +251,9 @@ class Journal:
                 mark, old.epoch, old.boot,
             )
         )  # fmt: skip
+
+    def drop_retired(self) -> None:
+        """Delete the segments that the newest record retired, where it is durable: once threads are shown that record, too."""
         if self.power:
             self._table_is_synced(self.state)
 

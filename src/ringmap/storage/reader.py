@@ -159,8 +159,7 @@ class Reader(Source):
             RoleError: called by a signal handler in the middle of such a change.
         """
         if self._shown is _BETWEEN:
-            if self.is_held:
-                self._refuse("ReplayBuffer")
+            self.refuse_if_held("ReplayBuffer")
             with self.memory:  # unless another thread is changing it
                 if self._shown is _BETWEEN:
                     self._load()

@@ -89,6 +89,11 @@ class Source:
         held: bool = self.memory._is_owned()  # type: ignore[attr-defined]
         return held
 
+    def refuse_if_held(self, where: str) -> None:
+        """Raise where this thread holds `memory`: a handler, or a callable, calls in the middle of another call."""
+        if self.is_held:
+            self._refuse(where)
+
     def _refuse(self, where: str) -> NoReturn:
         raise RoleError(
             f"{where}: called in the middle of another call of the same thread (from a signal handler or a "

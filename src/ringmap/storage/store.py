@@ -454,6 +454,7 @@ class Store(Source):
             journal.sync_written(rows)
         journal.append(record)
         self._remember(record)
+        journal.drop_retired()
         self._stale = False
         if self._background is not None:
             self._background.committed()
@@ -492,6 +493,7 @@ class Store(Source):
             journal.sync_written(None)
         journal.append(record)
         self._remember(record)
+        journal.drop_retired()
 
     def _remember(self, record: Record) -> None:
         """Bring memory to the state after `record`."""

@@ -9,6 +9,7 @@ Not here: what a sync does (store.py).
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 import weakref
@@ -33,9 +34,11 @@ class BackgroundSync:
     """Call `target.sync_behind()` every `every_s` seconds (of the monotonic clock) until stopped."""
 
     def __init__(self, target: Syncable, every_s: float) -> None:
-        self._target = weakref.ref(target)
+        # A simple queue may be put to anywhere, in the middle of a `get` of the same thread too; an event may not.
+        stop = self._stop = queue.SimpleQueue[None]()
+        self._target = weakref.ref(target, lambda _: stop.put(None))
         self._every_s = every_s
-        self._stop = threading.Event()
+        self._waiting: set[int] = set()
         self._thread: threading.Thread | None = None
         self._due: float | None = None
         """When a commit is to sync: there is no thread."""
@@ -70,19 +73,32 @@ class BackgroundSync:
 
     def stop(self) -> None:
         """Tell the thread to end."""
-        self._stop.set()
+        self._stop.put(None)
 
     def join(self) -> None:
-        """Wait until it has ended. It may be waiting for the locks of its target."""
-        thread = self._thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join()
+        """Wait until it has ended. It may be waiting for the locks of its target.
 
-
-def _run(target: weakref.ref[Syncable], stop: threading.Event, every_s: float) -> None:
-    while not stop.wait(every_s):
-        if not _sync(target):
+        A handler that interrupts such a wait does not wait: two waits of one thread for another, the one within the
+        other, may never end.
+        """
+        thread, me = self._thread, threading.get_ident()
+        if thread is None or me in self._waiting or me == thread.ident:
             return
+        self._waiting.add(me)
+        try:
+            if thread.is_alive():
+                thread.join()
+        finally:
+            self._waiting.discard(me)
+
+
+def _run(target: weakref.ref[Syncable], stop: queue.SimpleQueue[None], every_s: float) -> None:
+    while True:
+        try:
+            return stop.get(timeout=every_s)
+        except queue.Empty:
+            if not _sync(target):
+                return
 
 
 def _sync(target: weakref.ref[Syncable]) -> bool:

@@ -324,6 +324,8 @@ class TransitionReplayBuffer(Unindexed):
         source, sampler = ring._source, ring._sampler
         where = f"{type(self).__name__}.sample"
         own = sampler.given is None
+        if not own:
+            source.refuse_if_held(where)
         with source.memory if own or sampler.is_quick else contextlib.nullcontext():
             window = self._ring.window()
             if not window.count:  # another thread cleared it meanwhile

@@ -145,8 +145,8 @@ class PrioritizedSampler(Draws):
 
     def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
-        window: Window = window_of(self, buffer, history_len)
-        with window.lock, self._lock:
+        with window_of(self, buffer, history_len).lock, self._lock:
+            window: Window = window_of(self, buffer, history_len)
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len
             total = tree.total
@@ -160,9 +160,8 @@ class PrioritizedSampler(Draws):
 
     def follow(self, buffer: HasWindow, history_len: int) -> None:
         """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
-        window: Window = window_of(self, buffer, history_len)
-        with window.lock, self._lock:
-            self._follow(window)
+        with window_of(self, buffer, history_len).lock, self._lock:
+            self._follow(window_of(self, buffer, history_len))
             self._asked = weakref.ref(buffer), history_len
 
     def reset_after_fork(self, renewed: Renew) -> None:
@@ -242,9 +241,8 @@ class PrioritizedSampler(Draws):
         buffer = self._asked and self._asked[0]()
         if self._asked is None or buffer is None:
             raise InputError(f"{where}: no clip was drawn with this sampler yet")
-        window = window_of(self, buffer, self._asked[1])
-        with window.lock, self._lock:
-            tree = self._follow(window)
+        with window_of(self, buffer, self._asked[1]).lock, self._lock:
+            tree = self._follow(window_of(self, buffer, self._asked[1]))
             places = positions.astype(np.int64)
             kept = (places >= self._low) & (places < self._high)
             kept &= tree.leaves[places % tree.size] > 0

@@ -1,0 +1,152 @@
+"""What two thousand rounds of signals, threads and forks found, each as a case that strikes every time."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer
+from ringmap.errors import RoleError
+from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.blobs import Segments
+from ringmap.storage.files import Disk
+from ringmap.storage.sync import BackgroundSync
+
+
+def test_a_thread_that_reads_while_a_commit_deletes_a_segment(fast, monkeypatch):
+    """At "power" a commit deleted the segments of the episodes that it evicted before its own handle knew of the eviction."""
+    found = []
+
+    def look(buffer):
+        try:
+            episodes = list(buffer.episodes())
+            found.append(len(episodes))
+            buffer.load_episode(0)
+        except Exception as error:
+            found.append(error)
+
+    class Deletes(Disk):
+        def remove(self, path):
+            super().remove(path)
+            if path.endswith(".bin") and "data" in path:
+                with ThreadPoolExecutor(1) as reader:
+                    reader.submit(look, buf).result()
+
+    monkeypatch.setattr(Segments.__init__, "__defaults__", (1,))  # a segment for each commit
+    monkeypatch.setattr(ReplayBuffer, "disk", Deletes())
+    buf = ReplayBuffer(30, path=fast / "buf", durability="power", spare_rows=10)
+    for k in range(12):
+        buf.write_episode({"obs": np.full(10, k)})
+    buf.close()
+    assert found
+    assert set(found) == {3}
+
+
+def test_priorities_given_while_a_thread_writes():
+    """The clips that there are were looked up before the lock was taken: those of another moment, by then."""
+
+    class Slow(ReplayBuffer):
+        meanwhile = None
+
+        def clip_window(self, history_len):
+            window = super().clip_window(history_len)
+            if self.meanwhile is not None:
+                write, self.meanwhile = self.meanwhile, None
+                with ThreadPoolExecutor(1) as writer:
+                    writer.submit(write).result()
+            return window
+
+    buf = Slow(64, history_len=2, sampler=PrioritizedSampler(rng=0), seed=0, spare_rows=64)
+    for k in range(8):
+        buf.write_episode({"obs": np.full(8, k)})
+    batch = buf.sample(16)
+
+    def write():
+        for k in range(40):
+            buf.write_episode({"obs": np.full(3 + k % 5, k)})
+            buf.sampler.ids  # noqa: B018
+            buf.num_valid_ends()
+
+    for _ in range(3):
+        buf.meanwhile = write
+        buf.update_priorities(batch.ids, np.ones(16))
+        assert buf.meanwhile is None
+        batch = buf.sample(16)
+    assert buf.check() == []
+
+
+def test_a_handler_that_samples_in_the_middle_of_a_draw():
+    """Its draw took the place of the one under way, whose weights were then those of other clips."""
+    refused = []
+
+    class Interrupted(PrioritizedSampler):
+        def weigh(self):
+            try:
+                buf.sample(5)
+            except RoleError as error:
+                refused.append(str(error))
+            return super().weigh()
+
+    buf = ReplayBuffer(64, sampler=Interrupted(rng=0), seed=0)
+    buf.write_episode({"obs": np.arange(40)})
+    assert buf.sample(12).weights.shape == (12,)
+    assert "in the middle of another call of the same thread" in refused[0]
+
+
+JOINS_TWICE = """
+import linecache, signal, sys
+from ringmap.storage.sync import BackgroundSync
+
+class Target:
+    folder = "here"
+    def sync_behind(self): pass
+
+target = Target()
+sync = BackgroundSync(target, 1e-3)
+sync.committed()
+struck = []
+
+def line(frame, event, arg):
+    # A handler in the middle of a join: it closes too, and so joins.
+    if linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "lock.release()" and not struck:
+        struck.append(1)
+        sync.join()
+    return line
+
+signal.alarm(20)  # a hang ends it
+sync.stop()
+sys.settrace(lambda frame, event, arg: line if frame.f_code.co_name == "_wait_for_tstate_lock" else None)
+sync.join()
+sys.settrace(None)
+print("struck" if struck else "not struck")
+"""
+
+
+def test_a_handler_that_closes_in_the_middle_of_a_close():
+    """A thread that waits for the same thread twice, the one wait within the other, waits for ever."""
+    done = subprocess.run([sys.executable, "-c", JOINS_TWICE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if "not struck" in done.stdout:
+        pytest.skip("this Python waits for threads in another way")
+    assert done.stdout == "struck\n"
+
+
+def test_the_thread_of_a_sync_ends_with_what_it_syncs():
+    """An interrupt may come before anything could tell it to stop."""
+
+    class Target:
+        folder = "here"
+
+        def sync_behind(self):
+            return None
+
+    target = Target()
+    sync = BackgroundSync(target, 3600)
+    sync.committed()
+    (thread,) = (t for t in threading.enumerate() if t.name == "ringmap-sync")
+    del target
+    thread.join(60)
+    assert not thread.is_alive()
