@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import ringmap
 from ringmap import ReplayBuffer
+from ringmap.clips.gather import PINNED
 from ringmap.errors import RoleError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.blobs import Segments
@@ -143,10 +145,52 @@ def test_the_thread_of_a_sync_ends_with_what_it_syncs():
         def sync_behind(self):
             return None
 
+    others = set(threading.enumerate())
     target = Target()
     sync = BackgroundSync(target, 3600)
     sync.committed()
-    (thread,) = (t for t in threading.enumerate() if t.name == "ringmap-sync")
+    (thread,) = set(threading.enumerate()) - others
     del target
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_clip_that_is_gone_is_not_read_where_nothing_was_ever_written(tmp_path):
+    """It stood at the last row of the ring, whose chunk is missing until the ring is full for the first time."""
+    buf = ReplayBuffer(
+        20, path=tmp_path / "buf", storage=ringmap.Zarr(chunk_steps=5), spare_rows=20, seed=0
+    )
+    for k in range(3):
+        buf.write_episode({"obs": np.arange(10) + 10 * k})
+    clips = buf.__getitems__([PINNED + 3, PINNED + 12])
+    assert int(clips[0]["obs"][0]) >= 10
+    assert int(clips[1]["obs"][0]) == 12
+    assert buf.num_redraws == 1
+    buf.close()
+
+
+@pytest.mark.skipif(
+    not hasattr(threading.current_thread(), "_is_stopped"), reason="this Python has no such fault"
+)
+def test_a_sync_that_was_taken_for_ended():
+    """An interrupt in the middle of `is_alive` makes Python say so of a thread that runs; all threads of a sync stop."""
+
+    class Target:
+        folder = "here"
+
+        def sync_behind(self):
+            return None
+
+    others = set(threading.enumerate())
+    target = Target()
+    sync = BackgroundSync(target, 3600)
+    sync.committed()
+    (thread,) = set(threading.enumerate()) - others
+    thread._is_stopped, runs = True, thread._is_stopped  # as after the interrupt
+    sync.committed()
+    thread._is_stopped = runs
+    assert len(set(threading.enumerate()) - others) == 2
+    sync.stop()
+    sync.join()
     thread.join(60)
     assert not thread.is_alive()

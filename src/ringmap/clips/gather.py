@@ -106,6 +106,9 @@ class ClipReader(Forkable):
             if len(positions):
                 self._redraw(len(positions), span)
             return {}
+        if len(positions) and np.minimum.reduce(positions) < 0:
+            gone = positions < 0  # not to be read: a chunk that was never written is an error
+            positions[gone] = self._redraw(int(gone.sum()), span)
         batch = self._gather(positions, history_len, frameskip, out, threads, asked)
         bad = lost(source, positions)
         if bad is not None:

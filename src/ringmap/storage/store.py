@@ -666,14 +666,14 @@ class Store(Source):
         background = self._background
 
         def end() -> None:
-            if background is not None:
-                background.stop()
             try:
                 if not self._closed:
                     first()
             finally:
                 with self._syncing:  # a sync that is under way is waited for
                     self._closed = True
+                    if background is not None:
+                        background.stop()
                     try:
                         self.close_files()
                     finally:  # an interrupt in between must not keep the next writer out

@@ -95,10 +95,15 @@ class BackgroundSync:
 def _run(target: weakref.ref[Syncable], stop: queue.SimpleQueue[None], every_s: float) -> None:
     while True:
         try:
-            return stop.get(timeout=every_s)
+            stop.get(timeout=every_s)
         except queue.Empty:
             if not _sync(target):
                 return
+        else:
+            stop.put(
+                None
+            )  # for a second thread: after an interrupt `is_alive` may say that this one has ended
+            return
 
 
 def _sync(target: weakref.ref[Syncable]) -> bool:

@@ -104,6 +104,7 @@ class Result:
 def play(told):
     """Play a round and judge it. Runs in a process of its own, without threads."""
     began = time.monotonic()
+    adopt_orphans()
     os.makedirs(told.folder)
     ledger, log = Ledger(), os.path.join(told.folder, "log")
     open(log, "w").close()
@@ -161,6 +162,12 @@ def act(told, ledger, log):
     os._exit(code)
 
 
+def adopt_orphans():
+    """Let this process wait for the children of its children that died (Linux alone)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(36, 1)
+
+
 def die_with_the_host():
     """Let the kernel kill this process when its parent dies (Linux alone)."""
     with contextlib.suppress(AttributeError, OSError):
@@ -214,7 +221,6 @@ def watch(told, pid, ledger):
             os.kill(pid, signal.SIGTERM)
         if told.killed_after is not None and played > told.killed_after:
             end_group(pid)
-            os.waitpid(pid, 0)
             return []
         if now > 2 and now - looks > 0.5:
             looks, used_before, used = now, used, time_of_group(pid)
@@ -228,8 +234,12 @@ def watch(told, pid, ledger):
 
 
 def end_group(pid):
+    """Kill what is left of a group, and wait until all of it is gone: a child that is ending still holds the lock."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-pid, 0)
 
 
 def time_of_group(group):
@@ -250,7 +260,6 @@ def hung(pid, now):
         os.killpg(pid, signal.SIGUSR2)
     time.sleep(1.0)
     end_group(pid)
-    os.waitpid(pid, 0)
     return [("hang", f"no end after {now:.0f} s; see the log for where its threads were")]
 
 

@@ -238,11 +238,13 @@ class PrioritizedSampler(Draws):
             raise InputError(
                 f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
             )
-        buffer = self._asked and self._asked[0]()
-        if self._asked is None or buffer is None:
+        asked = self._asked
+        buffer = asked and asked[0]()
+        if asked is None or buffer is None:
             raise InputError(f"{where}: no clip was drawn with this sampler yet")
-        with window_of(self, buffer, self._asked[1]).lock, self._lock:
-            tree = self._follow(window_of(self, buffer, self._asked[1]))
+        history_len = asked[1]
+        with window_of(self, buffer, history_len).lock, self._lock:
+            tree = self._follow(window_of(self, buffer, history_len))
             places = positions.astype(np.int64)
             kept = (places >= self._low) & (places < self._high)
             kept &= tree.leaves[places % tree.size] > 0
