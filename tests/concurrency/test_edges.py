@@ -61,12 +61,12 @@ def test_two_thousand_rounds():
 @pytest.mark.campaign
 @pytest.mark.parametrize("plant", PLANTS)
 def test_control(plant):
-    _, scenario = PLANTS[plant]
+    _, scenario, judge = PLANTS[plant]
     text, told = campaign(
         "--plant", plant, "--only", scenario, "--rounds", "150", "--first", "--seed", "3"
     )
     print(f"{plant}: after {told['rounds']} rounds, by {sorted(told['judges'])}")
-    assert told["violating"]
+    assert f"{scenario}: {judge}" in told["judges"]
     assert NO_PLACE not in text
 
 

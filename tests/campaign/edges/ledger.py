@@ -176,11 +176,10 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0):
             continue
         if any(c[4] > write[3] and c[3] < first_end for c in clears):
             continue
-        after = sum(e[2] for e in missing if e[3] > write[4])
-        # A call that has not ended may have made its room already, and not stored its episode yet.
-        waits = (e for n, e in writes.items() if e[5] == OPEN and n not in set(numbers))
-        room = max((e[2] for e in waits if e[4] > write[3]), default=0)
-        if write[2] + total + after + room <= max_steps:
+        # What may stand behind it, and be gone as well, or have made its room and not be stored yet.
+        rest = (e for n, e in writes.items() if n not in set(numbers) and e[5] != REFUSED)
+        after = sum(e[2] for e in rest if e is not write and e[4] > write[3])
+        if write[2] + total + after <= max_steps:
             found.append(
                 (
                     "lost",

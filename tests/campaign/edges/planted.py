@@ -177,19 +177,19 @@ def other_half():
 
 
 PLANTS = {
-    "close-abandons": (close_abandons, "signals"),
-    "descriptors-closed": (descriptors_closed, "threads"),
-    "no-refusal": (no_refusal, "signals"),
-    "any-head": (any_head, "others"),
-    "no-identity": (no_identity, "replaced"),
-    "generators-kept": (generators_kept, "forks"),
-    "error-after-commit": (error_after_commit, "signals"),
-    "forgets": (forgets, "threads"),
-    "one-look": (one_look, "threads"),
-    "other-label": (other_label, "others"),
-    "other-half": (other_half, "others"),
+    "close-abandons": (close_abandons, "signals", "closed"),
+    "descriptors-closed": (descriptors_closed, "threads", "error"),
+    "no-refusal": (no_refusal, "signals", "error"),
+    "any-head": (any_head, "others", "successor"),
+    "no-identity": (no_identity, "replaced", "replaced"),
+    "generators-kept": (generators_kept, "forks", "hang"),
+    "error-after-commit": (error_after_commit, "signals", "refused"),
+    "forgets": (forgets, "threads", "lost"),
+    "one-look": (one_look, "threads", "torn"),
+    "other-label": (other_label, "others", "label"),
+    "other-half": (other_half, "others", "half"),
 }
-"""Name -> how it is planted, and the scenario that is to notice."""
+"""Name -> how it is planted, the scenario that is to notice, and the judge."""
 
 NO_PLACE = "nothing is there to plant this in; adapt it:"
 

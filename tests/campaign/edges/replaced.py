@@ -83,10 +83,9 @@ def play(actor):
         home.moved_to(target)
     other, before = None, None
     actor.threads[0].join()
+    if how.startswith("removed"):  # a call in flight may have put files into what was being removed
+        shutil.rmtree(home.path, ignore_errors=True)
     if how.endswith("anew"):
-        shutil.rmtree(
-            home.path, ignore_errors=True
-        )  # what a call in flight had left in a removed one
         alike = {name: home.settings[name] for name in ("storage", "spare_rows", "history_len")}
         other = Home(actor, world=1, like=home, **alike)
         for _ in range(12):
