@@ -12,22 +12,23 @@ from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer, Zarr
 from tests import ROOT
 from tests.buffers.processes import Child
+from tests.chains import TRANSPOSED, made_with
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
-TRANSPOSED = [{"name": "transpose", "configuration": {"order": [1, 0]}}]
 STORAGES = {
     "lz4": Zarr("lz4", 6),
     "zstd": Zarr("zstd", 16),
-    "through zarr": {"row": Zarr(TRANSPOSED, 6)},
+    "through zarr": {"row": Zarr("transposed", 6)},
 }
 
 
 def filled(path, storage):
-    buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
-    made = Episodes(512, 8)
-    for number in range(30):
-        buf.write_episode(made(number, 8))
+    with made_with(transposed=TRANSPOSED):
+        buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
+        made = Episodes(512, 8)
+        for number in range(30):
+            buf.write_episode(made(number, 8))
     return buf
 
 

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["EXACT", "KNOWN", "inflate", "refuse_bomb"]
+__all__ = ["EXACT", "KNOWN", "refuse_bomb"]
 
 EXACT = frozenset({"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3", "shuffle"})
 """Codecs of bytes that keep their number, but for a checksum."""
@@ -46,10 +46,10 @@ def refuse_bomb(name: str, options: Mapping[str, Any], data: Any, most: int) -> 
         if size > most:
             raise ValueError(f"becomes {size} bytes, expected at most {most}")
     else:
-        inflate(name, options, data, most)
+        _inflate(name, options, data, most)
 
 
-def inflate(name: str, options: Mapping[str, Any], data: bytes, most: int) -> bytes:
+def _inflate(name: str, options: Mapping[str, Any], data: bytes, most: int) -> bytes:
     """Return what deflate, bzip2 or LZMA packed, or raise ValueError if that is more than `most` bytes."""
     parts, size = [], 0
     try:

@@ -31,7 +31,7 @@ from ringmap.errors import ClosedError, CorruptError
 from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
-from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of, most_encoded
+from ringmap.storage.columns.codecs import Undecodable, codec_of, most_encoded
 from ringmap.storage.columns.cold import LARGE_NBYTES
 from ringmap.storage.files import Disk
 from ringmap.storage.forks import Forkable, Renew
@@ -474,10 +474,24 @@ def _positions(slots: Array, head: int, rows: int) -> Array:
 
 
 def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
-    """Return `zarr.json`, the label and a checksum of all else among its attributes."""
-    body = array_metadata(spec, rows, int(label["chunk_steps"]), label["codecs"])
-    body["attributes"] = {"ringmap": label}
-    body["attributes"]["ringmap_checksum"] = json_checksum(body)
+    """Return `zarr.json`: Zarr format 3, one file per chunk, all in one folder.
+
+    Among the attributes are the label and a checksum of all else.
+    """
+    zero: Any = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(spec.dtype.kind, 0)
+    chunk = [int(label["chunk_steps"]), *spec.shape]
+    body = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [rows, *spec.shape],
+        "data_type": spec.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": zero,
+        "codecs": label["codecs"],
+        "attributes": {"ringmap": label},
+    }
+    body["attributes"] = {"ringmap": label, "ringmap_checksum": json_checksum(body)}
     return json.dumps(body, indent=1, ensure_ascii=True).encode() + b"\n"
 
 
