@@ -336,7 +336,7 @@ class ZarrColumn(Forkable):
                 file.close()
         if chunks:
             self._disk.sync_folder(self.path)
-        with self._lock:  # only now: after an interrupt the next sync begins anew
+        with self._lock:  # only now: after an interrupt the next sync starts over
             self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ class ZarrColumn(Forkable):
         return f"{self._prefix}{chunk}{self._suffix}"
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
-        """Yield the bytes of rows, chunk by chunk; what is wrong with one that can't be decoded. For whoever trusts nothing."""
+        """Yield the bytes of rows, chunk by chunk; for one that can't be decoded, what is wrong."""
         whole = np.empty((self._steps, self._row), np.uint8)
         at, stop = slot, slot + count
         while at < stop:
