@@ -23,17 +23,12 @@ from ringmap import ReplayBuffer, Zarr
 Array = np.ndarray[Any, np.dtype[Any]]
 
 HISTORY, FRAME = 4, 64 * 64 * 3
-_LEVEL_9 = {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 9, "shuffle": "shuffle"}}
-_BARE = {"name": "zstd", "configuration": {"level": 1}}
-_CRC = {"name": "crc32c"}
 
 WAYS: dict[str, str | Zarr] = {
     "memmap": "memmap",
     "zarr": "zarr",
     "zarr, 4 steps": Zarr(chunk_steps=4),
     "zarr, 32 steps": Zarr(chunk_steps=32),
-    "zarr, level 9": Zarr([_LEVEL_9, _CRC]),
-    "zarr, Zstandard 1 without Blosc": Zarr([_BARE, _CRC]),
     "zarr, lz4": Zarr("lz4"),
     "zarr, none": Zarr("none"),
 }

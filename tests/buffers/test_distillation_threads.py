@@ -4,8 +4,6 @@ A row is its number; a label is the number of its row and of its relabelling, in
 """
 
 import contextlib
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from ringmap.data import DistillationBuffer
 from ringmap.errors import InputError, LappedError
 from tests.buffers.processes import Child
+from tests.busy import busy
 from tests.disks import ram_folder
 
 MOST = 1 << 20
@@ -94,31 +93,15 @@ class Reader:
                 self.wrong["of two relabellings"] += len(turns) > 1
 
 
-@contextlib.contextmanager
 def working(proof, adds=2):
     """Let another thread add and relabel without a pause."""
-    stop, failed, interval = threading.Event(), [], sys.getswitchinterval()
 
     def work():
-        try:
-            while not stop.is_set():
-                for _ in range(adds):
-                    proof.add()
-                proof.relabel(proof.buf.episodes()[:: 2 + proof.turn % 2])
-        except BaseException as error:
-            failed.append(error)
-            raise
+        for _ in range(adds):
+            proof.add()
+        proof.relabel(proof.buf.episodes()[:: 2 + proof.turn % 2])
 
-    thread = threading.Thread(target=work)
-    sys.setswitchinterval(1e-5)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    assert not failed
+    return busy(work)
 
 
 def race(proof, looks):
@@ -154,20 +137,16 @@ def test_labels_in_another_process_whose_threads_refresh(fast):
     proof = Proof(fast / "buf")
 
     def read(_):
-        buf, stop = DistillationBuffer.open(fast / "buf"), threading.Event()
+        buf = DistillationBuffer.open(fast / "buf")
+        reader = Reader(buf)
 
         def refresh():
-            while not stop.is_set():
-                with contextlib.suppress(LappedError):
-                    buf.refresh()
+            with contextlib.suppress(LappedError):
+                buf.refresh()
 
-        thread, reader = threading.Thread(target=refresh), Reader(buf)
-        sys.setswitchinterval(1e-5)
-        thread.start()
-        for _ in range(40):
-            reader.look()
-        stop.set()
-        thread.join()
+        with busy(refresh):
+            for _ in range(40):
+                reader.look()
         return reader.wrong
 
     child = Child(read)

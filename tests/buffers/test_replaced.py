@@ -23,21 +23,29 @@ from ringmap.storage.files import Disk
 from ringmap.storage.system import System
 from tests.buffers.processes import in_child
 from tests.buffers.steps import episode
+from tests.chains import made_with
 
 STORAGES = {
     "memmap": "memmap",
     "zarr": "zarr",
-    "zarr-python": ringmap.Zarr([{"name": "bytes", "configuration": {"endian": "big"}}]),
+    "zarr-python": ringmap.Zarr("big"),
 }
 ERROR = r"directory .* was {} since it was opened; .*open the buffer where it is now"
 
 
 def make(path, storage="memmap", first=0, **options):
-    buf = ReplayBuffer(
-        20, 2, path=path, storage=STORAGES.get(storage, storage), sync_every_s=0, seed=0, **options
-    )
-    for number in range(first, first + 3):
-        buf.write_episode(episode(number, 5))
+    with made_with(big=[{"name": "bytes", "configuration": {"endian": "big"}}]):
+        buf = ReplayBuffer(
+            20,
+            2,
+            path=path,
+            storage=STORAGES.get(storage, storage),
+            sync_every_s=0,
+            seed=0,
+            **options,
+        )
+        for number in range(first, first + 3):
+            buf.write_episode(episode(number, 5))
     return buf
 
 

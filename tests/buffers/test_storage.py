@@ -12,17 +12,18 @@ import ringmap
 from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import CorruptError, InputError
 from tests.buffers.steps import columns, episode, prove, same
+from tests.chains import TRANSPOSED, made_with
 
-TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
 STORAGES = {
     "zarr": "zarr", "lz4": Zarr("lz4", 3), "mixed": {"obs/x": Zarr("none", 4)}, "steps": Zarr("zstd", 1),
-    "one chunk": Zarr("lz4", 1000), "through zarr": {"action": Zarr([TRANSPOSE, {"name": "crc32c"}], 5)},
+    "one chunk": Zarr("lz4", 1000), "through zarr": {"action": Zarr("transposed", 5)},
 }  # fmt: skip
 
 
 @pytest.fixture(params=STORAGES.values(), ids=STORAGES)
 def storage(request):
-    return request.param
+    with made_with(transposed=TRANSPOSED):
+        yield request.param
 
 
 def held(buf):

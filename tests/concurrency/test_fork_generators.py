@@ -3,7 +3,6 @@
 The lock is held at the fork, by a thread that the child has not: as exact as a race is not. The campaign races as well.
 """
 
-import contextlib
 import os
 import signal
 import threading
@@ -23,6 +22,7 @@ from ringmap.samplers import (
 )
 from ringmap.storage import forks
 from tests.buffers.processes import Child
+from tests.busy import held
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
@@ -37,28 +37,6 @@ def filled(**options):
     for number in range(4):
         buf.write_episode({"obs": np.arange(100) + 1000 * number, "action": np.zeros((100, 1))})
     return buf
-
-
-@contextlib.contextmanager
-def held(*locks):
-    """Let another thread hold these locks."""
-    have, stop = threading.Event(), threading.Event()
-
-    def hold():
-        with contextlib.ExitStack() as stack:
-            for lock in locks:
-                stack.enter_context(lock)
-            have.set()
-            stop.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    have.wait()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def forked(work, seconds=WATCHDOG_S):

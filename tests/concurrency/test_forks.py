@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -12,22 +11,24 @@ from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer, Zarr
 from tests import ROOT
 from tests.buffers.processes import Child
+from tests.busy import busy, held
+from tests.chains import TRANSPOSED, made_with
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
-TRANSPOSED = [{"name": "transpose", "configuration": {"order": [1, 0]}}]
 STORAGES = {
     "lz4": Zarr("lz4", 6),
     "zstd": Zarr("zstd", 16),
-    "through zarr": {"row": Zarr(TRANSPOSED, 6)},
+    "through zarr": {"row": Zarr("transposed", 6)},
 }
 
 
 def filled(path, storage):
-    buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
-    made = Episodes(512, 8)
-    for number in range(30):
-        buf.write_episode(made(number, 8))
+    with made_with(transposed=TRANSPOSED):
+        buf = ReplayBuffer(64, 2, path=path, spare_rows=16, seed=0, sync_every_s=0, storage=storage)
+        made = Episodes(512, 8)
+        for number in range(30):
+            buf.write_episode(made(number, 8))
     return buf
 
 
@@ -40,24 +41,13 @@ def sound(buf, rounds):
 def test_a_session_forks_while_its_threads_decode(fast, storage, mode):
     writer = filled(fast / "buf", storage)
     buf = writer if mode == "r+" else ReplayBuffer.open(fast / "buf", seed=0)
-    stop, wrong = threading.Event(), []
 
     def decode():
-        while not stop.is_set():
-            if not sound(buf, 1):
-                wrong.append("torn")
+        assert sound(buf, 1), "torn"
 
-    threads = [threading.Thread(target=decode) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with busy(decode, decode):
         children = [Child(lambda _: sound(buf, 3)) for _ in range(6)]
         assert [child.result() for child in children] == [True] * 6
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
     assert sound(buf, 2)
     buf.close()
     writer.close()
@@ -101,23 +91,10 @@ def test_no_lock_of_a_compressed_column_is_held_in_a_child():
     """A child of a buffer in RAM recovers its own copy: it takes the locks that a thread of its parent's had."""
     buf = filled(None, "zarr")
     column = next(iter(buf._owned.rows.by_name.values()))
-    held, done = threading.Event(), threading.Event()
 
-    def hold():
-        with column._lock, column._cache._lock:
-            held.set()
-            done.wait()
+    def child(_):
+        column.sync()
+        return sound(buf, 2)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
-
-        def child(_):
-            column.sync()
-            return sound(buf, 2)
-
+    with held(column._lock, column._cache._lock):
         assert Child(child).result() is True
-    finally:
-        done.set()
-        thread.join()

@@ -3,6 +3,7 @@
 Every episode carries its number, and its bytes follow from it.
 """
 
+import contextlib
 import json
 import math
 import struct
@@ -15,6 +16,8 @@ import numpy as np
 from numcodecs import blosc
 
 from ringmap import ReplayBuffer, Zarr
+from ringmap.storage import system
+from ringmap.storage.files import Disk
 
 RECORD_NBYTES, HEADER_NBYTES, STATE_NBYTES, FLAGS = 128, 4096, 88, 81
 
@@ -282,3 +285,16 @@ def served(buf):
         columns = {name: np.array(values) for name, values in episode.items()}
         assert all(np.array_equal(columns[k], v) for k, v in buf.load_episode(i).items())
         yield data["number"], columns, data
+
+
+@contextlib.contextmanager
+def booted(again):
+    """Let buffers be opened as after another boot, if `again`, by a disk that has not seen the boot id yet."""
+    boot = system._read_boot_id
+    if again:
+        system._read_boot_id = lambda: b"another boot id."
+    ReplayBuffer.disk = Disk()
+    try:
+        yield
+    finally:
+        system._read_boot_id = boot

@@ -30,11 +30,10 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, NoClipsError, RingmapError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage import state, system
+from ringmap.storage import state
 from ringmap.storage.canonical import json_checksum
-from ringmap.storage.files import Disk
 from tests.damage.buffers import KINDS as SOUND
-from tests.damage.buffers import episode_of, make, rows_of, wrapped
+from tests.damage.buffers import booted, episode_of, make, rows_of, wrapped
 
 SECONDS = 10  # of the processor: how busy the machine is says nothing
 MORE_NBYTES = 1 << 30
@@ -606,14 +605,8 @@ class Judge:
 
 
 def judge(bench, plan, folder):
-    boot = system._read_boot_id
-    if plan.rebooted:
-        system._read_boot_id = lambda: b"yet another boot"
-    ReplayBuffer.disk = Disk()  # which has not seen the boot id yet
-    try:
+    with booted(plan.rebooted):
         return Judge(bench, plan, folder).judge()
-    finally:
-        system._read_boot_id = boot
 
 
 def main(folder, seed, start, stop):

@@ -19,10 +19,9 @@ import numpy as np
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, DamageError, RingmapError
-from ringmap.storage import state, system
+from ringmap.storage import state
 from ringmap.storage.faults import ORPHAN
-from ringmap.storage.files import Disk
-from tests.damage.buffers import KINDS, make, served
+from tests.damage.buffers import KINDS, booted, make, served
 
 HOWS = {"flip": 6, "bytes": 3, "zeros in it": 2, "cut": 3, "grown": 2, "missing": 2, "random": 1,
         "all zeros": 1, "swapped": 4, "foreign": 2, "stale": 2}  # fmt: skip
@@ -330,14 +329,8 @@ class Case:
 def judge(bench, plan):
     """Damage a buffer and return what came of it."""
     case = Case(bench, plan)
-    boot = system._read_boot_id
-    if plan.rebooted:
-        system._read_boot_id = lambda: b"another boot id."
-    ReplayBuffer.disk = Disk()  # which has not seen the boot id yet
-    try:
+    with booted(plan.rebooted):
         return case.judge()
-    finally:
-        system._read_boot_id = boot
 
 
 def main(folder, seed, start, stop):

@@ -9,6 +9,8 @@ import os
 
 import numpy as np
 
+from tests.chains import made_with
+
 STEPS = (5, 3, 7)
 
 
@@ -54,13 +56,14 @@ def streaming(path):
     buf._owned.abandon()
 
 
-def packed(codec):
-    """Return what makes a buffer whose pixels a codec packs."""
+def packed(chain):
+    """Return what makes a buffer whose pixels are packed by codecs, as earlier releases did."""
 
     def make(path):
         from ringmap import Zarr
 
-        buffer(path, storage={"pixels": Zarr(codec, 4)})
+        with made_with(other=[{"name": "bytes"}, *chain]):
+            buffer(path, storage={"pixels": Zarr("other", 4)})
 
     return make
 
@@ -186,10 +189,11 @@ KINDS = {
     "gzip": packed([{"name": "gzip", "configuration": {"level": 1}}]),
     "zstd": packed([{"name": "zstd", "configuration": {"level": 1}}]),
     "blosc twice": packed(
-        [{"name": "blosc", "configuration": {"cname": "lz4", "clevel": 1, "shuffle": "noshuffle"}}] * 2
+        [{"name": "blosc", "configuration": {
+            "cname": "lz4", "clevel": 1, "shuffle": "noshuffle", "blocksize": 0, "typesize": 1}}] * 2
     ),
     "lzma": packed([{"name": "numcodecs.lzma", "configuration": {"preset": 1}}]),
-    "plain": packed("none"),
+    "plain": packed([{"name": "crc32c"}]),
     "transitions": transitions,
     "folder": stored("folder", image_format="png"),
     "hdf5": stored("hdf5"),

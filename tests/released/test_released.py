@@ -1,4 +1,4 @@
-"""Buffers of every released format version open, whole, for ever."""
+"""What every released format version wrote opens, whole, for ever."""
 
 from pathlib import Path
 
@@ -6,13 +6,26 @@ import numpy as np
 import pytest
 
 import ringmap
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap.data import DistillationBuffer, load_dataset
 from ringmap.errors import CorruptError
+from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.manifest import VERSION
-from tests.released.make import LENGTHS, episode, unpack
+from tests.released.make import (
+    CHAINS,
+    FORMATS,
+    KINDS,
+    LENGTHS,
+    episode,
+    packed_episode,
+    pictured,
+    rows,
+    step,
+    unpack,
+)
 
 HERE = Path(__file__).parent
-RELEASED = sorted(path.stem.removeprefix("format-") for path in HERE.glob("format-*.txt"))
+RINGS = ["", "-zarr", "-mixed", "-prioritized"]
 KEPT = {3: LENGTHS[3], 4: LENGTHS[4], 5: 2, 2: LENGTHS[2]}
 
 
@@ -30,20 +43,27 @@ def same(got, expected):
 
 
 def test_every_format_has_its_fixtures():
-    assert {f"{version}{kind}" for version in range(1, VERSION + 1) for kind in ("", "-zarr")} <= {
-        *RELEASED
-    }
+    kinds = {"", "-codecs", *(f"-{kind}" for kind in KINDS if kind != "memmap")}
+    found = {path.stem.removeprefix("format-") for path in HERE.glob("format-*.txt")}
+    assert found == {f"{version}{kind}" for version in range(1, VERSION + 1) for kind in kinds}
 
 
-@pytest.fixture(params=RELEASED)
-def released(request, tmp_path):
-    unpack((HERE / f"format-{request.param}.txt").read_text(), tmp_path / "buf")
-    return tmp_path / "buf"
+@pytest.fixture
+def old(tmp_path):
+    """Return what unpacks a fixture of format 1."""
+
+    def unpacked(kind):
+        unpack((HERE / f"format-1{kind}.txt").read_text(), tmp_path / "buf")
+        return tmp_path / "buf"
+
+    return unpacked
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
-def test_it_opens_whole(released, mode):
-    buf = ReplayBuffer.open(released, mode)
+@pytest.mark.parametrize("kind", RINGS)
+def test_it_opens_whole(old, kind, mode):
+    path = old(kind)
+    buf = ReplayBuffer.open(path, mode)
     numbers = sorted(KEPT)
     for got, number in zip(buf.episodes(), numbers, strict=True):
         same(got, episode(number, KEPT[number]))
@@ -53,24 +73,118 @@ def test_it_opens_whole(released, mode):
         buf.write_episode(episode(6, 3))
         assert buf.get_episode_data(-1)["seed"] == [6]
     buf.close()
-    assert ringmap.check(released) == []
+    assert ringmap.check(path) == []
 
 
-def test_control_a_byte_of_it_matters(released):
-    table = released / "episodes.npy"
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_chains_of_codecs_that_have_no_name_are_read_and_written(old, mode):
+    path = old("-codecs")
+    with ReplayBuffer.open(path, mode) as buf:
+        for number, got in enumerate(buf.episodes(), 1):
+            same(got, packed_episode(number))
+        assert buf.sample(9).keys() == CHAINS.keys()
+        if mode == "r+":
+            buf.write_episode(packed_episode(7))
+            same(buf.load_episode(-1), packed_episode(7))
+    assert ringmap.check(path) == []
+    with ReplayBuffer.open(path) as again:
+        same(again.load_episode(-1), packed_episode(7 if mode == "r+" else 2))
+
+
+def test_priorities_are_there(old):
+    sampler = PrioritizedSampler()
+    with ReplayBuffer.open(old("-prioritized"), "r+", sampler=sampler) as buf:
+        kept = sampler.kept_priorities()
+        assert kept.values[8:13].tolist() == [1, 3, 5, 7, 1]
+        assert len(buf.sample(4).weights) == 4
+
+
+@pytest.mark.parametrize("interrupted", ["drop", "keep"])
+def test_an_episode_that_was_cut_off_is_there(old, interrupted):
+    path = old("-streaming")
+    with ReplayBuffer.open(path, "r+", interrupted=interrupted) as buf:
+        first, second = (
+            {k: v for k, v in episode(*e).items() if k[0] != "_"} for e in ((0, 3), (1, 2))
+        )
+        same(buf.load_episode(0), first)
+        assert buf.num_episodes == 1 + (interrupted == "keep")
+        if interrupted == "keep":
+            same(buf.load_episode(1), second)
+    assert ringmap.check(path) == []
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_transitions_are_there(old, mode):
+    path, sampler = old("-transitions"), PrioritizedSampler()
+    with TransitionReplayBuffer.open(path, mode, device=None, sampler=sampler) as buf:
+        assert len(buf) == 24
+        batch = buf.sample(24)
+        t, lane = batch["actions"], batch["observations"][:, 0] >= 100
+        expected = [np.stack(column) for column in zip(*map(step, t), strict=True)]
+        chosen = [column[np.arange(24), lane.astype(int)] for column in expected]
+        names = ("observations", "actions", "rewards", "next_observations", "dones")
+        same({name: batch[name] for name in names}, dict(zip(names, chosen, strict=True)))
+        if mode == "r+":
+            assert set(sampler.kept_priorities().values.tolist()) == {1, 5}
+            buf.add(*step(20))
+    assert ringmap.check(path) == []
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_rows_of_a_distillation_and_their_labels_are_there(old, mode):
+    path = old("-distillation")
+    with DistillationBuffer.open(path, mode) as buf:
+        assert (buf.retention, buf.keep_rounds, buf.round) == ("last", 2, 2)
+        batch = buf.rows(np.arange(8, 24))
+        observations, labels = map(np.concatenate, zip(*map(rows, range(2, 6)), strict=True))
+        labels[8:12] += 1
+        np.testing.assert_array_equal(batch["student_observations"], observations)
+        assert batch["teacher_actions"].tolist() == labels.tolist()
+        assert batch["policy_version"].tolist() == [6] * 8 + [7] * 8
+        if mode == "r+":
+            assert buf.start_round() == 3
+            assert buf.add(*rows(6)).tolist() == [24, 25, 26, 27]
+    assert ringmap.check(path / "rows") + ringmap.check(path / "labels") == []
+
+
+def test_a_rollout_is_there(old):
+    buf = ringmap.RolloutBuffer(2, 4, (3,), (2,))
+    buf.load(old("-rollout") / "rollout.pt")
+    assert len(buf) == 4
+    assert buf.observations[:, 1, 2].tolist() == buf.rewards[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_datasets_are_there(old, kind):
+    path = old(f"-{kind}") / FORMATS[kind]
+    dataset = load_dataset(path, output="numpy")
+    assert dataset.lengths.tolist() == LENGTHS
+    expected = [pictured(number, length) for number, length in enumerate(LENGTHS)]
+    for name in ("action", "x"):
+        together = np.concatenate([one[name] for one in expected])
+        np.testing.assert_array_equal(dataset.get_col_data(name), together)
+    frames = dataset.load_episode(1)["pixels"]
+    np.testing.assert_array_equal(frames.transpose(0, 2, 3, 1), expected[1]["pixels"])
+
+
+def test_control_a_byte_of_it_matters(old):
+    table = old("") / "episodes.npy"
     raw = bytearray(table.read_bytes())
     raw[4096 + 6 * 128 + 16] ^= 1
     table.write_bytes(raw)
     with pytest.raises(CorruptError, match=r"episodes\.npy"):
-        ReplayBuffer.open(released)
+        ReplayBuffer.open(table.parent)
 
 
-def test_control_a_byte_of_a_chunk_matters(tmp_path):
-    unpack((HERE / "format-1-zarr.txt").read_text(), tmp_path / "buf")
-    chunk = tmp_path / "buf/columns/000-etat-x.zarr/c.2.0"
+def test_control_a_byte_of_a_chunk_matters(old):
+    chunk = old("-zarr") / "columns/000-etat-x.zarr/c.2.0"
     raw = bytearray(chunk.read_bytes())
     raw[20] ^= 1
     chunk.write_bytes(raw)
-    with ReplayBuffer.open(tmp_path / "buf") as buf, pytest.raises(CorruptError, match=r"c\.2\.0"):
+    with (
+        ReplayBuffer.open(chunk.parents[2]) as buf,
+        pytest.raises(CorruptError, match=r"c\.2\.0"),
+    ):
         list(buf.episodes())
     buf.close()

@@ -5,8 +5,6 @@ scheduler: the campaign runs 300,000 transitions of each, the default suite stri
 """
 
 import contextlib
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from ringmap.buffers.transitions.following import Following
 from ringmap.errors import LappedError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from tests.buffers.processes import Child
+from tests.busy import busy
 
 LANES, EPISODE, GAMMA = 4, 7, 0.5
 
@@ -55,34 +54,9 @@ def test_the_proof_finds_what_is_wrong():
         batch["next_observations"][5, leaf] -= 1
 
 
-@contextlib.contextmanager
-def adding(proof):
-    """Let another thread add without a pause."""
-    stop, failed, interval = threading.Event(), [], sys.getswitchinterval()
-
-    def add():
-        try:
-            while not stop.is_set():
-                proof.add()
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    thread = threading.Thread(target=add)
-    sys.setswitchinterval(1e-5)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    assert not failed
-
-
 def race(proof, transitions):
     wrong = 0
-    with adding(proof):
+    with busy(proof.add):
         for _ in range(transitions // 64):
             wrong += num_wrong(proof.buf.sample(64))
     proof.buf.close()
@@ -115,7 +89,7 @@ def test_a_reader_in_another_process_gets_none_of_another_call(fast, n_step):
         return wrong
 
     child = Child(read)
-    with adding(proof):
+    with busy(proof.add):
         assert child.result() == 0
     proof.buf.close()
 

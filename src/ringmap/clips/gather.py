@@ -158,9 +158,8 @@ class ClipReader(Forkable):
         source = self.source
         with source.memory:
             index = self.index.of(span)
-            if (
-                source.live.era != pinned.era
-            ):  # a recovery, or another writer: other numbers, the same places
+            # After a recovery, or with another writer: other numbers, the same places.
+            if source.live.era != pinned.era:
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
@@ -179,13 +178,9 @@ class ClipReader(Forkable):
         if positions is None:
             with self.source.memory:
                 lengths = self.source.live.lengths
-                why = (
-                    why_no_clips(lengths, span)
-                    if len(lengths)
-                    else (
-                        f"no clips of {span} steps are left: all were evicted or cleared; collect more first"
-                    )
-                )
+                why = f"no clips of {span} steps are left: all were evicted or cleared; collect more first"
+                if len(lengths):
+                    why = why_no_clips(lengths, span)
             raise NoClipsError(f"{self.source.folder}: {why}")
         self.num_redraws += count
         return positions

@@ -79,17 +79,8 @@ class SpanIndex:
     """Clip numbers of one span over live episodes that grow and are evicted."""
 
     __slots__ = (
-        "_ends",
-        "_era",
-        "_posts",
-        "_turn",
-        "_upto",
-        "base",
-        "first",
-        "last",
-        "live",
-        "span",
-    )
+        "_ends", "_era", "_posts", "_turn", "_upto", "base", "first", "last", "live", "span",
+    )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int) -> None:
         self.live = live
@@ -140,9 +131,7 @@ class SpanIndex:
                 self._ends.append(seen, self.first)
                 self._posts.append(fresh, seen, self.base)
             else:
-                if (
-                    fresh > self._upto
-                ):  # episodes came and went unseen: their clips never had numbers
+                if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
                     self._ends = Deque(np.empty(0, np.int64), fresh)
                     self.first, self.base = fresh, seen
                 self._ends.reserve(last - fresh, self.first)
@@ -282,11 +271,8 @@ class ClipPairs(Sequence[tuple[int, int]]):
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            return {
-                "_index": copy.deepcopy(self._index),
-                "_span": self._span,
-                "_lock": nullcontext(),
-            }
+            index = copy.deepcopy(self._index)
+        return {"_index": index, "_span": self._span, "_lock": nullcontext()}
 
     def __len__(self) -> int:
         with self._lock:

@@ -151,7 +151,24 @@ class Actor:
             )
 
 
-class Home:
+class Caller:
+    """What makes calls, and notes in `ledger` what came of them."""
+
+    def plain(self, what, call, refused=(RoleError,)):
+        """Make a call that stores nothing; return its error unless it returned."""
+        try:
+            call()
+        except refused as error:
+            return error
+        except (Raised, Ended):
+            raise
+        except Exception as error:
+            self.ledger.violation("error", f"{what}: {traceback.format_exc(limit=-10)}")
+            return error
+        return None
+
+
+class Home(Caller):
     """A buffer's directory, or RAM, and the handle that writes it."""
 
     def __init__(self, actor, name="buf", world=0, **settings):
@@ -277,19 +294,6 @@ class Home:
         buffer = self.buffer if buffer is None else buffer
         self.ledger.tally("flushes")
         return self.plain("flush", buffer.flush)
-
-    def plain(self, what, call, refused=(RoleError,)):
-        """Make a call that stores nothing; return its error unless it returned."""
-        try:
-            call()
-        except refused as error:
-            return error
-        except (Raised, Ended):
-            raise
-        except Exception as error:
-            self.ledger.violation("error", f"{what}: {traceback.format_exc(limit=-10)}")
-            return error
-        return None
 
     def close(self, buffer=None):
         error = self.plain("close", (self.buffer if buffer is None else buffer).close)

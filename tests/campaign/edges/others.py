@@ -16,7 +16,7 @@ from ringmap import (
     TransitionReplayBuffer,
 )
 from ringmap.errors import InputError, LappedError, NoClipsError, RoleError
-from tests.campaign.edges.actor import Ended, Raised
+from tests.campaign.edges.actor import Caller, Ended, Raised
 from tests.campaign.edges.ledger import CLEAR, DONE, OPEN, REFUSED, WRITE
 from tests.campaign.edges.signals import Handler
 
@@ -61,7 +61,7 @@ def play(actor):
     other.close()
 
 
-class Other:
+class Other(Caller):
     """What they have in common."""
 
     kind = ""
@@ -97,18 +97,6 @@ class Other:
         finally:
             self.ledger.end(entry, how)
             self.ledger.tally("adds")
-        return None
-
-    def plain(self, what, call, allowed=RoleError):
-        try:
-            call()
-        except allowed as error:
-            return error
-        except (Raised, Ended):
-            raise
-        except Exception as error:
-            self.ledger.violation("error", f"{what}: {traceback.format_exc(limit=-10)}")
-            return error
         return None
 
     def flush(self, rng=None):

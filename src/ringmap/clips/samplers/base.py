@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.errors import ClosedError, InputError, RingmapError
+from ringmap.errors import ClosedError, InputError
 from ringmap.storage.forks import Forkable
 from ringmap.storage.priorities import Leaves
 from ringmap.storage.source import Source
@@ -202,13 +202,22 @@ def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
     return _Wrapped(sampler)
 
 
+_OPTIONAL = (
+    "attach", "follow", "update_priorities", "kept_priorities", "small_state", "load_small_state", "state_dict",
+    "load_state_dict", "flush", "close", "check",
+)  # fmt: skip
+
+
 class _Wrapped(BaseSampler):
-    """A callable of another class: its methods, as far as it has them."""
+    """A callable of another class: its own methods in the place of those that do nothing."""
 
     def __init__(self, given: Sampler) -> None:
         self._given: Any = given
         self.is_quick = getattr(given, "is_quick", False)
         self.has_priorities = hasattr(given, "update_priorities")
+        for name in _OPTIONAL:
+            if hasattr(given, name):
+                setattr(self, name, getattr(given, name))
 
     @property
     def given(self) -> Any:
@@ -218,54 +227,13 @@ class _Wrapped(BaseSampler):
         ids: Array = self._given(step, buffer, batch_size, history_len)
         return ids
 
-    def _method(self, name: str) -> Any:
-        return getattr(self._given, name, getattr(super(), name))
-
     def weigh(self) -> Weigh | None:
-        weigh: Weigh | None = self._method("weigh")()
+        weigh: Weigh | None = getattr(self._given, "weigh", super().weigh)()
         weights = getattr(self._given, "weights", None)
         if weigh is None and weights is not None:
             kept = np.array(weights, np.float32)
             return lambda positions: kept
         return weigh
-
-    def attach(self, source: Source) -> None:
-        self._method("attach")(source)
-
-    def follow(self, buffer: Any, history_len: int) -> None:
-        self._method("follow")(buffer, history_len)
-
-    def update_priorities(self, ids: Array, values: Array) -> int:
-        updated: int = self._method("update_priorities")(ids, values)
-        return updated
-
-    def kept_priorities(self) -> Leaves | None:
-        kept: Leaves | None = self._method("kept_priorities")()
-        return kept
-
-    def small_state(self) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = self._method("small_state")()
-        return state
-
-    def load_small_state(self, state: Mapping[str, Any]) -> None:
-        self._method("load_small_state")(state)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = self._method("state_dict")()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._method("load_state_dict")(state)
-
-    def flush(self) -> None:
-        self._method("flush")()
-
-    def close(self) -> None:
-        self._method("close")()
-
-    def check(self) -> list[str]:
-        faults: list[str] = self._method("check")()
-        return faults
 
 
 class Draws(Forkable, BaseSampler):
@@ -368,6 +336,4 @@ def window_of(sampler: Any, buffer: Any, history_len: int) -> Any:
         raise InputError(
             f"{type(sampler).__name__}: draws from buffers of ringmap, got {type(buffer).__name__}"
         ) from None
-    except RingmapError:
-        raise
     return ask(history_len)

@@ -57,12 +57,7 @@ class MixtureSampler(Draws):
             raise InputError(
                 f"{where}: expected (sampler, weight) pairs, got {samplers!r}"
             ) from None
-        if (
-            not len(weights)
-            or not np.isfinite(weights).all()
-            or (weights < 0).any()
-            or not weights.any()
-        ):
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
             raise InputError(
                 f"{where}: weights must be finite, not negative, and not all 0; got {weights.tolist()}"
             )

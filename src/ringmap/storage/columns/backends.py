@@ -15,7 +15,7 @@ from typing import Any
 
 from ringmap.errors import InputError
 from ringmap.storage.columns.base import Backend
-from ringmap.storage.columns.codecs import as_chain, normalised
+from ringmap.storage.columns.codecs import chain_of, check_codecs
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -34,8 +34,7 @@ class Zarr:
 
     Args:
         codecs: "zstd" (what None means: Blosc with Zstandard, and shuffled bytes), "lz4" (Blosc with LZ4:
-            larger, faster), "none" (no compression); or a list of codecs of Zarr 3, as objects of
-            `zarr.codecs` or as `zarr.json` names them. They must give back every bit.
+            larger, faster) or "none" (no compression). Each ends in a checksum.
         chunk_steps: steps that are compressed together, in a file of their own; None for what suits the
             column. A clip reads every chunk that it touches whole.
 
@@ -47,7 +46,7 @@ class Zarr:
         (16, 64, 64, 3)
     """
 
-    codecs: str | Sequence[Any] | None = None
+    codecs: str | None = None
     chunk_steps: int | None = None
 
 
@@ -78,7 +77,7 @@ def check_storage(storage: Storage, where: str) -> None:
                     f"{where}: chunk_steps must be positive (an integer), got {steps!r}"
                 )
             if way.codecs is not None:
-                as_chain(way.codecs, where)
+                check_codecs(way.codecs, where)
         elif way not in BACKENDS:
             raise InputError(f"{where}: unknown storage {way!r}; known: {sorted(BACKENDS)}")
 
@@ -87,7 +86,7 @@ def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
     """Return what each column gets, in order.
 
     Raises:
-        InputError: a column that there is not; codecs that don't suit its dtype, or lose bits.
+        InputError: a column that there is not; chunks that are too large.
     """
     _check_names(storage, schema, where)
     return [_choice(_way(storage, spec), spec, where) for spec in schema.columns]
@@ -119,8 +118,7 @@ def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
             f"{where}: chunk_steps={steps} of column {spec.name!r} make chunks of {steps * spec.row_nbytes:,} "
             f"bytes, expected at most {_CHUNK_LIMIT:,}; choose fewer"
         )
-    chain = normalised("zstd" if asked.codecs is None else asked.codecs, spec, steps, where)
-    return Choice("zarr", {"codecs": chain, "chunk_steps": steps})
+    return Choice("zarr", {"codecs": chain_of(asked.codecs or "zstd", spec), "chunk_steps": steps})
 
 
 def disagreement(

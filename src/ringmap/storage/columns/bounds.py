@@ -16,9 +16,10 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-__all__ = ["EXACT", "KNOWN", "inflate", "refuse_bomb"]
+__all__ = ["EXACT", "KNOWN", "refuse_bomb"]
 
 EXACT = frozenset({"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3", "shuffle"})
 """Codecs of bytes that keep their number, but for a checksum."""
@@ -46,10 +47,10 @@ def refuse_bomb(name: str, options: Mapping[str, Any], data: Any, most: int) -> 
         if size > most:
             raise ValueError(f"becomes {size} bytes, expected at most {most}")
     else:
-        inflate(name, options, data, most)
+        _inflate(name, options, data, most)
 
 
-def inflate(name: str, options: Mapping[str, Any], data: bytes, most: int) -> bytes:
+def _inflate(name: str, options: Mapping[str, Any], data: bytes, most: int) -> bytes:
     """Return what deflate, bzip2 or LZMA packed, or raise ValueError if that is more than `most` bytes."""
     parts, size = [], 0
     try:
@@ -100,16 +101,10 @@ class _Stream:
         return part
 
 
-def _blosc_size(data: bytes) -> int:
-    if len(data) < 16:
+def _size_at(begin: int, header_nbytes: int, data: bytes) -> int:
+    if len(data) < header_nbytes:
         raise ValueError("is too short")
-    return int.from_bytes(data[4:8], "little")
-
-
-def _lz4_size(data: bytes) -> int:
-    if len(data) < 4:
-        raise ValueError("is too short")
-    return int.from_bytes(data[:4], "little")
+    return int.from_bytes(data[begin : begin + 4], "little")
 
 
 def _zstd_size(data: bytes) -> int:
@@ -126,8 +121,8 @@ def _zstd_size(data: bytes) -> int:
 
 
 _SIZES: dict[str, Callable[[bytes], int]] = {
-    "blosc": _blosc_size,
-    "lz4": _lz4_size,
+    "blosc": partial(_size_at, 4, 16),
+    "lz4": partial(_size_at, 0, 4),
     "zstd": _zstd_size,
 }
 

@@ -244,15 +244,11 @@ class MemmapColumn:
                     f"{file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
                 )
             shape = (self.rows, *self.spec.shape)
-            view = (
-                raw.view(self.spec.dtype).reshape(shape)
-                if self._row
-                else np.empty(shape, self.spec.dtype)
-            )
+            view = np.empty(shape, self.spec.dtype)
+            if self._row:
+                view = raw.view(self.spec.dtype).reshape(shape)
             self._map = view
-            if (
-                self._file is not file
-            ):  # closed meanwhile: this read goes on, and nobody keeps the map
+            if self._file is not file:  # closed meanwhile: this read goes on, and nobody keeps it
                 self._map = None
         return view
 
@@ -314,21 +310,23 @@ class MemmapColumn:
 
     def read(self, slot: int, count: int) -> Array:
         """Return a copy of `count` rows from `slot`."""
-        if not self._mapped:
-            return self._read_by_reads(slot, count)
-        rows = self.view()
-        if not self.is_large:
-            return rows[slot : slot + count].copy()
-        copied, step = (
-            np.empty((count, *self.spec.shape), self.spec.dtype),
-            max(1, _AHEAD // self._row),
-        )
-        self._file.will_need(_PAGE + slot * self._row, min(step, count) * self._row)
-        for at in range(0, count, step):  # the next piece is on its way while this one is copied
+        mapped = self.view() if self._mapped else None
+        if mapped is not None and not self.is_large:
+            return mapped[slot : slot + count].copy()
+        rows = np.empty((count, *self.spec.shape), self.spec.dtype)
+        room, size = _bytes_of(rows), self._row
+        step = max(1, _AHEAD // max(1, size))
+        if self.is_large:
+            self._file.will_need(_PAGE + slot * size, min(step, count) * size)
+        for at in range(0, count if len(room) else 0, step):
             stop, then = min(at + step, count), min(at + 2 * step, count)
-            self._file.will_need(_PAGE + (slot + stop) * self._row, (then - stop) * self._row)
-            copied[at:stop] = rows[slot + at : slot + stop]
-        return copied
+            if self.is_large:  # the next piece is on its way while this one is copied
+                self._file.will_need(_PAGE + (slot + stop) * size, (then - stop) * size)
+            if mapped is not None:
+                rows[at:stop] = mapped[slot + at : slot + stop]
+            else:
+                self._read_runs(room, [at * size, stop * size], [_PAGE + (slot + at) * size])
+        return rows
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows, read plainly; a file that ends early goes on with zeros."""
@@ -348,18 +346,6 @@ class MemmapColumn:
 
     def touched(self, slot: int, count: int) -> None:
         """Do nothing: a sync covers the whole file."""
-
-    def _read_by_reads(self, slot: int, count: int) -> Array:
-        copied = np.empty((count, *self.spec.shape), self.spec.dtype)
-        room = _bytes_of(copied)
-        step = max(1, _AHEAD // self._row) if self._row else 1
-        for at in range(0, count if len(room) else 0, step):
-            stop, then = min(at + step, count), min(at + 2 * step, count)
-            if self.is_large:
-                self._file.will_need(_PAGE + (slot + stop) * self._row, (then - stop) * self._row)
-            piece = [at * self._row, stop * self._row]
-            self._read_runs(room, piece, [_PAGE + (slot + at) * self._row])
-        return copied
 
     def sync(self) -> None:
         """Return once every row written is on the disk itself."""

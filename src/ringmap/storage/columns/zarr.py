@@ -31,7 +31,7 @@ from ringmap.errors import ClosedError, CorruptError
 from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
-from ringmap.storage.columns.codecs import Undecodable, array_metadata, codec_of, most_encoded
+from ringmap.storage.columns.codecs import Undecodable, codec_of, most_encoded
 from ringmap.storage.columns.cold import LARGE_NBYTES
 from ringmap.storage.files import Disk
 from ringmap.storage.forks import Forkable, Renew
@@ -336,7 +336,7 @@ class ZarrColumn(Forkable):
                 file.close()
         if chunks:
             self._disk.sync_folder(self.path)
-        with self._lock:  # only now: after an interrupt the next sync begins anew
+        with self._lock:  # only now: after an interrupt the next sync starts over
             self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ class ZarrColumn(Forkable):
         return f"{self._prefix}{chunk}{self._suffix}"
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
-        """Yield the bytes of rows, chunk by chunk; what is wrong with one that can't be decoded. For whoever trusts nothing."""
+        """Yield the bytes of rows, chunk by chunk; for one that can't be decoded, what is wrong."""
         whole = np.empty((self._steps, self._row), np.uint8)
         at, stop = slot, slot + count
         while at < stop:
@@ -474,10 +474,24 @@ def _positions(slots: Array, head: int, rows: int) -> Array:
 
 
 def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
-    """Return `zarr.json`, the label and a checksum of all else among its attributes."""
-    body = array_metadata(spec, rows, int(label["chunk_steps"]), label["codecs"])
-    body["attributes"] = {"ringmap": label}
-    body["attributes"]["ringmap_checksum"] = json_checksum(body)
+    """Return `zarr.json`: Zarr format 3, one file per chunk, all in one folder.
+
+    Among the attributes are the label and a checksum of all else.
+    """
+    zero: Any = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(spec.dtype.kind, 0)
+    chunk = [int(label["chunk_steps"]), *spec.shape]
+    body = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [rows, *spec.shape],
+        "data_type": spec.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": zero,
+        "codecs": label["codecs"],
+        "attributes": {"ringmap": label},
+    }
+    body["attributes"] = {"ringmap": label, "ringmap_checksum": json_checksum(body)}
     return json.dumps(body, indent=1, ensure_ascii=True).encode() + b"\n"
 
 
