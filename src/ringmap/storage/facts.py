@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.birth import Paths, sizes_when_full
+from ringmap.storage.birth import sizes_when_full
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import holder_of
 from ringmap.storage.manifest import VERSION, Manifest
 from ringmap.storage.reader import Reader

@@ -462,6 +462,13 @@ class Disk:
             self.before("rmdir", path)
             self._do(os.rmdir, path)
 
+    def discard(self, path: str) -> None:
+        """Remove what is at a path, a folder with all in it; nothing there is fine."""
+        if self.is_folder(path):
+            self.remove_folder(path)
+        elif self.exists(path):
+            self.remove(path)
+
     def sync_folder(self, path: str) -> None:
         """Return once the names in a folder are on the disk itself."""
         self.before("sync_folder", path)
@@ -478,8 +485,7 @@ class Disk:
         `synced`: whatever the disk itself has at `path` from now on is whole, the old or the new; which
         one, a sync of the folder settles.
         """
-        if self.exists(beside):
-            self.remove(beside)
+        self.discard(beside)
         file = self.create(beside)
         try:
             file.write(data, 0)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ringmap.storage.episodes import EpisodeTable, Record
-from ringmap.storage.evidence import STATE, Files
+from ringmap.storage.evidence import Files
 from ringmap.storage.faults import FRESH
 from ringmap.storage.files import Disk, File
+from ringmap.storage.layout import STATE
 from ringmap.storage.state import NO_BOOT, State, StateFile
 from ringmap.storage.survey import Reached
 
@@ -69,10 +70,7 @@ class Hands:
 
     def discard(self, name: str) -> None:
         """Remove a file, or a folder of a column, if it is there."""
-        if self.disk.is_folder(self.path(name)):
-            self.disk.remove_folder(self.path(name))
-        elif self.disk.exists(self.path(name)):
-            self.disk.remove(self.path(name))
+        self.disk.discard(self.path(name))
 
     def reframe(self, name: str, size: int, frame: list[tuple[int, bytes]]) -> None:
         """Give a file its size, and what stands around its content.

@@ -15,6 +15,7 @@ import os
 from ringmap.errors import EnvironmentFault
 from ringmap.storage.birth import refuse_links
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import WriterLock
 from ringmap.storage.plan import Action, Plan
 from ringmap.storage.recovery import Progress
@@ -79,7 +80,7 @@ def repair_folder(
     if dry_run:
         return Plan(disk, folder, progress).actions
     try:
-        lock = WriterLock(disk, os.path.join(folder, "lock"), folder)
+        lock = WriterLock(disk, Paths(folder).lock, folder)
         lock.acquire()
         try:
             plan = Plan(disk, folder, progress)

@@ -46,7 +46,6 @@ from ringmap.errors import (
 )
 from ringmap.storage.advice import remedy
 from ringmap.storage.birth import (
-    Paths,
     examine,
     hold,
     make_columns,
@@ -64,13 +63,14 @@ from ringmap.storage.episodes import (
 )
 from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import WriterLock, describe, holder_of
 from ringmap.storage.manifest import Manifest
-from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Progress, bad_episodes
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import Rows, combine, sum_of
 from ringmap.storage.schema import Schema
+from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.source import Source
 from ringmap.storage.sync import BackgroundSync
 
@@ -206,7 +206,7 @@ class Store(Source):
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
-            store._take_back_priorities()
+            store._recover_sidecars()
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -217,13 +217,12 @@ class Store(Source):
                 lock.release()
             raise
 
-    def _take_back_priorities(self) -> None:
-        """See to it that no new row gets a priority that was given to one that is gone."""
-        if self.disk.volatile:
-            return
-        path, rows = self.paths.priorities, self.ring.rows
-        for fault in PriorityFile.take_back(self.disk, path, self.manifest.uuid, rows, self.head):
-            log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
+    def _recover_sidecars(self) -> None:
+        """See to it that no new row gets a value that was given to one that is gone."""
+        for sidecar in () if self.disk.volatile else SIDECARS:
+            for fault in sidecar.recover(self.home, self.head):
+                path = self.home.path(sidecar.names[0])
+                log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
