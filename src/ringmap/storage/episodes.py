@@ -159,14 +159,8 @@ class EpisodeTable:
     @classmethod
     def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
         """Return what is wrong with the file as a whole, in words; records are not read."""
-        if kind := disk.kind(path):
-            return [
-                f"episode table is {kind}"
-                + ("" if kind == "missing" else ", expected a regular file")
-            ]
-        size = disk.size(path)
-        if size != cls.nbytes(slots):
-            return [f"episode table has {size} bytes, expected {cls.nbytes(slots)}"]
+        if faults := disk.size_faults(path, "episode table", cls.nbytes(slots)):
+            return faults
         file = disk.open(path)
         try:
             if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):

@@ -544,6 +544,15 @@ class Disk:
         except (FileNotFoundError, NotADirectoryError):
             return "missing"
 
+    def size_faults(self, path: str, what: str, nbytes: int) -> list[str]:
+        """Return in words that a file of so many bytes is missing, no regular file, or of another size."""
+        if kind := self.kind(path):
+            return [
+                f"{what} is {kind}" + ("" if kind == "missing" else ", expected a regular file")
+            ]
+        size = self.size(path)
+        return [] if size == nbytes else [f"{what} has {size} bytes, expected {nbytes}"]
+
     def is_file(self, path: str) -> bool:
         """Tell whether a regular file (not a link to one) is there."""
         return stat.S_ISREG(self._mode(path))

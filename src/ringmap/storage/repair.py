@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from ringmap.errors import EnvironmentFault
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.birth import refuse_links
 from ringmap.storage.files import Disk
 from ringmap.storage.layout import Paths
@@ -79,7 +79,8 @@ def repair_folder(
     Survey(disk, folder).close()  # before the lock leaves a file in a directory that is not ours
     if dry_run:
         return Plan(disk, folder, progress).actions
-    try:
+    then = "mend the disk, and repair again: it goes on where it was"
+    with clear_errors("ringmap.repair", folder, then=then):
         lock = WriterLock(disk, Paths(folder).lock, folder)
         lock.acquire()
         try:
@@ -87,12 +88,4 @@ def repair_folder(
             plan.carry_out()
         finally:
             lock.release()
-    except EnvironmentFault:
-        raise
-    except OSError as error:
-        raise EnvironmentFault(
-            error.errno,
-            f"ringmap.repair: {error.strerror or error} ({error.filename or folder}); mend the disk, and "
-            "repair again: it goes on where it was",
-        ) from error
     return plan.actions

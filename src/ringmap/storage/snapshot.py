@@ -24,14 +24,12 @@ from typing import Any
 
 from ringmap.errors import (
     CorruptError,
-    EnvironmentFault,
     ExistsError,
     InputError,
     LappedError,
     LockedError,
-    RingmapError,
 )
-from ringmap.storage.advice import remedy
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.birth import make_folder
 from ringmap.storage.copying import Anew, Copy, Kept, Look, look
 from ringmap.storage.files import Disk
@@ -69,7 +67,8 @@ def snapshot(
     beside = os.path.join(
         os.path.dirname(folder), f".{os.path.basename(folder)}.ringmap-unfinished"
     )
-    with _clear_errors(where, folder):
+    said = f"nothing is at {folder}, and the buffer is as it was"
+    with clear_errors(where, folder, lambda: said):
         make_folder(disk, os.path.dirname(folder))
         with _workplace(disk, beside, folder, where), _followed(source) as followed:
             _refuse(source, disk, folder, where)  # another one may have come first
@@ -147,20 +146,6 @@ def _followed(source: Source) -> Iterator[Source]:
         yield reader
     finally:
         reader.close()
-
-
-@contextlib.contextmanager
-def _clear_errors(where: str, folder: str) -> Iterator[None]:
-    try:
-        yield
-    except RingmapError:
-        raise
-    except OSError as error:
-        raise EnvironmentFault(
-            error.errno,
-            f"{where}: {error.strerror or error} ({error.filename or folder}); nothing is at {folder}, and the "
-            f"buffer is as it was; {remedy(error)}, then call it again",
-        ) from error
 
 
 # -- following the writer --------------------------------------------------------------------------

@@ -100,12 +100,7 @@ class StateFile:
     @classmethod
     def faults(cls, disk: Disk, path: str) -> list[str]:
         """Return what is wrong with the file as a whole, in words."""
-        if kind := disk.kind(path):
-            return [
-                f"state file is {kind}" + ("" if kind == "missing" else ", expected a regular file")
-            ]
-        size = disk.size(path)
-        return [] if size == cls.nbytes else [f"state file has {size} bytes, expected {cls.nbytes}"]
+        return disk.size_faults(path, "state file", cls.nbytes)
 
     @staticmethod
     def witnesses_commits(data: bytes) -> bool:

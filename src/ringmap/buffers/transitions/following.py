@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.errors import CorruptError, EnvironmentFault
+from ringmap.errors import CorruptError
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.read_live import is_live
@@ -107,16 +108,14 @@ class Following:
         Raises:
             EnvironmentFault: the disk is full or fails.
         """
-        try:
+        said, then = (
+            "nothing was stored by this call",
+            "free space or mend the disk, then call it again",
+        )
+        with clear_errors(where, self._folder, lambda: said, then):
             self.files.write(head, combine([sum_of(values) for values in rows]), after)
             if durably:
                 self.files.sync()
-        except OSError as error:
-            raise EnvironmentFault(
-                error.errno,
-                f"{where}: {error.strerror or error} ({error.filename or self._folder}); nothing was stored by this "
-                "call; free space or mend the disk, then call it again",
-            ) from error
 
     def committed(self, head: int, after: Observations) -> None:
         """Take note that the rows up to `head` came to be. Copies."""

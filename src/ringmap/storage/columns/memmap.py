@@ -146,14 +146,9 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
         """Return what is wrong with the file as a whole, in words; rows are not read."""
-        if kind := disk.kind(path):
-            return [
-                f"column file is {kind}"
-                + ("" if kind == "missing" else ", expected a regular file")
-            ]
-        expected, size = cls.nbytes(spec, rows, label), disk.size(path)
-        if size != expected:
-            return [f"column file has {size} bytes, expected {expected}"]
+        size = cls.nbytes(spec, rows, label)
+        if faults := disk.size_faults(path, "column file", size):
+            return faults
         file = disk.open(path)
         try:
             found = []

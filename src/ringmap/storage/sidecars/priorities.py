@@ -138,11 +138,12 @@ class PriorityFile(Sidecar):
     @classmethod
     def _loaded(cls, home: Home) -> tuple[Leaves | None, list[str]]:
         """Return what the file holds, and what is wrong with it, in words."""
-        path = home.path(cls.names[0])
-        opened = cls.open(home, write=False) if home.disk.is_file(path) else None
+        faults = home.disk.size_faults(
+            home.path(cls.names[0]), "priorities file", cls.nbytes(home.rows)
+        )
+        opened = None if faults else cls.open(home, write=False)
         if opened is None:
-            size = home.disk.size(path) if home.disk.is_file(path) else -1
-            return None, [f"priorities file has {size} bytes, expected {cls.nbytes(home.rows)}"]
+            return None, faults
         try:
             return opened.load()
         finally:

@@ -7,15 +7,14 @@ Not here: the bytes (priorities.py), which clip a priority is of (clips/samplers
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ringmap.errors import EnvironmentFault
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from ringmap.storage.source import Source
 
@@ -41,6 +40,7 @@ class StoredPriorities:
 
     def __init__(self, source: Source, kept: Leaves | None, in_fork: bool = False) -> None:
         self._source = source
+        self._path = source.home.path(PriorityFile.names[0])
         self._pid = os.getpid()
         self.file: PriorityFile | None = None
         self._is_unsure = False
@@ -50,7 +50,9 @@ class StoredPriorities:
         if kept is not None and volatile:
             kept.upto = min(kept.upto, source.head)
         if not volatile:
-            with self._clear_errors("mend the disk, then draw again"):
+            with clear_errors(
+                "PrioritizedSampler", self._path, then="mend the disk, then draw again"
+            ):
                 stored = self._open()
             kept = kept if in_fork and kept is not None else stored
         self.leaves = kept or Leaves(np.ones(rows, np.float32))
@@ -61,46 +63,31 @@ class StoredPriorities:
         source = self._source
         return source.writable and self._pid == os.getpid() and source.is_open
 
-    @contextlib.contextmanager
-    def _clear_errors(self, advice: str, where: str = "PrioritizedSampler") -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            path = self._source.home.path(PriorityFile.names[0])
-            raise EnvironmentFault(
-                error.errno, f"{where}: {error.strerror or error} ({path}); {advice}"
-            ) from error
-
     def _open(self) -> Leaves | None:
         """Open or make the file, and return what it holds."""
         home, writes = self._source.home, self.writes
         found: Leaves | None = None
+        opened, faults = None, list[str]()
         if PriorityFile.exists(home):
-            path = home.path(PriorityFile.names[0])
             opened = PriorityFile.open(home, writes)
-            if opened is None:
-                faults = [f"has {home.disk.size(path)} bytes"]
-            else:
-                found, faults = opened.load()
-            for fault in faults:
-                log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
-            if writes and opened is not None and found is not None:
-                if faults:
-                    opened.checkpoint(found)
-                self.file = opened
-                return found
-            if opened is not None:
-                opened.close()
-            if not writes:
-                if found is not None:  # a power cut may have taken the rows beyond
-                    found.upto = min(found.upto, self._source.head)
-                return found
+            found, faults = opened.load() if opened else (None, ["has the size of no such file"])
+        for fault in faults:
+            log.warning("%s: %s; run ringmap.check on the buffer", self._path, fault)
+        if writes and opened is not None and found is not None:
+            if faults:
+                opened.checkpoint(found)
+            self.file = opened
+            return found
+        if opened is not None:
+            opened.close()
         if writes:
             found = Leaves(np.ones(home.rows, np.float32))
             PriorityFile.create(home, found)
             self.file = PriorityFile.open(home, write=True)
             assert self.file is not None
             self.file.load()
+        elif found is not None:  # a power cut may have taken the rows beyond
+            found.upto = min(found.upto, self._source.head)
         return found
 
     def change(
@@ -114,10 +101,11 @@ class StoredPriorities:
         file, leaves = self.file, self.leaves
         if file is not None and self.writes:
             self._source.disk.check_held("PrioritizedSampler")
-            with self._clear_errors(
+            then = (
                 "no priority was changed here, and in the file at most these: free space or mend the disk, then call it "
                 "again"
-            ):
+            )
+            with clear_errors("PrioritizedSampler", self._path, then=then):
                 if not append(file):
                     changed = replace(leaves, values=leaves.values.copy())
                     change(changed)
@@ -137,8 +125,8 @@ class StoredPriorities:
         """
         if self.file is None or not self.writes:
             return
-        advice = "the newest priorities may not be on the disk: mend it, then call it again"
-        with self._clear_errors(advice, "PrioritizedSampler.flush"):
+        then = "the newest priorities may not be on the disk: mend it, then call it again"
+        with clear_errors("PrioritizedSampler.flush", self._path, then=then):
             if self._is_unsure:  # a sync that failed is not made good by another
                 self.file.checkpoint(self.leaves)
             self._is_unsure = True
