@@ -38,7 +38,7 @@ def clear_errors(
     folder: str,
     became: Callable[[], str] = str,
     then: str = "",
-    passing: tuple[type[OSError], ...] = (),
+    passing: tuple[type[Exception], ...] = (RingmapError,),
 ) -> Iterator[None]:
     """Say where an error of the operating system struck, what it did, and what to do about it.
 
@@ -54,7 +54,7 @@ def clear_errors(
     """
     try:
         yield
-    except (RingmapError, *passing):
+    except passing:
         raise
     except OSError as error:
         said = [f"{where}: {error.strerror or error} ({error.filename or folder})", became()]
@@ -65,5 +65,5 @@ def clear_errors(
 @contextlib.contextmanager
 def clear_reads(where: str, folder: str) -> Iterator[None]:
     """Do what `clear_errors` does for a call that only reads; what is missing has an error of its own."""
-    with clear_errors(where, folder, passing=(FileNotFoundError,)):
+    with clear_errors(where, folder, passing=(RingmapError, FileNotFoundError)):
         yield

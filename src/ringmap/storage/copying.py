@@ -14,6 +14,7 @@ import errno
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -201,11 +202,10 @@ class Copy:
             if source.size() < end:
                 return False
             path = os.path.join(self.paths.data, segment_name(number))
-            file = self.disk.open(path, write=True) if done else self.disk.create(path)
-            try:
+            with closing(
+                self.disk.open(path, write=True) if done else self.disk.create(path)
+            ) as file:
                 file.copy_from(source, done, end - done)
-            finally:
-                file.close()
         finally:
             source.close()
         self._copied[number] = end
@@ -281,15 +281,14 @@ class Copy:
         disk.replace_file(paths.manifest, manifest.encode())
 
     def _write_state(self, manifest: Manifest, now: Look) -> None:
-        states = StateFile.open(self.disk, self.paths.state, manifest.uuid, write=True)
-        try:
+        with closing(
+            StateFile.open(self.disk, self.paths.state, manifest.uuid, write=True)
+        ) as states:
             boot = self.disk.boot_id() or NO_BOOT
             states.write_both(
                 State(2, now.seq, now.first, now.tail, now.head, now.seq, epoch=1, boot=boot)
             )
             states.sync()
-        finally:
-            states.close()
 
     def _copy_sidecars(self, manifest: Manifest, now: Look, kept: Kept) -> None:
         assert self._table is not None

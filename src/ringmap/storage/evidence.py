@@ -11,6 +11,7 @@ import bisect
 import errno
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,11 +157,8 @@ class Files:
         if not self.is_file(name):
             return None
         try:
-            file = self.disk.open(self.path(name))
-            try:
+            with closing(self.disk.open(self.path(name))) as file:
                 return what(file)
-            finally:
-                file.close()
         except (OSError, ValueError, RecursionError):
             return None
 

@@ -486,13 +486,10 @@ class Disk:
         one, a sync of the folder settles.
         """
         self.discard(beside)
-        file = self.create(beside)
-        try:
+        with contextlib.closing(self.create(beside)) as file:
             file.write(data, 0)
             if synced:
                 file.sync()
-        finally:
-            file.close()
         self.rename(beside, path)
 
     def boot_id(self) -> bytes | None:

@@ -141,11 +141,10 @@ def _followed(source: Source) -> Iterator[Source]:
         yield source
         return
     source.disk.check_held("ReplayBuffer.snapshot")
-    reader = Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)
-    try:
+    with contextlib.closing(
+        Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)
+    ) as reader:
         yield reader
-    finally:
-        reader.close()
 
 
 # -- following the writer --------------------------------------------------------------------------

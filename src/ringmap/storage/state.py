@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -81,14 +82,11 @@ class StateFile:
     @classmethod
     def create(cls, disk: Disk, path: str, salt: bytes) -> None:
         """Make the file with two valid slots of the empty state, and sync it."""
-        file = disk.create(path, cls.nbytes)
-        try:
+        with closing(disk.create(path, cls.nbytes)) as file:
             made = cls(file, salt)
             made.write(State(generation=0))
             made.write(State(generation=1))
             file.sync()
-        finally:
-            file.close()
 
     @classmethod
     def open(cls, disk: Disk, path: str, salt: bytes, write: bool) -> StateFile:

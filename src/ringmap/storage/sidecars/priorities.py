@@ -22,6 +22,7 @@ Not here: what a priority is for (clips/samplers), which positions are live.
 from __future__ import annotations
 
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,11 +120,8 @@ class PriorityFile(Sidecar):
         """Make the file, whole or not at all, its name synced."""
         disk, path, beside = home.disk, home.path(cls.names[0]), home.path(cls.temporary[0])
         disk.discard(beside)
-        file = disk.create(beside, cls.nbytes(home.rows))
-        try:
+        with closing(disk.create(beside, cls.nbytes(home.rows))) as file:
             cls(file, home.uuid, home.rows).checkpoint(leaves)
-        finally:
-            file.close()
         disk.rename(beside, path)
         disk.sync_folder(home.folder)
 

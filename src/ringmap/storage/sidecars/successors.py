@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -137,14 +138,11 @@ class Successors(Sidecar):
     @classmethod
     def _announce(cls, home: Home, newest: Record, arrays: Mapping[str, Array], times: int) -> None:
         """Write, durably, what follows the newest rows."""
-        made = cls(home)
-        try:
+        with closing(cls(home)) as made:
             for _ in range(times):
                 made.write(newest.head, newest.rows_sum, arrays)
                 made.sync()
                 made.turn()
-        finally:
-            made.close()
 
     @classmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
