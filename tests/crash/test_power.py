@@ -22,11 +22,11 @@ from ringmap.storage.columns.zarr import ZarrColumn
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
-from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Found
 from ringmap.storage.rows import Rows
+from ringmap.storage.sidecars.priorities import PriorityFile
+from ringmap.storage.sidecars.successors import Successors
 from ringmap.storage.store import Store
-from ringmap.storage.successors import Successors
 from tests.crash import priorities
 from tests.crash.cases import Campaign, Case, Violation
 from tests.crash.kill.planted import successors_after_the_commit
@@ -443,7 +443,7 @@ PLANTED_ELSEWHERE = {
     ),
     "a flush does not sync priorities": (PrioritySession, True, UPDATES, set_to(PriorityFile, "sync", lambda self: None), None),
     "priorities of rows that a cut took stay": (
-        PrioritySession, False, (U, W, U, W, U), set_to(PriorityFile, "take_back", lambda *_: []), None,
+        PrioritySession, False, (U, W, U, W, U), set_to(PriorityFile, "recover", lambda *_: []), None,
     ),
     "each row is relabelled for itself": (LabelSession, True, RELABELS, labels_row_by_row, None),
     "labels are not synced before their record": (LabelSession, True, RELABELS, None, synced("/labels/")),

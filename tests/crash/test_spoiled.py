@@ -10,9 +10,9 @@ import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import NotFoundError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.birth import Paths
 from ringmap.storage.files import Disk
-from ringmap.storage.priorities import PriorityFile
+from ringmap.storage.sidecars import Home
+from ringmap.storage.sidecars.priorities import PriorityFile
 from tests.crash.recording import Machine
 from tests.crash.transitions import call_of, look, prove
 
@@ -189,9 +189,7 @@ def test_flips_in_priorities_never_give_a_priority_of_another_clip(tmp_path, see
         data[int(rng.integers(used))] ^= 1 << int(rng.integers(8))
         (path / "priorities.bin").write_bytes(data)
         manifest = buf._owned.manifest
-        file = PriorityFile.open(
-            Disk(), Paths(str(path)).priorities, manifest.uuid, buf._owned.ring.rows, False
-        )
+        file = PriorityFile.open(Home(Disk(), str(path), manifest.uuid, manifest.rows), False)
         leaves, faults = file.load()
         file.close()
         assert [f.what for f in ringmap.check(path)] == faults

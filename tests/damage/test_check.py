@@ -14,12 +14,13 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError
 from ringmap.storage import survey, system
-from ringmap.storage.birth import Paths, read_manifest
+from ringmap.storage.birth import read_manifest
 from ringmap.storage.canonical import json_checksum
 from ringmap.storage.check import Finding, check_folder
 from ringmap.storage.episodes import CLEAR, EpisodeTable, Record
 from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
+from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import VERSION
 from ringmap.storage.state import StateFile
 from tests.damage.buffers import KINDS, episode_of, make

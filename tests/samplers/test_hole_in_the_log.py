@@ -49,7 +49,7 @@ def test_what_an_earlier_generation_left_is_no_frame(tmp_path):
     buf.write_episode({"x": np.arange(64)})
     buf.sample(1)
     buf.update_priorities(np.full(64, 2), np.ones(64))
-    sampler._file.checkpoint(sampler.kept_priorities())
+    sampler._stored.file.checkpoint(sampler.kept_priorities())
     for count in range(1, 6):
         buf.update_priorities(np.arange(count), np.ones(count))
         assert buf.check() == []

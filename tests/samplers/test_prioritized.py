@@ -15,7 +15,8 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import EnvironmentFault, InputError
 from ringmap.samplers import Linear, MixtureSampler, PrioritizedSampler, UniformSampler
 from ringmap.storage.files import Disk
-from ringmap.storage.priorities import Leaves, PriorityFile
+from ringmap.storage.sidecars import Home
+from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests import ROOT
 from tests.disks import FullDisk
 from tests.samplers import chi_squared
@@ -316,7 +317,7 @@ def test_a_full_log_is_written_out_and_goes_on(tmp_path):
     for _ in range(900):  # 600 bytes each; the log has 256 KiB
         latest = rng.random(50)
         buf.update_priorities(np.arange(50), latest)
-    assert sampler._file._generation > 1
+    assert sampler._stored.file._generation > 1
     assert ringmap.check(tmp_path / "buf") == []
     expected = sampler._tree.leaves.copy()
     buf._owned.abandon()  # as a kill would
@@ -375,9 +376,7 @@ def test_a_power_cut_that_takes_rows_back_takes_their_priorities_along(tmp_path)
     values = np.ones(200, np.float32)
     values[:20] = np.linspace(0.1, 2, 20)
     (tmp_path / "other/priorities.bin").unlink()
-    PriorityFile.create(
-        Disk(), str(tmp_path / "other/priorities.bin"), uuid, Leaves(values, 20, 2.0)
-    )
+    PriorityFile.create(Home(Disk(), str(tmp_path / "other"), uuid, 200), Leaves(values, 20, 2.0))
     again = PrioritizedSampler(alpha=1.0, rng=0)
     other = ReplayBuffer(100, sampler=again, path=tmp_path / "other", sync_every_s=0)
     fill(other, [10], first=5)

@@ -705,12 +705,9 @@ def test_a_copy_that_fails_at_its_end_is_not_there(tmp_path, monkeypatch):
                 raise OSError(28, "No space left on device", path)
             return super().create(path, *args, **options)
 
-    class Copied(TransitionReplayBuffer):
-        disk = Disk()
-
-    buf = Copied(50, (3,), device=None)
+    buf = TransitionReplayBuffer(50, (3,), device=None)
     fill(buf, 10)
-    monkeypatch.setattr(Copied, "disk", Full())
+    monkeypatch.setattr(type(buf._ring.buffer), "disk", Full())
     with pytest.raises(EnvironmentFault):
         buf.save(tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []
@@ -731,7 +728,7 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(
     find = type(buf._following.files).find
 
     def late(self, head, rows_sum):
-        if self is reader._following.files and buf._ring.added == 10:
+        if self is not buf._following.files and buf._ring.added == 10:
             for t in range(5, 9):
                 step = np.full((2, 3), t, np.float32)
                 step[1] += 0.5 * (t == 5)  # lane 1 begins anew

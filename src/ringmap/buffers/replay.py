@@ -50,6 +50,7 @@ from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.check import Finding, check_source
 from ringmap.storage.columns.backends import Storage, check_storage, choose
+from ringmap.storage.copying import Kept
 from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
 from ringmap.storage.lock import describe, holder_of
@@ -57,6 +58,7 @@ from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.snapshot import snapshot
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
@@ -730,12 +732,10 @@ class ReplayBuffer(Sampled):
         """
         self._snapshot(path, "ReplayBuffer.snapshot")
 
-    def _snapshot(
-        self, path: str | os.PathLike[str], where: str, finish: Callable[[str], None] = lambda _: None
-    ) -> None:  # fmt: skip
-        """Make a copy, and let `finish` add to it before it has its name."""
-        kept = self._sampler.kept_priorities
-        snapshot(self._source, self.disk, os.path.abspath(path), where, kept, finish)
+    def _snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
+        """Make a copy, with what is `kept` in memory of other sidecars than priorities."""
+        own: Kept = {PriorityFile: lambda _: self._sampler.kept_priorities(), **(kept or {})}
+        snapshot(self._source, self.disk, os.path.abspath(path), where, own)
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""

@@ -21,8 +21,6 @@ EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
 BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
 DATASET = "dataset"
 
-_SIGNS = ("manifest.json", "episodes.npy", "state.bin", "columns")
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -70,12 +68,13 @@ def look(path: str, where: str, only: tuple[str, ...] = ()) -> Found:
 def _buffer_at(path: str) -> Found | None:
     from ringmap.storage.birth import read_manifest
     from ringmap.storage.files import Disk
+    from ringmap.storage.layout import Paths
 
     if not os.path.isdir(path):
         return None
     folders = folders_of(path)
     main = next(iter(folders.values()))
-    if not os.path.exists(os.path.join(main, "manifest.json")):
+    if not os.path.exists(Paths(main).manifest):
         return None
     try:
         read_manifest(Disk(), os.path.abspath(main))
@@ -88,7 +87,9 @@ def _buffer_at(path: str) -> Found | None:
 
 def folders_of(path: str) -> dict[str, str]:
     """Return the directories that a buffer at a path is made of, by what is in them, however damaged they are."""
-    own = any(os.path.lexists(os.path.join(path, name)) for name in _SIGNS)
+    from ringmap.storage.layout import SIGNS
+
+    own = any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
     parts = {name: os.path.join(path, name) for name in ("rows", "labels")}
     if own or not os.path.isdir(parts["rows"]):
         return {"": path}

@@ -19,8 +19,9 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
-from ringmap.storage.birth import Paths, examine
+from ringmap.storage.birth import examine
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import WriterLock
 
 __all__ = ["dump", "place_of"]

@@ -24,40 +24,25 @@ from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError, Unknow
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import (
+    COLUMNS,
+    ENTRIES,
+    FINE,
+    FOLDERS,
+    FROM_BIRTH,
+    LOCK,
+    MANIFEST,
+    NAMES,
+    Paths,
+)  # fmt: skip
 from ringmap.storage.manifest import Manifest, read_limit
 from ringmap.storage.state import StateFile
 from ringmap.storage.system import NotAFileError
 
 __all__ = [
-    "Paths", "examine", "hold", "links_in", "make_columns", "make_folder", "make_home", "read_manifest", "refuse_links",
-    "sizes_when_full",
-    "warn_of_space",
+    "examine", "hold", "links_in", "make_columns", "make_folder", "make_home", "make_parts", "read_manifest",
+    "refuse_links", "sizes_when_full", "warn_of_space",
 ]  # fmt: skip
-
-_PARTS = {"lock", "manifest.json", "manifest.json.tmp", "episodes.npy", "state.bin", "columns",
-          "columns.tmp", "data", "open", "priorities.bin", "priorities.bin.tmp",
-          "successors.0.bin", "successors.1.bin"}  # fmt: skip
-_NOT_OURS_BUT_FINE = {"lost+found", ".DS_Store"}
-
-
-class Paths:
-    """The paths inside a buffer's directory."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.manifest = os.path.join(folder, "manifest.json")
-        self.table = os.path.join(folder, "episodes.npy")
-        self.state = os.path.join(folder, "state.bin")
-        self.columns = os.path.join(folder, "columns")
-        self.new_columns = os.path.join(folder, "columns.tmp")
-        self.data = os.path.join(folder, "data")
-        self.open = os.path.join(folder, "open")
-        self.lock = os.path.join(folder, "lock")
-        self.priorities = os.path.join(folder, "priorities.bin")
-        self.successors = (
-            os.path.join(folder, "successors.0.bin"),
-            os.path.join(folder, "successors.1.bin"),
-        )
 
 
 def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:
@@ -73,20 +58,20 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
         raise UnknownFormatError(
             f"{folder}: is a file, expected a directory of a buffer; choose another path"
         )
-    names = set(disk.names(folder)) - _NOT_OURS_BUT_FINE
-    if "manifest.json" in names:
+    names = set(disk.names(folder)) - FINE
+    if MANIFEST in names:
         return "buffer"
-    if not names - {"lock"}:
+    if names <= {LOCK}:
         return "nothing"
-    foreign = names - _PARTS
+    foreign = names - NAMES
     if foreign:
         raise UnknownFormatError(
-            f"{folder}: holds something else ({', '.join(sorted(foreign)[:3])}), and no manifest.json; "
+            f"{folder}: holds something else ({', '.join(sorted(foreign)[:3])}), and no {MANIFEST}; "
             "name the directory of a buffer, or an empty or new one"
         )
-    if "columns" in names or _has_commits(disk, folder):
+    if COLUMNS in names or _has_commits(disk, folder):
         raise CorruptError(
-            f"{folder}: manifest.json is missing from a buffer that has data; put it back, or run "
+            f"{folder}: {MANIFEST} is missing from a buffer that has data; put it back, or run "
             "ringmap.repair, which can make it again"
         )
     return "unfinished"
@@ -141,17 +126,21 @@ def make_folder(disk: Disk, folder: str) -> None:
 
 def make_home(disk: Disk, paths: Paths, manifest: Manifest) -> None:
     """Take the first step: all parts but the columns, manifest last. The lock is held."""
-    for name in (paths.manifest + ".tmp", paths.table, paths.state):
-        if disk.exists(name):
-            disk.remove(name)
-    for name in (paths.new_columns, paths.data, paths.open):
-        disk.remove_folder(name)
-    disk.make_folder(paths.data)
-    disk.make_folder(paths.open)
-    EpisodeTable.create(disk, paths.table, manifest.table_slots)
-    StateFile.create(disk, paths.state, manifest.uuid)
+    for entry in ENTRIES:  # of a birth that was interrupted
+        for name in (*entry.temporary, *((entry.name,) if entry in FROM_BIRTH else ())):
+            disk.discard(os.path.join(paths.folder, name))
+    make_parts(disk, paths, manifest)
     disk.sync_folder(paths.folder)
     disk.replace_file(paths.manifest, manifest.encode())
+
+
+def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
+    """Make what every buffer has but the manifest, which comes last."""
+    for entry in FROM_BIRTH:
+        if entry.folder:
+            disk.make_folder(os.path.join(paths.folder, entry.name))
+    EpisodeTable.create(disk, paths.table, manifest.table_slots)
+    StateFile.create(disk, paths.state, manifest.uuid)
 
 
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
@@ -163,8 +152,7 @@ def sizes_when_full(manifest: Manifest) -> dict[str, int]:
         )
         for i, (name, spec) in enumerate(zip(manifest.files, manifest.schema.columns, strict=True))
     }
-    table = EpisodeTable.nbytes(manifest.table_slots)
-    return {**sizes, "episodes.npy": table, "state.bin": StateFile.nbytes}
+    return {**sizes, **manifest.fixed_sizes}
 
 
 def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
@@ -204,18 +192,15 @@ def make_columns(
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
     manifest = replace(manifest, sizes=tuple(sizes))
-    disk.put(paths.manifest, paths.manifest + ".tmp", manifest.encode(), synced=True)
+    disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)
     sync_folder(paths.folder)
     return manifest
 
 
 def links_in(disk: Disk, folder: str) -> list[str]:
     """Return the folders of a buffer that are links, or no folders: whatever lies in them lies elsewhere."""
-    paths = Paths(folder)
-    inner = (paths.columns, paths.new_columns, paths.data, paths.open)
-    return [
-        os.path.basename(path) for path in inner if disk.exists(path) and not disk.is_folder(path)
-    ]
+    paths = {name: os.path.join(folder, name) for name in FOLDERS}
+    return [n for n, path in paths.items() if disk.exists(path) and not disk.is_folder(path)]
 
 
 def refuse_links(disk: Disk, folder: str) -> None:

@@ -356,21 +356,15 @@ class Segments:
 
     def rewrite(self, number: int, offset: int, size: int) -> None:
         """Write bytes again as they stand, so that the next sync takes them to the disk."""
-        file = self._disk.open(self.path(number), write=True)
-        try:
+        with contextlib.closing(self._disk.open(self.path(number), write=True)) as file:
             file.write(file.read(size, offset), offset)
-        finally:
-            file.close()
 
     def sync_all(self, numbers: Iterable[int]) -> None:
         """Sync these segments, open or not, and the folder with their names."""
         for number in numbers:
             if self._disk.exists(self.path(number)):
-                file = self._disk.open(self.path(number), write=True)
-                try:
+                with contextlib.closing(self._disk.open(self.path(number), write=True)) as file:
                     file.sync()
-                finally:
-                    file.close()
         self._disk.sync_folder(self.folder)
 
     def delete_orphans(self) -> None:

@@ -18,8 +18,7 @@ columns/        each file is there, with its size, header and label; rows of eve
                 match the checksum in its record
 data/           the blob of every live episode, and of the newest record, matches its checksum and
                 decodes; the newest small state makes sense; each segment is named by a record, or newer than all of them
-priorities.bin  if it is there: its size; headers, leaves and log match their checksums
-successors      if they are there: one of the two files is whole and of the newest rows, by their checksum
+sidecars        if one is there: what its own `Sidecar.faults` says
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
 all over        nothing lies there that is not part of a buffer
 
@@ -36,11 +35,11 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError
-from ringmap.storage.birth import Paths, links_in
+from ringmap.storage.birth import links_in
 from ringmap.storage.episodes import DROPPED, EPISODE, Record
-from ringmap.storage.evidence import MANIFEST
 from ringmap.storage.faults import Finding, faults_in
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import MANIFEST, Paths
 from ringmap.storage.recovery import Progress
 from ringmap.storage.source import Source
 from ringmap.storage.survey import Survey

@@ -13,25 +13,31 @@ from __future__ import annotations
 import errno
 import os
 import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ringmap.storage.birth import Paths, read_manifest
+from ringmap.storage.birth import make_parts, read_manifest
 from ringmap.storage.blobs import Segments, decode_small_state, segment_name
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import Manifest
-from ringmap.storage.priorities import Leaves, PriorityFile
 from ringmap.storage.recovery import bad_rows
 from ringmap.storage.rows import Rows
+from ringmap.storage.sidecars import SIDECARS, Copied, Home, Sidecar
 from ringmap.storage.source import Source
 from ringmap.storage.state import NO_BOOT, State, StateFile
 from ringmap.storage.store import Store
 
-__all__ = ["Anew", "Copy", "Look", "look"]
+__all__ = ["Anew", "Copy", "Kept", "Look", "look"]
+
+Kept = Mapping[type[Sidecar], Callable[[Copied], Any]]
+"""What gives a copy what a handle has in memory of its sidecars; see `Sidecar.copy`."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,11 +110,9 @@ class Copy:
             manifest = manifest.without_columns()
         self._era, self._head = now.era, now.tail
         self._manifest = manifest = replace(manifest, uuid=uuid.uuid4().bytes)
-        for path in (self.paths.data, self.paths.open, self.paths.columns):
-            if path != self.paths.columns or manifest.schema is not None:
-                self.disk.make_folder(path)
-        EpisodeTable.create(self.disk, self.paths.table, manifest.table_slots)
-        StateFile.create(self.disk, self.paths.state, manifest.uuid)
+        make_parts(self.disk, self.paths, manifest)
+        if manifest.schema is not None:
+            self.disk.make_folder(self.paths.columns)
         self._table = EpisodeTable.open(
             self.disk, self.paths.table, manifest.table_slots, manifest.uuid, True, mapped=False
         )
@@ -198,11 +202,10 @@ class Copy:
             if source.size() < end:
                 return False
             path = os.path.join(self.paths.data, segment_name(number))
-            file = self.disk.open(path, write=True) if done else self.disk.create(path)
-            try:
+            with closing(
+                self.disk.open(path, write=True) if done else self.disk.create(path)
+            ) as file:
                 file.copy_from(source, done, end - done)
-            finally:
-                file.close()
         finally:
             source.close()
         self._copied[number] = end
@@ -248,24 +251,24 @@ class Copy:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def finish(self, now: Look, priorities: Leaves | None) -> None:
-        """Make the copy a buffer of that state, and sync all of it; `priorities` are those of a buffer in RAM."""
+    def finish(self, now: Look, kept: Kept) -> None:
+        """Make the copy a buffer of that state, and sync all of it; `kept` is what a handle has of its sidecars."""
         disk, paths, manifest = self.disk, self.paths, self._manifest
         assert manifest is not None
         assert self._table is not None
-        kept = {number for number, (last, _) in self._segments.items() if last >= now.first}
-        kept = (kept | {self._newest[0]}) & set(self._copied)
-        for number in set(self._copied) - kept:
+        used = {number for number, (last, _) in self._segments.items() if last >= now.first}
+        used = (used | {self._newest[0]}) & set(self._copied)
+        for number in set(self._copied) - used:
             disk.remove(os.path.join(paths.data, segment_name(number)))
         if self._rows is not None:
             self._rows.sync()
             disk.sync_folder(paths.columns)
         segments = Segments(disk, paths.data)
-        segments.sync_all(kept)
+        segments.sync_all(used)
         disk.sync_folder(paths.open)
         self._table.sync()
         self._write_state(manifest, now)
-        self._write_priorities(manifest, now, priorities)
+        self._copy_sidecars(manifest, now, kept)
         counts = {"count": len(now.starts), "first": now.first, "tail": now.tail, "head": now.head}
         manifest = replace(manifest, table={**counts, "seq": now.seq})
         try:
@@ -278,26 +281,24 @@ class Copy:
         disk.replace_file(paths.manifest, manifest.encode())
 
     def _write_state(self, manifest: Manifest, now: Look) -> None:
-        states = StateFile.open(self.disk, self.paths.state, manifest.uuid, write=True)
-        try:
+        with closing(
+            StateFile.open(self.disk, self.paths.state, manifest.uuid, write=True)
+        ) as states:
             boot = self.disk.boot_id() or NO_BOOT
             states.write_both(
                 State(2, now.seq, now.first, now.tail, now.head, now.seq, epoch=1, boot=boot)
             )
             states.sync()
-        finally:
-            states.close()
 
-    def _write_priorities(self, manifest: Manifest, now: Look, leaves: Leaves | None) -> None:
-        source = self.source
-        path = Paths(source.folder).priorities
-        if not source.disk.volatile:
-            leaves = None
-            if source.disk.exists(path):
-                leaves = PriorityFile.read(source.disk, path, source.manifest.uuid, manifest.rows)
-        if leaves is not None:
-            kept = leaves.back_to(now.tail, now.head)
-            PriorityFile.create(self.disk, self.paths.priorities, manifest.uuid, kept)
+    def _copy_sidecars(self, manifest: Manifest, now: Look, kept: Kept) -> None:
+        assert self._table is not None
+        numbers = range(now.seq, now.first - 1, -1)
+        records = (self._table.read(seq) for seq in numbers if len(now.starts))
+        live = (r for r in records if r is not None and r.live and r.start >= now.tail)
+        state = Copied(now.tail, now.head, next(live, None))
+        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows)
+        for sidecar in SIDECARS:
+            sidecar.copy(self.source.home, target, state, kept.get(sidecar))
 
     def _carried(self, now: Look, segments: Segments) -> dict[str, Any]:
         """Return the small state as of the commit: of a flush after it, or from its blob."""

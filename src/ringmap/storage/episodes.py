@@ -16,6 +16,7 @@ Not here: rows, the order of writes and syncs (store.py), what a crash left (rec
 from __future__ import annotations
 
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,12 +141,9 @@ class EpisodeTable:
     @classmethod
     def create(cls, disk: Disk, path: str, slots: int) -> None:
         """Make an empty table, at its full (sparse) size, and sync it."""
-        file = disk.create(path, cls.nbytes(slots))
-        try:
+        with closing(disk.create(path, cls.nbytes(slots))) as file:
             file.write(npy_header(RECORD.descr, (slots,)), 0)
             file.sync()
-        finally:
-            file.close()
 
     @classmethod
     def open(
@@ -159,21 +157,12 @@ class EpisodeTable:
     @classmethod
     def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
         """Return what is wrong with the file as a whole, in words; records are not read."""
-        if kind := disk.kind(path):
-            return [
-                f"episode table is {kind}"
-                + ("" if kind == "missing" else ", expected a regular file")
-            ]
-        size = disk.size(path)
-        if size != cls.nbytes(slots):
-            return [f"episode table has {size} bytes, expected {cls.nbytes(slots)}"]
-        file = disk.open(path)
-        try:
+        if faults := disk.size_faults(path, "episode table", cls.nbytes(slots)):
+            return faults
+        with closing(disk.open(path)) as file:
             if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):
                 return [f"header is not that of {slots} records"]
             return []
-        finally:
-            file.close()
 
     # -- one record --------------------------------------------------------------------------
 

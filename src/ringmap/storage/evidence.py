@@ -11,6 +11,7 @@ import bisect
 import errno
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +22,12 @@ from ringmap.storage.columns.memmap import read_label
 from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.episodes import EpisodeTable
 from ringmap.storage.files import Disk, File
+from ringmap.storage.layout import COLUMNS, DATA, OPEN, STREAM
 from ringmap.storage.memory import MemoryFile
 from ringmap.storage.state import State, StateFile
 from ringmap.storage.system import NotAFileError
 
-__all__ = ["MANIFEST", "STATE", "TABLE", "Files", "Part", "copy_of", "words_of"]
-
-MANIFEST, TABLE, STATE = "manifest.json", "episodes.npy", "state.bin"
+__all__ = ["Files", "Part", "copy_of", "words_of"]
 
 _BLOCK = 1 << 20
 
@@ -76,13 +76,13 @@ class Files:
 
     def all(self) -> list[str]:
         """Return the regular files of the directory and its folders."""
-        streams = [f"{name}/steps.bin" for name in self.names("open")]
-        names = [*self.names(), *self.names("columns"), *self.names("data"), *streams]
+        streams = [f"{name}/{STREAM}" for name in self.names(OPEN)]
+        names = [*self.names(), *self.names(COLUMNS), *self.names(DATA), *streams]
         return [name for name in names if self.is_file(name)]
 
     def columns(self) -> list[str]:
         """Return what may be a column: regular files, and folders of the name that a Zarr array has."""
-        folders = [n for n in [*self.names(), *self.names("columns")] if self.is_array(n)]
+        folders = [n for n in [*self.names(), *self.names(COLUMNS)] if self.is_array(n)]
         return [*self.all(), *folders]
 
     def is_array(self, name: str) -> bool:
@@ -157,11 +157,8 @@ class Files:
         if not self.is_file(name):
             return None
         try:
-            file = self.disk.open(self.path(name))
-            try:
+            with closing(self.disk.open(self.path(name))) as file:
                 return what(file)
-            finally:
-                file.close()
         except (OSError, ValueError, RecursionError):
             return None
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringmap.storage.birth import Paths, sizes_when_full
+from ringmap.storage.birth import sizes_when_full
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import holder_of
 from ringmap.storage.manifest import VERSION, Manifest
 from ringmap.storage.reader import Reader
@@ -98,14 +100,11 @@ def facts_of(path: str | os.PathLike[str]) -> Facts:
         False
     """
     disk, folder = Disk(), os.path.abspath(path)
-    reader = Reader(disk, folder)
-    try:
+    with closing(Reader(disk, folder)) as reader:
         manifest = reader.manifest
         with reader.memory:
             lengths = np.array(reader.live.lengths, np.int64)
             head, commits = reader.head, reader.seq
-    finally:
-        reader.close()
     specs = () if manifest.schema is None else manifest.schema.columns
     columns = tuple(
         ColumnFacts(spec.name, str(spec.dtype), spec.shape, backend, _codecs(options))
@@ -209,12 +208,9 @@ def commits_of(path: str | os.PathLike[str]) -> Commits:
         >>> commits.written.tolist(), commits.live.tolist(), commits.evicted.tolist()
         ([20, 40, 60, 80], [20, 40, 40, 40], [0, 0, 20, 20])
     """
-    reader = Reader(Disk(), os.path.abspath(path))
-    try:
+    with closing(Reader(Disk(), os.path.abspath(path))) as reader:
         records, valid, _ = reader.table.scan()
         newest = reader.seq
-    finally:
-        reader.close()
     records = records[valid]
     records = records[records["seq"] <= newest]
     records = records[np.argsort(records["seq"], kind="stable")]

@@ -8,37 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from ringmap.errors import DamageError, NewerVersionError
-from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import segment_number
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EPISODE, Record
-from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
+from ringmap.storage.evidence import Part, words_of
 from ringmap.storage.frames import Stream, read_stream
-from ringmap.storage.priorities import PriorityFile
+from ringmap.storage.layout import COLUMNS, DATA, FINE, MANIFEST, NAMES, OPEN, STATE, STREAM, TABLE
 from ringmap.storage.recovery import Progress, broken_order, why_impossible
-from ringmap.storage.successors import NAMES, Successors
+from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 from ringmap.storage.survey import Survey
 from ringmap.storage.system import NotAFileError
 
 __all__ = [
-    "ASIDE", "BESIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "orphans_in", "stream_of",
-    "successors_lost",
+    "ASIDE", "FRESH", "ORPHAN", "Finding", "faults_in", "home_of", "orphans_in", "sidecar_faults", "stream_of",
 ]  # fmt: skip
 
 ASIDE, FRESH = ".aside", ".new"
 """What repair adds to the name of a file that it set aside, and of one that is not finished."""
 
 ORPHAN = "segment is an orphan: no record names it"
-
-BESIDE = {"priorities.bin": PriorityFile}
-"""Files that a buffer may have or not, and what knows whether one is whole."""
-
-_FINE = {"lost+found", ".DS_Store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ def _found_in(survey: Survey, progress: Progress | None) -> Iterator[Finding]:
             MANIFEST,
             "can't be made again from the other files, and little can be checked without it",
         )
-        for name in survey.files.names("columns"):
+        for name in survey.files.names(COLUMNS):
             if name not in parts.labels:
                 yield Finding(name, "its label can't be read either, so nothing tells what it was")
         return
@@ -198,7 +190,7 @@ def _table(survey: Survey) -> Iterator[Finding]:
 def _blobs_and_rows(survey: Survey, progress: Progress | None) -> Iterator[Finding]:
     parts, files = survey.parts, survey.files
     assert parts.manifest is not None
-    for folder in ("data", "open"):
+    for folder in (DATA, OPEN):
         if not files.disk.is_folder(files.path(folder)):
             yield Finding(folder, "folder is missing")
     for file, at in survey.find_segments().items():
@@ -231,47 +223,36 @@ def _blobs_and_rows(survey: Survey, progress: Progress | None) -> Iterator[Findi
 
 
 def _streams(survey: Survey) -> Iterator[Finding]:
-    for folder in survey.files.names("open"):
+    for folder in survey.files.names(OPEN):
         stream = stream_of(survey, folder)
         if stream is not None and stream.fault:
             yield Finding(
-                f"{folder}/steps.bin",
+                f"{folder}/{STREAM}",
                 f"{stream.fault}; the {len(stream.steps)} steps before it are whole",
             )
 
 
 def _beside(survey: Survey) -> Iterator[Finding]:
-    files, manifest = survey.files, survey.parts.manifest
-    assert manifest is not None
-    for name, kind in BESIDE.items():
-        path = files.path(name)
-        if not files.disk.exists(path):
-            continue
+    for sidecar in SIDECARS:
         for _ in range(3):  # a write may be under way
-            found = words_of(partial(kind.faults, files.disk, path, manifest.uuid, manifest.rows))
+            found = sidecar_faults(survey, sidecar, survey.newest())
             if not found:
                 break
-        yield from (Finding(name, fault) for fault in found)
-    lost = successors_lost(survey)
-    if lost is not None and not survey.has_moved():  # or else a writer has gone on
-        yield Finding(
-            NAMES[0], f"what follows the rows up to position {lost.head} is damaged or missing"
-        )
+        if not sidecar.of_newest or not survey.has_moved():  # or else a writer has gone on
+            yield from (Finding(sidecar.names[0], fault) for fault in found)
 
 
-def successors_lost(survey: Survey, without: Collection[int] = ()) -> Record | None:
-    """Return the newest live record, but for those `without`, if files of successors say nothing of its rows."""
-    files, manifest, live = survey.files, survey.parts.manifest, survey.live()
+def sidecar_faults(survey: Survey, sidecar: type[Sidecar], newest: Record | None) -> list[str]:
+    """Return what is wrong with a sidecar, in words, given the newest live episode; nothing where there is none."""
+    home = home_of(survey)
+    return words_of(lambda: sidecar.faults(home, newest)) if sidecar.exists(home) else []
+
+
+def home_of(survey: Survey) -> Home:
+    """Return the directory as sidecars know it."""
+    files, manifest = survey.files, survey.parts.manifest
     assert manifest is not None
-    live = live[~np.isin(live["seq"], list(without))]
-    both = files.path(NAMES[0]), files.path(NAMES[1])
-    if not len(live) or not any(files.disk.exists(path) for path in both):
-        return None
-    newest = Record.of(live[-1])
-    found = words_of(
-        lambda: Successors.faults(files.disk, both, manifest.uuid, newest.head, newest.rows_sum)
-    )
-    return newest if found else None
+    return Home(files.disk, files.folder, manifest.uuid, manifest.rows)
 
 
 def stream_of(survey: Survey, folder: str) -> Stream | None:
@@ -279,11 +260,11 @@ def stream_of(survey: Survey, folder: str) -> Stream | None:
     files, manifest = survey.files, survey.parts.manifest
     assert manifest is not None
     stream = None
-    if not files.is_file(f"{folder}/steps.bin"):  # a link leads elsewhere
+    if not files.is_file(f"{folder}/{STREAM}"):  # a link leads elsewhere
         return None
     for _ in range(3):  # a frame may be under way
         try:
-            stream = read_stream(files.disk, files.path(f"{folder}/steps.bin"), manifest.max_steps)
+            stream = read_stream(files.disk, files.path(f"{folder}/{STREAM}"), manifest.max_steps)
         except (OSError, NotAFileError):
             return None
         if not stream.fault:
@@ -302,7 +283,7 @@ def orphans_in(survey: Survey, without: Collection[int] = ()) -> list[str]:
     }
     return [
         name
-        for name in survey.files.names("data")
+        for name in survey.files.names(DATA)
         if (number := segment_number(name.rpartition("/")[2])) is not None
         and number < newest
         and name not in named
@@ -326,15 +307,9 @@ def _strays(survey: Survey, index: int, part: Part) -> Iterator[Finding]:
 def _others(survey: Survey) -> Iterator[Finding]:
     """Find what is not part of a buffer, and segments that nothing names."""
     files, parts = survey.files, survey.parts
-    paths, manifest = Paths(""), parts.manifest
+    manifest = parts.manifest
     assert manifest is not None
-    ours = {
-        *(path for path in vars(paths).values() if isinstance(path, str)),
-        *NAMES,
-        paths.manifest + ".tmp",
-        *(f"{name}.tmp" for name in BESIDE),
-    }
-    ours |= {
+    ours = NAMES | {
         part.at
         for part in (parts.manifest_part, parts.table, parts.state, *parts.columns)
         if part.at
@@ -346,16 +321,16 @@ def _others(survey: Survey) -> Iterator[Finding]:
         yield from _strays(survey, index, part)
     names = [
         *files.names(),
-        *(files.names("columns") if parts.columns else ()),
-        *files.names("data"),
+        *(files.names(COLUMNS) if parts.columns else ()),
+        *files.names(DATA),
     ]
-    for name in [*names, *files.names("open")]:
+    for name in [*names, *files.names(OPEN)]:
         base = name.rpartition("/")[2]
-        number = segment_number(base) if name.startswith("data/") else None
-        if name in ours or name in manifest.files or base in _FINE or base.startswith(".nfs"):
+        number = segment_number(base) if name.startswith(f"{DATA}/") else None
+        if name in ours or name in manifest.files or base in FINE or base.startswith(".nfs"):
             continue
-        if name.startswith("open/") and files.disk.is_folder(files.path(name)):
-            strange = [inner for inner in files.names(name) if inner != f"{name}/steps.bin"]
+        if name.startswith(f"{OPEN}/") and files.disk.is_folder(files.path(name)):
+            strange = [inner for inner in files.names(name) if inner != f"{name}/{STREAM}"]
             yield from (Finding(inner, "is not part of a buffer") for inner in strange)
         elif number is not None:
             if name in orphans:

@@ -462,6 +462,13 @@ class Disk:
             self.before("rmdir", path)
             self._do(os.rmdir, path)
 
+    def discard(self, path: str) -> None:
+        """Remove what is at a path, a folder with all in it; nothing there is fine."""
+        if self.is_folder(path):
+            self.remove_folder(path)
+        elif self.exists(path):
+            self.remove(path)
+
     def sync_folder(self, path: str) -> None:
         """Return once the names in a folder are on the disk itself."""
         self.before("sync_folder", path)
@@ -478,15 +485,11 @@ class Disk:
         `synced`: whatever the disk itself has at `path` from now on is whole, the old or the new; which
         one, a sync of the folder settles.
         """
-        if self.exists(beside):
-            self.remove(beside)
-        file = self.create(beside)
-        try:
+        self.discard(beside)
+        with contextlib.closing(self.create(beside)) as file:
             file.write(data, 0)
             if synced:
                 file.sync()
-        finally:
-            file.close()
         self.rename(beside, path)
 
     def boot_id(self) -> bytes | None:
@@ -537,6 +540,15 @@ class Disk:
             return kind_of(self._stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return "missing"
+
+    def size_faults(self, path: str, what: str, nbytes: int) -> list[str]:
+        """Return in words that a file of so many bytes is missing, no regular file, or of another size."""
+        if kind := self.kind(path):
+            return [
+                f"{what} is {kind}" + ("" if kind == "missing" else ", expected a regular file")
+            ]
+        size = self.size(path)
+        return [] if size == nbytes else [f"{what} has {size} bytes, expected {nbytes}"]
 
     def is_file(self, path: str) -> bool:
         """Tell whether a regular file (not a link to one) is there."""

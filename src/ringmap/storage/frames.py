@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
 
     Cost: reads the file, but no more of it than `max_steps` steps.
     """
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         size = file.size()
         head = file.read(FRAME.size, 0)
         if len(head) < FRAME.size:
@@ -85,8 +85,6 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
             )
         at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in schema.columns)
         data = memoryview(file.read(min(size - at, (max_steps + 1) * (FRAME.size + row)), at))
-    finally:
-        file.close()
     steps: list[bytes] = []
     fault, where = "", 0
     while where + FRAME.size <= len(data):

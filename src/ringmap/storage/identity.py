@@ -20,7 +20,8 @@ from ringmap.errors import DamageError, NewerVersionError, UnknownFormatError
 from ringmap.storage.birth import examine
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import RECORD, SPARE_SLOTS, EpisodeTable
-from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Files, Part
+from ringmap.storage.evidence import Files, Part
+from ringmap.storage.layout import COLUMNS, MANIFEST, SIGNS, STATE, TABLE
 from ringmap.storage.manifest import VERSION, Manifest, read_limit, stored_options
 from ringmap.storage.schema import Schema, stored_spec
 
@@ -45,7 +46,7 @@ class Identity:
     def __init__(self, files: Files) -> None:
         self.files = files
         _refuse_others(files)
-        self.labels = _labels_of(files, files.names("columns"))
+        self.labels = _labels_of(files, files.names(COLUMNS))
         self.part, self.manifest = self._find()
 
     def _find(self) -> tuple[Part, Manifest | None]:
@@ -185,7 +186,7 @@ def _is_newer(data: bytes) -> bool:
 
 def _refuse_others(files: Files) -> None:
     """Raise unless a buffer, or what is left of one, lies here."""
-    ours = {TABLE, STATE, "columns"} & set(files.names())
+    ours = (SIGNS - {MANIFEST}) & set(files.names())
     if files.disk.exists(files.path(MANIFEST)):
         if ours or decode(files, MANIFEST)[0] is not None:
             return

@@ -21,10 +21,10 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError
-from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import Segments, encode_blob
 from ringmap.storage.episodes import DROPPED, EpisodeTable, Record
 from ringmap.storage.files import Disk, File
+from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.recovery import Found, find, small_state_of
 from ringmap.storage.rows import Rows

@@ -126,17 +126,13 @@ class WriterLock:
             raise
 
     def _sign(self, holder: dict[str, Any]) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # a courtesy to whoever comes next: a full disk may refuse it
-            file = self._disk.open(self.path, write=True)
-            try:
-                # Another file of the buffer may lie here by mistake: its bytes are not ours to overwrite.
-                found = file.read(_NBYTES + 1, 0)
-                if len(found) <= _NBYTES and (holder_of(self.path) or not found.strip(b"\0")):
-                    file.write(json.dumps(holder).encode().ljust(_NBYTES), 0)
-            finally:
-                file.close()
+        # A courtesy to whoever comes next: a full disk may refuse it.
+        refused = contextlib.suppress(OSError)
+        with refused, contextlib.closing(self._disk.open(self.path, write=True)) as file:
+            # Another file of the buffer may lie here by mistake: its bytes are not ours to overwrite.
+            found = file.read(_NBYTES + 1, 0)
+            if len(found) <= _NBYTES and (holder_of(self.path) or not found.strip(b"\0")):
+                file.write(json.dumps(holder).encode().ljust(_NBYTES), 0)
 
     def release(self) -> None:
         """Let go of the lock; one that is not held is fine."""

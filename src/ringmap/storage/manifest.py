@@ -23,6 +23,7 @@ from typing import Any
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
 from ringmap.storage.canonical import json_checksum
 from ringmap.storage.episodes import EpisodeTable
+from ringmap.storage.layout import COLUMNS, STATE, TABLE
 from ringmap.storage.schema import Schema, stored_spec
 from ringmap.storage.state import StateFile
 
@@ -32,7 +33,7 @@ FORMAT, VERSION = "ringmap", 1
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
-_FILE_NAME = re.compile(r"columns/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
+_FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Manifest:
     def rows(self) -> int:
         """Rows of every column."""
         return self.max_steps + self.spare
+
+    @property
+    def fixed_sizes(self) -> dict[str, int]:
+        """Return the bytes of the files of a fixed size, but for columns."""
+        return {TABLE: EpisodeTable.nbytes(self.table_slots), STATE: StateFile.nbytes}
 
     @property
     def witness(self) -> int:
@@ -117,10 +123,7 @@ class Manifest:
                     self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
                 )
             ],
-            "files": {
-                "episodes.npy": EpisodeTable.nbytes(self.table_slots),
-                "state.bin": StateFile.nbytes,
-            },
+            "files": self.fixed_sizes,
             "settings": self.settings,
             "table": self.table,
             "carried": self.carried,
@@ -252,4 +255,4 @@ def column_file(index: int, name: str, backend: str) -> str:
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-")
-    return f"columns/{index:03d}-{slug}.{'zarr' if backend == 'zarr' else 'npy'}"
+    return f"{COLUMNS}/{index:03d}-{slug}.{'zarr' if backend == 'zarr' else 'npy'}"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 
 from ringmap.storage.episodes import EpisodeTable, Record
-from ringmap.storage.evidence import STATE, Files
+from ringmap.storage.evidence import Files
 from ringmap.storage.faults import FRESH
 from ringmap.storage.files import Disk, File
+from ringmap.storage.layout import STATE
 from ringmap.storage.state import NO_BOOT, State, StateFile
 from ringmap.storage.survey import Reached
 
@@ -37,21 +39,24 @@ class Hands:
         self._slots = slots
         self._uuid = uuid
 
+    def _opened(self, name: str) -> closing[File]:
+        return closing(self.disk.open(self.path(name), write=True))
+
     def write_records(self, name: str, records: list[Record]) -> None:
         """Write records into the table, wherever it lies and whatever its size is."""
-        with _Opened(self.disk, self.path(name)) as file:
+        with self._opened(name) as file:
             table = EpisodeTable(file, self._slots, self._uuid, mapped=False)
             for record in records:
                 table.write(record)
 
     def wipe_record(self, name: str, number: int) -> None:
         """Wipe the slot of a record."""
-        with _Opened(self.disk, self.path(name)) as file:
+        with self._opened(name) as file:
             EpisodeTable(file, self._slots, self._uuid, mapped=False).zero(number % self._slots)
 
     def append(self, name: str, data: bytes, offset: int) -> None:
         """Write bytes behind the end of a segment, durably: a record names them next."""
-        with _Opened(self.disk, self.path(name)) as file:
+        with self._opened(name) as file:
             file.write(data, offset)
             file.sync()
 
@@ -69,10 +74,7 @@ class Hands:
 
     def discard(self, name: str) -> None:
         """Remove a file, or a folder of a column, if it is there."""
-        if self.disk.is_folder(self.path(name)):
-            self.disk.remove_folder(self.path(name))
-        elif self.disk.exists(self.path(name)):
-            self.disk.remove(self.path(name))
+        self.disk.discard(self.path(name))
 
     def reframe(self, name: str, size: int, frame: list[tuple[int, bytes]]) -> None:
         """Give a file its size, and what stands around its content.
@@ -81,7 +83,7 @@ class Hands:
         """
         path = self.path(name)
         for offset, data in frame:
-            with _Opened(self.disk, path) as file:
+            with self._opened(name) as file:
                 file.write(data, offset)
             if self.disk.size(path) != size:
                 self.disk.extend(path, size)
@@ -94,7 +96,7 @@ class Hands:
             ):  # what is in it is replaced by synced files only
                 self.disk.sync_folder(self.path(name))
                 continue
-            with _Opened(self.disk, self.path(name)) as file:
+            with self._opened(name) as file:
                 file.sync()
         for folder in folders:
             self.disk.sync_folder(self.path(folder))
@@ -113,7 +115,7 @@ class Hands:
         epoch = max((state.epoch for state in known), default=time.time_ns())
         generation = max((state.generation for state in known), default=0)
         mark = min(reached.seq, max((state.mark for state in known), default=0))
-        with _Opened(self.disk, path) as file:
+        with self._opened(STATE) as file:
             state_file = StateFile(file, self._uuid)
             state_file.write_both(
                 State(
@@ -126,16 +128,3 @@ class Hands:
 
 def _create_state(disk: Disk, uuid: bytes, path: str) -> None:
     StateFile.create(disk, path, uuid)
-
-
-class _Opened:
-    """A file open for writing, for the length of a `with`."""
-
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._file = disk.open(path, write=True)
-
-    def __enter__(self) -> File:
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

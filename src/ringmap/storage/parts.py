@@ -16,8 +16,9 @@ from typing import Any
 
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EpisodeTable
-from ringmap.storage.evidence import STATE, TABLE, Files, Part, words_of
+from ringmap.storage.evidence import Files, Part, words_of
 from ringmap.storage.identity import Identity
+from ringmap.storage.layout import STATE, TABLE
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.state import StateFile
 

@@ -20,26 +20,27 @@ from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage.blobs import LAST_OFFSET, decode_blob, encode_blob
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
-from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Part, words_of
+from ringmap.storage.evidence import Part, words_of
 from ringmap.storage.faults import (
     ASIDE,
-    BESIDE,
     FRESH,
     ORPHAN,
     faults_in,
+    home_of,
     orphans_in,
+    sidecar_faults,
     stream_of,
-    successors_lost,
 )
 from ringmap.storage.files import Disk
 from ringmap.storage.gaps import fillers
 from ringmap.storage.identity import decode
+from ringmap.storage.layout import COLUMNS, DATA, MANIFEST, OPEN, STATE, STREAM, TABLE
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.mending import Hands
 from ringmap.storage.recovery import Progress
 from ringmap.storage.rows import combine
-from ringmap.storage.successors import NAMES, Successors
+from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.survey import Survey
 
 __all__ = ["Action", "Plan"]
@@ -138,7 +139,7 @@ class Plan:
         if self.actions or {finding.file for finding in self.findings} & {MANIFEST, STATE}:
             # Ahead of manifest and state, which say that all is well.
             columns = [part.file for part in self.parts.columns]
-            folders = ["open", "data", *(["columns"] if columns else []), ""]
+            folders = [OPEN, DATA, *([COLUMNS] if columns else []), ""]
             self._steps.append(partial(self.hands.sync, [TABLE, *columns], folders))
             self._plan_manifest(dropped | filled)
             known = [state for state in self.survey.states if state is not None]
@@ -215,7 +216,7 @@ class Plan:
 
     def _plan_folders(self) -> None:
         disk, files = self.files.disk, self.files
-        for name in ("data", "open", *(["columns"] if self.parts.columns else [])):
+        for name in (DATA, OPEN, *([COLUMNS] if self.parts.columns else [])):
             if not disk.exists(files.path(name)):
                 self._step(name, "make the folder", partial(disk.make_folder, files.path(name)))
 
@@ -268,28 +269,22 @@ class Plan:
 
     def _plan_leftovers(self, dropped: set[int]) -> None:
         disk = self.files.disk
-        for name, kind in BESIDE.items():
-            if any(finding.file == name for finding in self.findings):
-                uuid, rows, path = self.manifest.uuid, self.manifest.rows, self.files.path(name)
-                if kind.is_ours(disk, path, uuid, rows):
-                    mend = partial(kind.mend, disk, path, uuid, rows)
-                    self._step(name, "write it again with what is whole in it", mend)
-                else:
-                    aside = partial(self.hands.move, name, name + ASIDE)
-                    self._step(name, f"set aside what lies there, as {name + ASIDE}", aside)
-        newest = successors_lost(self.survey, dropped)
-        if newest is not None:
-            both = self.files.path(NAMES[0]), self.files.path(NAMES[1])
-            renew = partial(
-                Successors.renew, disk, both, self.manifest.uuid, newest.head, newest.rows_sum
+        newest, home = self.survey.newest(dropped), home_of(self.survey)
+        for sidecar in SIDECARS:
+            name = sidecar.names[0]
+            if not sidecar_faults(self.survey, sidecar, newest):
+                continue
+            mend = sidecar.mend(home, newest) or (
+                f"set aside what lies there, as {name + ASIDE}",
+                partial(self.hands.move, name, name + ASIDE),
             )
-            self._step(NAMES[0], "write it again: the newest transitions are never drawn", renew)
+            self._step(name, *mend)
         for finding in self.findings:
             name, path = finding.file, self.files.path(finding.file)
-            folder = name.removesuffix("/steps.bin")
+            folder = name.removesuffix(f"/{STREAM}")
             if finding.what == ORPHAN or name.endswith(FRESH):
                 self._step(name, "remove it: nothing names it", partial(self.hands.discard, name))
-            elif name.startswith("open/") and folder != name:
+            elif name.startswith(f"{OPEN}/") and folder != name:
                 stream = stream_of(self.survey, folder)
                 if stream is None or not stream.fault:
                     continue

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 
-from ringmap.errors import EnvironmentFault
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.birth import refuse_links
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import WriterLock
 from ringmap.storage.plan import Action, Plan
 from ringmap.storage.recovery import Progress
@@ -78,20 +79,13 @@ def repair_folder(
     Survey(disk, folder).close()  # before the lock leaves a file in a directory that is not ours
     if dry_run:
         return Plan(disk, folder, progress).actions
-    try:
-        lock = WriterLock(disk, os.path.join(folder, "lock"), folder)
+    then = "mend the disk, and repair again: it goes on where it was"
+    with clear_errors("ringmap.repair", folder, then=then):
+        lock = WriterLock(disk, Paths(folder).lock, folder)
         lock.acquire()
         try:
             plan = Plan(disk, folder, progress)
             plan.carry_out()
         finally:
             lock.release()
-    except EnvironmentFault:
-        raise
-    except OSError as error:
-        raise EnvironmentFault(
-            error.errno,
-            f"ringmap.repair: {error.strerror or error} ({error.filename or folder}); mend the disk, and "
-            "repair again: it goes on where it was",
-        ) from error
     return plan.actions

@@ -19,24 +19,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ringmap.errors import (
     CorruptError,
-    EnvironmentFault,
     ExistsError,
     InputError,
     LappedError,
     LockedError,
-    RingmapError,
 )
-from ringmap.storage.advice import remedy
-from ringmap.storage.birth import Paths, make_folder
-from ringmap.storage.copying import Anew, Copy, Look, look
+from ringmap.storage.advice import clear_errors
+from ringmap.storage.birth import make_folder
+from ringmap.storage.copying import Anew, Copy, Kept, Look, look
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import LOCK, NAMES, Paths
 from ringmap.storage.lock import WriterLock, describe, holder_of
-from ringmap.storage.priorities import Leaves
 from ringmap.storage.reader import Reader
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
@@ -47,26 +45,13 @@ _TRIES = 10
 _LITTLE_NBYTES = 4 << 20
 """What is left to copy when a writer may be kept waiting for it: a millisecond or two."""
 
-_PARTS = {
-    "columns",
-    "data",
-    "open",
-    "episodes.npy",
-    "state.bin",
-    "manifest.json",
-    "manifest.json.tmp",
-    "priorities.bin",
-    "priorities.bin.tmp",
-}
-
 
 def snapshot(
     source: Source,
     disk: Disk,
     folder: str,
     where: str,
-    priorities: Callable[[], Leaves | None] = lambda: None,
-    finish: Callable[[str], None] = lambda _: None,
+    kept: Kept | None = None,
 ) -> None:
     """Make a copy of a buffer at `folder`; see `ReplayBuffer.snapshot`.
 
@@ -75,20 +60,19 @@ def snapshot(
         disk: where the copy goes.
         folder: its directory, absolute.
         where: the method to name in an error.
-        priorities: gives those of a buffer in RAM; one with a directory has them in a file.
-        finish: adds to the copy, durably, under the name that it has until it is whole.
+        kept: what the handle has in memory of its sidecars.
     """
     folder = os.path.realpath(folder)
     _refuse(source, disk, folder, where)
     beside = os.path.join(
         os.path.dirname(folder), f".{os.path.basename(folder)}.ringmap-unfinished"
     )
-    with _clear_errors(where, folder):
+    said = f"nothing is at {folder}, and the buffer is as it was"
+    with clear_errors(where, folder, lambda: said):
         make_folder(disk, os.path.dirname(folder))
         with _workplace(disk, beside, folder, where), _followed(source) as followed:
             _refuse(source, disk, folder, where)  # another one may have come first
-            _make(followed, disk, beside, where, priorities)
-            finish(beside)
+            _make(followed, disk, beside, where, kept or {})
             disk.rename(beside, folder)
             try:
                 disk.sync_folder(os.path.dirname(folder))
@@ -128,19 +112,19 @@ def _workplace(disk: Disk, beside: str, folder: str, where: str) -> Iterator[Non
             "wait for it, or choose another path"
         ) from None
     except BaseException:
-        if set(disk.names(beside)) <= {"lock"}:
+        if set(disk.names(beside)) <= {LOCK}:
             disk.remove_folder(beside)
         raise
     try:
-        left = set(disk.names(beside)) - {"lock"}
-        if foreign := left - _PARTS:
+        left = set(disk.names(beside)) - {LOCK}
+        if foreign := left - NAMES:
             raise ExistsError(
                 f"{where}: {beside} holds something that no snapshot left there ({', '.join(sorted(foreign)[:3])}); "
                 "move it away"
             )
         try:
             for name in left:  # of a try that was killed
-                _remove(disk, os.path.join(beside, name))
+                disk.discard(os.path.join(beside, name))
             yield
         except BaseException:
             with contextlib.suppress(OSError):  # what stays goes with the next try
@@ -150,13 +134,6 @@ def _workplace(disk: Disk, beside: str, folder: str, where: str) -> Iterator[Non
         lock.release()
 
 
-def _remove(disk: Disk, path: str) -> None:
-    if disk.is_folder(path):
-        disk.remove_folder(path)
-    else:
-        disk.remove(path)
-
-
 @contextlib.contextmanager
 def _followed(source: Source) -> Iterator[Source]:
     """Lend what follows the writer: the writer itself, or a reader whose catching up no one else sees."""
@@ -164,42 +141,25 @@ def _followed(source: Source) -> Iterator[Source]:
         yield source
         return
     source.disk.check_held("ReplayBuffer.snapshot")
-    reader = Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)
-    try:
+    with contextlib.closing(
+        Reader(source.disk, source.folder, mapped=source.mapped, uuid=source.manifest.uuid)
+    ) as reader:
         yield reader
-    finally:
-        reader.close()
-
-
-@contextlib.contextmanager
-def _clear_errors(where: str, folder: str) -> Iterator[None]:
-    try:
-        yield
-    except RingmapError:
-        raise
-    except OSError as error:
-        raise EnvironmentFault(
-            error.errno,
-            f"{where}: {error.strerror or error} ({error.filename or folder}); nothing is at {folder}, and the "
-            f"buffer is as it was; {remedy(error)}, then call it again",
-        ) from error
 
 
 # -- following the writer --------------------------------------------------------------------------
 
 
-def _make(
-    source: Source, disk: Disk, beside: str, where: str, priorities: Callable[[], Leaves | None]
-) -> None:
+def _make(source: Source, disk: Disk, beside: str, where: str, kept: Kept) -> None:
     """Make the copy in the empty directory `beside`, whole and synced."""
     for _ in range(_TRIES):
         copy = Copy(source, disk, beside)
         try:
-            copy.finish(_follow(source, copy, where), priorities())
+            copy.finish(_follow(source, copy, where), kept)
             return
         except Anew:
-            for name in set(disk.names(beside)) - {"lock"}:
-                _remove(disk, os.path.join(beside, name))
+            for name in set(disk.names(beside)) - {LOCK}:
+                disk.discard(os.path.join(beside, name))
         finally:
             copy.close()
     raise LappedError(f"{where}: {source.folder}: writers opened the buffer again and again")

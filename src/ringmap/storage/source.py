@@ -21,16 +21,17 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.errors import ClipIndexError, CorruptError, RoleError
-from ringmap.storage.birth import Paths
 from ringmap.storage.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import Paths
 from ringmap.storage.live import LiveEpisodes
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.read_live import is_live
 from ringmap.storage.recovery import Found, bad_rows
 from ringmap.storage.rows import Rows, sum_of
 from ringmap.storage.schema import Schema
+from ringmap.storage.sidecars import Home
 
 __all__ = ["Source"]
 
@@ -63,6 +64,11 @@ class Source:
     def schema(self) -> Schema | None:
         """The columns, once an episode was stored or a schema was given."""
         return self.manifest.schema
+
+    @property
+    def home(self) -> Home:
+        """The directory, as sidecars know it."""
+        return Home(self.disk, self.folder, self.manifest.uuid, self.manifest.rows)
 
     @property
     def is_poisoned(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -81,14 +82,11 @@ class StateFile:
     @classmethod
     def create(cls, disk: Disk, path: str, salt: bytes) -> None:
         """Make the file with two valid slots of the empty state, and sync it."""
-        file = disk.create(path, cls.nbytes)
-        try:
+        with closing(disk.create(path, cls.nbytes)) as file:
             made = cls(file, salt)
             made.write(State(generation=0))
             made.write(State(generation=1))
             file.sync()
-        finally:
-            file.close()
 
     @classmethod
     def open(cls, disk: Disk, path: str, salt: bytes, write: bool) -> StateFile:
@@ -100,12 +98,7 @@ class StateFile:
     @classmethod
     def faults(cls, disk: Disk, path: str) -> list[str]:
         """Return what is wrong with the file as a whole, in words."""
-        if kind := disk.kind(path):
-            return [
-                f"state file is {kind}" + ("" if kind == "missing" else ", expected a regular file")
-            ]
-        size = disk.size(path)
-        return [] if size == cls.nbytes else [f"state file has {size} bytes, expected {cls.nbytes}"]
+        return disk.size_faults(path, "state file", cls.nbytes)
 
     @staticmethod
     def witnesses_commits(data: bytes) -> bool:

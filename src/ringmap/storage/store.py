@@ -36,17 +36,14 @@ import numpy as np
 from ringmap.errors import (
     ClosedError,
     CorruptError,
-    EnvironmentFault,
     InputError,
     ReadOnlyError,
     ReplacedError,
-    RingmapError,
     RoleError,
     SyncFailedError,
 )
-from ringmap.storage.advice import remedy
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.birth import (
-    Paths,
     examine,
     hold,
     make_columns,
@@ -64,13 +61,14 @@ from ringmap.storage.episodes import (
 )
 from ringmap.storage.files import Disk
 from ringmap.storage.journal import Journal
+from ringmap.storage.layout import Paths
 from ringmap.storage.lock import WriterLock, describe, holder_of
 from ringmap.storage.manifest import Manifest
-from ringmap.storage.priorities import PriorityFile
 from ringmap.storage.recovery import Progress, bad_episodes
 from ringmap.storage.ring import Ring
 from ringmap.storage.rows import Rows, combine, sum_of
 from ringmap.storage.schema import Schema
+from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.source import Source
 from ringmap.storage.sync import BackgroundSync
 
@@ -79,6 +77,8 @@ __all__ = ["Settings", "Store"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
+
+_NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Store(Source):
                 )  # fmt: skip
                 make_home(disk, paths, manifest)
 
-        with _clear_errors("ReplayBuffer", folder):
+        with clear_errors("ReplayBuffer", folder, lambda: _NOTHING_LOST):
             return cls._locked(disk, folder, settings, schema, prepare)
 
     @classmethod
@@ -188,7 +188,7 @@ class Store(Source):
         """
         disk = hold(disk, folder)
         read_manifest(disk, folder)  # before the lock leaves a file in a directory that is not ours
-        with _clear_errors("ReplayBuffer.open", folder):
+        with clear_errors("ReplayBuffer.open", folder, lambda: _NOTHING_LOST):
             return cls._locked(disk, folder, settings, schema, lambda: None)
 
     @classmethod
@@ -206,7 +206,7 @@ class Store(Source):
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
-            store._take_back_priorities()
+            store._recover_sidecars()
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -217,13 +217,12 @@ class Store(Source):
                 lock.release()
             raise
 
-    def _take_back_priorities(self) -> None:
-        """See to it that no new row gets a priority that was given to one that is gone."""
-        if self.disk.volatile:
-            return
-        path, rows = self.paths.priorities, self.ring.rows
-        for fault in PriorityFile.take_back(self.disk, path, self.manifest.uuid, rows, self.head):
-            log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
+    def _recover_sidecars(self) -> None:
+        """See to it that no new row gets a value that was given to one that is gone."""
+        for sidecar in () if self.disk.volatile else SIDECARS:
+            for fault in sidecar.recover(self.home, self.head):
+                path = self.home.path(sidecar.names[0])
+                log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
@@ -332,10 +331,19 @@ class Store(Source):
 
         def whole() -> None:
             self.made_room = False
-            with _clear_errors(where, self.folder, self):
+            with clear_errors(where, self.folder, self._what_became):
                 work(self._ready(where))
 
         self.alone(where, whole)
+
+    def _what_became(self) -> str:
+        """Return what an error did to what is stored."""
+        if not self.made_room:
+            return _NOTHING_LOST
+        return (
+            "nothing was stored by this call and the oldest episodes are gone: they had made room for one longer than "
+            "the spare rows"
+        )
 
     def alone(self, where: str, work: Callable[[], None]) -> None:
         """Do `work` while other writing calls are kept out, whether or not this handle may write."""
@@ -649,7 +657,7 @@ class Store(Source):
 
         def flush() -> None:
             if not self._child and not self.is_poisoned:
-                with _clear_errors(where, self.folder, self):
+                with clear_errors(where, self.folder, self._what_became):
                     self._flush(self._ready(where), small)
 
         self._end(where, flush)
@@ -721,24 +729,6 @@ class Store(Source):
         if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
             with contextlib.suppress(Exception):
                 self.abandon()
-
-
-@contextlib.contextmanager
-def _clear_errors(where: str, folder: str, store: Store | None = None) -> Any:
-    """Say where an error of the operating system struck, and what to do about it."""
-    try:
-        yield
-    except RingmapError:
-        raise
-    except OSError as error:
-        lost = "nothing committed is lost"
-        if store is not None and store.made_room:
-            lost = "the oldest episodes are gone: they had made room for one longer than the spare rows"
-        raise EnvironmentFault(
-            error.errno,
-            f"{where}: {error.strerror or error} ({error.filename or folder}); nothing was stored by this "
-            f"call and {lost}; {remedy(error)}, then call it again",
-        ) from error
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -32,6 +32,7 @@ from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk, File
 from ringmap.storage.frames import FRAME, read_stream
 from ringmap.storage.journal import Journal
+from ringmap.storage.layout import STREAM
 from ringmap.storage.schema import Schema, as_columns
 from ringmap.storage.store import Store
 
@@ -199,7 +200,7 @@ class OpenEpisode:
         disk = self._store.disk
         disk.remove_folder(self._folder)  # of an append that a full disk refused
         disk.make_folder(self._folder)
-        file = disk.create(os.path.join(self._folder, "steps.bin"))
+        file = disk.create(os.path.join(self._folder, STREAM))
         described = [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
         try:
             end = self._write(file, json.dumps(described).encode(), (0, 0))
@@ -277,7 +278,7 @@ def _as_stored(
 
 def _read_steps(disk: Disk, folder: str, max_steps: int) -> tuple[Schema, list[Array]] | None:
     """Return the schema and the whole steps of an open episode, or None when there are none."""
-    path = os.path.join(folder, "steps.bin")
+    path = os.path.join(folder, STREAM)
     if not disk.is_folder(folder) or not disk.is_file(path):  # links lead elsewhere
         return None
     stream = read_stream(disk, path, max_steps)

@@ -11,7 +11,7 @@ Not here: where the files lie (parts.py), what is reported (faults.py), what is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,9 @@ from ringmap.storage.blobs import LARGEST_BLOB, decode_blob, decode_data, segmen
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
 from ringmap.storage.episodes import DROPPED, EPISODE, MOST, RECORD, Record
-from ringmap.storage.evidence import MANIFEST, STATE, TABLE, Files, Part
+from ringmap.storage.evidence import Files, Part
 from ringmap.storage.files import Disk
+from ringmap.storage.layout import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.parts import Parts
 from ringmap.storage.recovery import Progress, SmallState, find, is_clean, possible, small_state_of
 from ringmap.storage.ring import Ring
@@ -186,6 +187,12 @@ class Survey:
         found: Array = r[live & (r["start"] >= self.reached.tail)]
         return found
 
+    def newest(self, without: Collection[int] = ()) -> Record | None:
+        """Return the record of the newest live episode, but for those `without`."""
+        live = self.live()
+        live = live[~np.isin(live["seq"], list(without))]
+        return Record.of(live[-1]) if len(live) else None
+
     def misflagged(self) -> list[int]:
         """Return the numbers of the records whose flag of a dropped episode is damaged."""
         dropped = self.records["flags"] & DROPPED
@@ -344,7 +351,7 @@ class Survey:
 
     def segment_file(self, number: int) -> str:
         """Return the name under which a segment should lie."""
-        return f"data/{segment_name(number)}"
+        return f"{DATA}/{segment_name(number)}"
 
     def blob(self, record: Record) -> bytes | None:
         """Return a record's blob, or None when it is nowhere."""

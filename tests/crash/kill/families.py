@@ -9,7 +9,7 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
-from ringmap.storage import priorities
+from ringmap.storage.sidecars import priorities
 from tests.crash import labels, transitions
 from tests.crash.kill.script import MAX_STEPS, SPARE
 from tests.crash.kill.verdict import must

@@ -9,12 +9,13 @@ import os
 
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage import blobs, journal, live, lock, priorities, store
+from ringmap.storage import blobs, journal, live, lock, store
 from ringmap.storage.episodes import EPISODE, RETIRE, EpisodeTable
 from ringmap.storage.files import FileHandle
-from ringmap.storage.priorities import PriorityFile
+from ringmap.storage.sidecars import priorities
+from ringmap.storage.sidecars.priorities import PriorityFile
+from ringmap.storage.sidecars.successors import Successors
 from ringmap.storage.streaming import OpenEpisode
-from ringmap.storage.successors import Successors
 from tests.crash.kill import victim
 from tests.crash.kill.blows import CrashDisk
 

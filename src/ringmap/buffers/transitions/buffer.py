@@ -32,7 +32,7 @@ from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.following import Following, announce_in, partings
+from ringmap.buffers.transitions.following import Following, partings
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
@@ -41,6 +41,8 @@ from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundErro
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.files import Disk
 from ringmap.storage.schema import Schema
+from ringmap.storage.sidecars import Copied
+from ringmap.storage.sidecars.successors import Successors
 
 __all__ = ["TransitionReplayBuffer"]
 
@@ -430,26 +432,21 @@ class TransitionReplayBuffer(Unindexed):
             EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
         """
         where = f"{type(self).__name__}.save"
-        source, disk = self._ring.buffer._source, self.disk
+        source = self._ring.buffer._source
 
-        def finish(folder: str) -> None:
-            with contextlib.closing(_ring_on(folder, disk).open(folder)) as ring:
-                copied, live = ring._owned, ring._owned.live
-                record = copied.record_of(live.last - 1) if len(live) else None
-            if record is None:
-                return
-            newest = self._following.files.find(record.head, record.rows_sum)
-            if newest is None and source.refresh() | (source.head != copied.head):
-                newest = self._reader.led_to(record.head)  # of a reader: the writer has gone on
-                if newest is None:
-                    raise LappedError(
-                        f"{where}: {source.folder}: the writer overtook this reader; raise capacity, or save in its process"
-                    )
-            if newest is not None:
-                announce_in(disk, folder, copied.manifest, record, newest)
+        def led_to(copied: Copied) -> Any:
+            """Return what the newest rows of the copy lead to, where the writer has gone on."""
+            if copied.newest is None or not source.refresh() | (source.head != copied.head):
+                return None
+            found = self._reader.led_to(copied.newest.head)
+            if found is None:
+                raise LappedError(
+                    f"{where}: {source.folder}: the writer overtook this reader; raise capacity, or save in its process"
+                )
+            return found
 
         with self._following.lock:
-            self._ring.buffer._snapshot(path, where, finish)
+            self._ring.buffer._snapshot(path, where, {Successors: led_to})
 
     def close(self) -> None:
         """Flush, and give files and lock back; a close that is refused (see `ReplayBuffer.close`) changes nothing."""

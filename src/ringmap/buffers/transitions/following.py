@@ -6,7 +6,7 @@
 Invariants: what is kept in memory is of the head that it names, both in one object that never changes, and is
 handed out for that head alone; a call behind one that was dropped goes on from nothing; a fork has a lock and a
 memory of its own.
-Not here: the files (storage/successors.py), how a row that does follow is found (nstep.py).
+Not here: the files (storage/sidecars/successors.py), how a row that does follow is found (nstep.py).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.errors import CorruptError, EnvironmentFault
-from ringmap.storage.birth import Paths
-from ringmap.storage.episodes import Record
+from ringmap.errors import CorruptError
+from ringmap.storage.advice import clear_errors
 from ringmap.storage.files import Disk
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.read_live import is_live
 from ringmap.storage.rows import combine, sum_of
+from ringmap.storage.sidecars import Home
+from ringmap.storage.sidecars.successors import Successors
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
-from ringmap.storage.successors import Successors
 
-__all__ = ["Following", "announce_in", "partings"]
+__all__ = ["Following", "partings"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
@@ -61,7 +61,7 @@ class Following:
     """
 
     def __init__(self, disk: Disk, folder: str, manifest: Manifest, names: list[str]) -> None:
-        self.files = Successors(disk, Paths(folder).successors, manifest.uuid)
+        self.files = Successors(Home(disk, folder, manifest.uuid, manifest.rows))
         self._folder, self._names = folder, names
         self._begin()
 
@@ -108,16 +108,14 @@ class Following:
         Raises:
             EnvironmentFault: the disk is full or fails.
         """
-        try:
+        said, then = (
+            "nothing was stored by this call",
+            "free space or mend the disk, then call it again",
+        )
+        with clear_errors(where, self._folder, lambda: said, then):
             self.files.write(head, combine([sum_of(values) for values in rows]), after)
             if durably:
                 self.files.sync()
-        except OSError as error:
-            raise EnvironmentFault(
-                error.errno,
-                f"{where}: {error.strerror or error} ({error.filename or self._folder}); nothing was stored by this "
-                "call; free space or mend the disk, then call it again",
-            ) from error
 
     def committed(self, head: int, after: Observations) -> None:
         """Take note that the rows up to `head` came to be. Copies."""
@@ -217,19 +215,6 @@ def _stop(source: Source) -> int:
     """Return where the newest call ends."""
     last = source.live.last - 1
     return source.live.start(last) + source.live.length(last)
-
-
-def announce_in(
-    disk: Disk, folder: str, copied: Manifest, record: Record, newest: Observations
-) -> None:
-    """Write, durably, what the newest rows of a copy in another folder lead to."""
-    files = Successors(disk, Paths(folder).successors, copied.uuid)
-    try:
-        files.write(record.head, record.rows_sum, newest)
-        files.sync()
-    finally:
-        files.close()
-    disk.sync_folder(folder)
 
 
 def partings(

@@ -20,7 +20,7 @@ import numpy as np
 
 from ringmap.errors import ClosedError, InputError
 from ringmap.storage.forks import Forkable
-from ringmap.storage.priorities import Leaves
+from ringmap.storage.sidecars.priorities import Leaves
 from ringmap.storage.source import Source
 
 __all__ = [

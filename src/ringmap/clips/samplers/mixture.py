@@ -18,7 +18,7 @@ from ringmap.clips.samplers.base import (
     ids_of,
 )
 from ringmap.errors import InputError
-from ringmap.storage.priorities import Leaves
+from ringmap.storage.sidecars.priorities import Leaves
 from ringmap.storage.source import Source
 
 __all__ = ["MixtureSampler"]

@@ -3,19 +3,18 @@
     draw                 update_priorities(ids, values)
       |                    |
       v                    v
-    SumTree <--- leaf = position % rows ---> priorities.bin (storage/priorities.py), first
+    SumTree <--- leaf = position % rows ---> storage/sidecars/stored_priorities.py, first
 
 An id of `ids` is the clip's position on the ring, which no other clip ever has: an update for
 one that was evicted finds it gone, and its successor in the same leaf is left alone.
 
-Invariants: a leaf has a mass only while a clip starts there that counts; what the file holds is
-what `update_priorities` had been given when it returned; a reader writes nothing.
-Not here: sums (sumtree.py), bytes (storage/priorities.py).
+Invariants: a leaf has a mass only while a clip starts there that counts; what is stored is
+what `update_priorities` had been given when it returned.
+Not here: sums (sumtree.py), files (storage/sidecars).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -29,16 +28,14 @@ import numpy as np
 from ringmap.clips.samplers.base import Array, Draws, Seed, Weigh, positive, window_of
 from ringmap.clips.sumtree import SumTree
 from ringmap.clips.window import HasWindow, Window
-from ringmap.errors import EnvironmentFault, InputError
-from ringmap.storage.birth import Paths
+from ringmap.errors import InputError
 from ringmap.storage.forks import Renew
-from ringmap.storage.priorities import Leaves, PriorityFile
 from ringmap.storage.ring import Ring
+from ringmap.storage.sidecars.priorities import Leaves
+from ringmap.storage.sidecars.stored_priorities import StoredPriorities
 from ringmap.storage.source import Source
 
 __all__ = ["PrioritizedSampler"]
-
-log = logging.getLogger("ringmap")
 
 _NEVER_RANKED = 1 << 62
 
@@ -123,8 +120,7 @@ class PrioritizedSampler(Draws):
         self._source: Source | None = None
         self._uuid: bytes | None = None
         self._pid = os.getpid()
-        self._file: PriorityFile | None = None
-        self._is_unsure = False
+        self._stored: StoredPriorities | None = None
         self._tree: SumTree | None = None
         self._span = self._era = self._low = self._high = 0
         self._sorted = np.empty(0, np.float32)
@@ -256,8 +252,9 @@ class PrioritizedSampler(Draws):
                     leaves.values[slots] = priorities
                     leaves.highest = max(leaves.highest, float(leaves.values[slots].max()))
 
-                self._change(lambda file: file.append_points(places, priorities), change)
+                assert self._stored is not None
                 assert self._leaves is not None
+                self._stored.change(lambda file: file.append_points(places, priorities), change)
                 tree.set(slots, self._masses(self._leaves.values[slots]))
                 self._changes += len(places)
         return len(places)
@@ -270,34 +267,7 @@ class PrioritizedSampler(Draws):
         by_rank: Array = (1.0 + higher) ** -self.alpha
         return by_rank
 
-    def _change(
-        self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
-    ) -> None:
-        """Change priorities, in the file first: by a frame of its log, or with all others where none fits."""
-        file, leaves, source = self._file, self._leaves, self._source
-        assert leaves is not None
-        if file is not None and source is not None and self._is_writer():
-            source.disk.check_held("PrioritizedSampler")
-            try:
-                if not append(file):
-                    changed = replace(leaves, values=leaves.values.copy())
-                    change(changed)
-                    file.checkpoint(changed)
-            except OSError as error:
-                raise EnvironmentFault(
-                    error.errno,
-                    f"PrioritizedSampler: {error.strerror or error} ({file.path}); no priority was changed here, and in "
-                    "the file at most these: free space or mend the disk, then call it again",
-                ) from error
-        change(leaves)
-
     # -- following the buffer ----------------------------------------------------------------
-
-    def _is_writer(self) -> bool:
-        source = self._source
-        return (
-            source is not None and source.writable and self._pid == os.getpid() and source.is_open
-        )
 
     def _follow(self, window: Window) -> SumTree:
         """Bring the tree to what is stored now. O(changes); O(rows) for another span or source."""
@@ -318,7 +288,8 @@ class PrioritizedSampler(Draws):
             fresh = max(low, leaves.upto)
             if head > fresh:
                 highest = leaves.highest
-                self._change(
+                assert self._stored is not None
+                self._stored.change(
                     lambda file: file.append_range(fresh, head, highest),
                     lambda leaves: leaves.put_range(fresh, head, highest),
                 )
@@ -366,61 +337,16 @@ class PrioritizedSampler(Draws):
                 "PrioritizedSampler: it draws from another buffer already; make one for each buffer"
             )
         in_fork = self._pid != os.getpid()
-        kept, restored = self._leaves, self._restored
-        if self._file is not None and not in_fork:
-            self._file.close()
+        kept, restored, stored = self._leaves, self._restored, self._stored
+        if stored is not None:
+            stored.close()
         self._forget()
         self._source, self._uuid = source, uuid
-        ring = Ring(source.manifest.max_steps, source.manifest.spare)
-        if kept is None or len(kept.values) != ring.rows:
-            kept = None
-        if not source.disk.volatile:
-            stored = self._open(source, ring.rows)
-            kept = kept if in_fork and kept is not None else stored
-        self._leaves = kept or Leaves(np.ones(ring.rows, np.float32))
-        if source.disk.volatile and kept is not None:
-            kept.upto = min(kept.upto, source.head)
+        self._stored = StoredPriorities(source, kept, in_fork)
+        self._leaves = self._stored.leaves
         if restored is not None:
             self._restored = None
             self._take_over(restored)
-
-    def _open(self, source: Source, rows: int) -> Leaves | None:
-        """Open or make the file of a buffer with a directory, and return what it holds."""
-        disk, path, uuid = source.disk, Paths(source.folder).priorities, source.manifest.uuid
-        writer = self._is_writer()
-        found: Leaves | None = None
-        try:
-            if disk.exists(path):
-                faults, opened = [f"has {disk.size(path)} bytes"], None
-                if disk.size(path) == PriorityFile.nbytes(rows):
-                    opened = PriorityFile.open(disk, path, uuid, rows, writer)
-                    found, faults = opened.load()
-                for fault in faults:
-                    log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
-                if not writer:
-                    if opened is not None:
-                        opened.close()
-                    if found is not None:  # a power cut may have taken the rows beyond
-                        found.upto = min(found.upto, source.head)
-                    return found
-                if found is not None and opened is not None:
-                    if faults:
-                        opened.checkpoint(found)
-                    self._file = opened
-                    return found
-                if opened is not None:
-                    opened.close()
-            if writer:
-                found = Leaves(np.ones(rows, np.float32))
-                PriorityFile.create(disk, path, uuid, found)
-                self._file = PriorityFile.open(disk, path, uuid, rows, write=True)
-                self._file.load()
-        except OSError as error:
-            raise EnvironmentFault(
-                error.errno,
-                f"PrioritizedSampler: {error.strerror or error} ({path}); mend the disk, then draw again",
-            ) from error
-        return found
 
     # -- state -------------------------------------------------------------------------------
 
@@ -469,8 +395,8 @@ class PrioritizedSampler(Draws):
         leaves.put_range(max(tail, min(leaves.upto, upto)), max(upto, leaves.upto), leaves.highest)
         leaves.values[positions[kept] % len(leaves.values)] = values[kept]
         self._tree = None
-        if self._file is not None and self._is_writer():
-            self._file.checkpoint(leaves)
+        if self._stored is not None:
+            self._stored.rewrite()
 
     def flush(self) -> None:
         """Force the priorities to the disk itself.
@@ -479,27 +405,14 @@ class PrioritizedSampler(Draws):
             EnvironmentFault: the disk fails. Called again, it writes them all again first.
         """
         with self._lock:
-            file, leaves = self._file, self._leaves
-            if file is None or leaves is None or not self._is_writer():
-                return
-            try:
-                if self._is_unsure:  # a sync that failed is not made good by another
-                    file.checkpoint(leaves)
-                self._is_unsure = True
-                file.sync()
-                self._is_unsure = False
-            except OSError as error:
-                raise EnvironmentFault(
-                    error.errno,
-                    f"PrioritizedSampler.flush: {error.strerror or error} ({file.path}); the newest priorities may not "
-                    "be on the disk: mend it, then call it again",
-                ) from error
+            if self._stored is not None:
+                self._stored.sync()
 
     def close(self) -> None:
         """Give the file back; the next draw opens it again."""
         with self._lock:
-            if self._file is not None and self._pid == os.getpid():
-                self._file.close()
+            if self._stored is not None:
+                self._stored.close()
             on_disk = self._source is not None and not self._source.disk.volatile
             self._forget()
             if on_disk:

@@ -11,6 +11,7 @@ import os
 
 from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
+from ringmap.storage.layout import MANIFEST, TABLE
 
 __all__ = ["Ringmap"]
 
@@ -26,6 +27,4 @@ class Ringmap(StoredFormat):
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by the manifest and the table of episodes."""
         folder = os.fspath(path)
-        return all(
-            os.path.isfile(os.path.join(folder, f)) for f in ("manifest.json", "episodes.npy")
-        )
+        return all(os.path.isfile(os.path.join(folder, f)) for f in (MANIFEST, TABLE))

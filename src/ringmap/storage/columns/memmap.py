@@ -20,6 +20,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,10 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> None:
         """Make the file, at its full (sparse) size, and sync it."""
-        file = disk.create(path, cls.nbytes(spec, rows, label))
-        try:
+        with closing(disk.create(path, cls.nbytes(spec, rows, label))) as file:
             for offset, data in cls.frame(spec, rows, label):
                 file.write(data, offset)
             file.sync()
-        finally:
-            file.close()
 
     @classmethod
     def create_copy(
@@ -146,16 +144,10 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
         """Return what is wrong with the file as a whole, in words; rows are not read."""
-        if kind := disk.kind(path):
-            return [
-                f"column file is {kind}"
-                + ("" if kind == "missing" else ", expected a regular file")
-            ]
-        expected, size = cls.nbytes(spec, rows, label), disk.size(path)
-        if size != expected:
-            return [f"column file has {size} bytes, expected {expected}"]
-        file = disk.open(path)
-        try:
+        size = cls.nbytes(spec, rows, label)
+        if faults := disk.size_faults(path, "column file", size):
+            return faults
+        with closing(disk.open(path)) as file:
             found = []
             if file.read(_PAGE, 0) != _header(spec, rows):
                 found.append(f"header is not that of {rows} rows of {spec}")
@@ -165,8 +157,6 @@ class MemmapColumn:
                     "label after the rows is not that of this column: swapped or foreign file"
                 )
             return found
-        finally:
-            file.close()
 
     @staticmethod
     def exists(disk: Disk, path: str) -> bool:
@@ -200,12 +190,9 @@ class MemmapColumn:
         """
         size = cls.nbytes(spec, rows, label)
         for offset, data in cls.frame(spec, rows, label):
-            file = disk.open(path, write=True)
-            try:
+            with closing(disk.open(path, write=True)) as file:
                 file.write(data, offset)
                 file.sync()
-            finally:
-                file.close()
             if disk.size(path) != size:
                 disk.extend(path, size)
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,32 +26,30 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.blobs import decode_data, encode_data
+from ringmap.storage.episodes import Record
 from ringmap.storage.files import Disk, File
+from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 from ringmap.storage.system import NotAFileError
 
-__all__ = ["NAMES", "Successors"]
+__all__ = ["Successors"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-NAMES = ("successors.0.bin", "successors.1.bin")
 _MAGIC = b"RINGMAPN"
 _HEAD = struct.Struct("<8sqQQQ")
 _LIMIT = 1 << 30
 
 
-class Successors:
-    """The two files, written by one handle.
+class Successors(Sidecar):
+    """The two files, written by one handle."""
 
-    Args:
-        disk: where they are.
-        paths: of both.
-        uuid: the buffer's.
-    """
+    names = ("successors.0.bin", "successors.1.bin")
+    of_newest = True
 
-    def __init__(self, disk: Disk, paths: tuple[str, str], uuid: bytes) -> None:
-        self._disk = disk
-        self._paths = paths
-        self._uuid = uuid
+    def __init__(self, home: Home) -> None:
+        self._disk = home.disk
+        self._paths = [home.path(name) for name in self.names]
+        self._uuid = home.uuid
         self._next = 0
         self._files: list[File | None] = [None, None]
         self._named = True
@@ -117,28 +117,44 @@ class Successors:
         self._files = [None, None]
 
     @classmethod
-    def renew(
-        cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int, rows_sum: int
-    ) -> None:
-        """Write, durably, that nothing is known to follow the rows up to `head`."""
-        made = cls(disk, paths, uuid)
-        try:
-            for _ in range(2):
-                made.write(head, rows_sum, {})
-                made.sync()
-                made.turn()
-        finally:
-            made.close()
+    def faults(cls, home: Home, newest: Record | None) -> list[str]:
+        """Return that neither file is of the newest rows, in words, if it is so."""
+        if newest is None:
+            return []
+        made = cls(home)
+        found = [_read(home.disk, path, home.uuid) for path in made._paths]
+        if any(one and one[:2] == (newest.head, newest.rows_sum) for one in found):
+            return []
+        return [f"what follows the rows up to position {newest.head} is damaged or missing"]
 
     @classmethod
-    def faults(
-        cls, disk: Disk, paths: tuple[str, str], uuid: bytes, head: int, rows_sum: int
-    ) -> list[str]:
-        """Return what is wrong with both, in words: neither is of the rows up to `head`."""
-        found = [_read(disk, path, uuid) for path in paths]
-        if any(one is not None and one[:2] == (head, rows_sum) for one in found):
-            return []
-        return [f"what follows the rows up to position {head} is damaged or missing"]
+    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+        """Write that nothing is known to follow the newest rows."""
+        if newest is None:
+            return None
+        what = "write it again: the newest transitions are never drawn"
+        return what, partial(cls._announce, home, newest, {}, 2)
+
+    @classmethod
+    def _announce(cls, home: Home, newest: Record, arrays: Mapping[str, Array], times: int) -> None:
+        """Write, durably, what follows the newest rows."""
+        with closing(cls(home)) as made:
+            for _ in range(times):
+                made.write(newest.head, newest.rows_sum, arrays)
+                made.sync()
+                made.turn()
+
+    @classmethod
+    def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
+        """Write what follows the newest rows of the copy. `kept`: gives it where the files have gone on."""
+        newest = state.newest
+        if newest is None:
+            return
+        found = cls(source).find(newest.head, newest.rows_sum)
+        if found is None and kept is not None:
+            found = kept(state)
+        if found is not None:
+            cls._announce(target, newest, found, 1)
 
 
 def _read(disk: Disk, path: str, uuid: bytes) -> tuple[int, int, bytes] | None:

@@ -21,15 +21,18 @@ Not here: what a priority is for (clips/samplers), which positions are live.
 
 from __future__ import annotations
 
-import os
 import struct
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from ringmap.storage.files import Disk, File, closed
+from ringmap.storage.episodes import Record
+from ringmap.storage.files import File, closed
+from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
 __all__ = ["Leaves", "PriorityFile"]
 
@@ -85,7 +88,7 @@ class Leaves:
         return kept
 
 
-class PriorityFile:
+class PriorityFile(Sidecar):
     """The file, open.
 
     Args:
@@ -93,6 +96,9 @@ class PriorityFile:
         uuid: the buffer's.
         rows: of the ring.
     """
+
+    names = ("priorities.bin",)
+    temporary = ("priorities.bin.tmp",)
 
     def __init__(self, file: File, uuid: bytes, rows: int) -> None:
         self.path = file.path
@@ -110,30 +116,48 @@ class PriorityFile:
         return _places(rows)[1]
 
     @classmethod
-    def create(cls, disk: Disk, path: str, uuid: bytes, leaves: Leaves) -> None:
+    def create(cls, home: Home, leaves: Leaves) -> None:
         """Make the file, whole or not at all, its name synced."""
-        beside = path + ".tmp"
-        if disk.exists(beside):
-            disk.remove(beside)
-        rows = len(leaves.values)
-        file = disk.create(beside, cls.nbytes(rows))
-        try:
-            cls(file, uuid, rows).checkpoint(leaves)
-        finally:
-            file.close()
+        disk, path, beside = home.disk, home.path(cls.names[0]), home.path(cls.temporary[0])
+        disk.discard(beside)
+        with closing(disk.create(beside, cls.nbytes(home.rows))) as file:
+            cls(file, home.uuid, home.rows).checkpoint(leaves)
         disk.rename(beside, path)
-        disk.sync_folder(os.path.dirname(path))
+        disk.sync_folder(home.folder)
 
     @classmethod
-    def take_back(cls, disk: Disk, path: str, uuid: bytes, rows: int, head: int) -> list[str]:
-        """Forget, durably, the priorities of rows from `head` on: a power cut took them, and others will come.
+    def open(cls, home: Home, write: bool) -> PriorityFile | None:
+        """Open a file that exists, None if it has not the size of one; `load` tells what is in it."""
+        path = home.path(cls.names[0])
+        if home.disk.size(path) != cls.nbytes(home.rows):
+            return None
+        return cls(home.disk.open(path, write), home.uuid, home.rows)
 
-        And those that the log still has behind its end, where it would grow into them. Nothing to do
-        for a file that is not there, or that holds nothing. Return what is wrong with it, in words.
+    @classmethod
+    def _loaded(cls, home: Home) -> tuple[Leaves | None, list[str]]:
+        """Return what the file holds, and what is wrong with it, in words."""
+        faults = home.disk.size_faults(
+            home.path(cls.names[0]), "priorities file", cls.nbytes(home.rows)
+        )
+        opened = None if faults else cls.open(home, write=False)
+        if opened is None:
+            return None, faults
+        try:
+            return opened.load()
+        finally:
+            opened.close()
+
+    @classmethod
+    def recover(cls, home: Home, head: int) -> list[str]:
+        """Forget, durably, the priorities of rows from `head` on.
+
+        And those that the log still has behind its end, where it would grow into them. Nothing to do for a file that
+        is not there, or that holds nothing.
         """
-        if not disk.is_file(path) or disk.size(path) != cls.nbytes(rows):
+        is_there = home.disk.is_file(home.path(cls.names[0]))
+        opened = cls.open(home, write=True) if is_there else None
+        if opened is None:
             return []
-        opened = cls.open(disk, path, uuid, rows, write=True)
         try:
             leaves, faults = opened.load()
             if leaves is not None and (faults or opened._is_ragged or leaves.upto > head):
@@ -144,59 +168,41 @@ class PriorityFile:
             opened.close()
 
     @classmethod
-    def open(cls, disk: Disk, path: str, uuid: bytes, rows: int, write: bool) -> PriorityFile:
-        """Open a file that exists; `load` tells what is in it."""
-        return cls(disk.open(path, write), uuid, rows)
-
-    @classmethod
-    def read(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> Leaves | None:
-        """Return what a file holds that its writer may be writing just now; None if nothing of it counts."""
-        found = None
-        for _ in range(_TRIES):
-            opened = cls.open(disk, path, uuid, rows, write=False)
-            try:
-                found, faults = opened.load()
-            finally:
-                opened.close()
-            if not faults:
-                break
-        return found
-
-    @classmethod
-    def faults(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> list[str]:
+    def faults(cls, home: Home, newest: Record | None) -> list[str]:
         """Return what is wrong with the file, in words."""
-        size = disk.size(path) if disk.is_file(path) else -1
-        if size != cls.nbytes(rows):
-            return [f"priorities file has {size} bytes, expected {cls.nbytes(rows)}"]
-        opened = cls.open(disk, path, uuid, rows, write=False)
-        try:
-            return opened.load()[1]
-        finally:
-            opened.close()
+        return cls._loaded(home)[1]
 
     @classmethod
-    def is_ours(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> bool:
-        """Tell whether anything in the file counts."""
-        if not disk.is_file(path) or disk.size(path) != cls.nbytes(rows):
-            return False
-        opened = cls.open(disk, path, uuid, rows, write=False)
-        try:
-            return opened.load()[0] is not None
-        finally:
-            opened.close()
+    def mend(cls, home: Home, newest: Record | None) -> Mend | None:
+        """Write what counts as a generation of its own, if anything does."""
+        if cls._loaded(home)[0] is None:
+            return None
+        return "write it again with what is whole in it", partial(cls._renew, home)
 
     @classmethod
-    def mend(cls, disk: Disk, path: str, uuid: bytes, rows: int) -> None:
-        """Write what counts as a generation of its own, durably."""
-        opened = cls.open(disk, path, uuid, rows, write=True)
+    def _renew(cls, home: Home) -> None:
+        opened = cls.open(home, write=True)
+        assert opened is not None
         try:
             leaves = opened.load()[0]
             assert leaves is not None
             for _ in range(2):  # both headers, so that nothing damaged is left
                 opened.checkpoint(leaves)
-            opened.sync()
         finally:
             opened.close()
+
+    @classmethod
+    def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
+        """Write the priorities of the copy's rows. `kept`: gives the `Leaves` of a buffer in RAM."""
+        leaves: Leaves | None = kept and kept(state)
+        if not source.disk.volatile:
+            leaves = None
+            for _ in range(_TRIES if cls.exists(source) else 0):
+                leaves, faults = cls._loaded(source)
+                if not faults:  # else its writer may be writing it just now
+                    break
+        if leaves is not None:
+            cls.create(target, leaves.back_to(state.tail, state.head))
 
     def load(self) -> tuple[Leaves | None, list[str]]:
         """Return what the file holds, and what is wrong with it; None if nothing in it counts.

@@ -1,0 +1,12 @@
+"""Sidecars: files of a buffer beside its columns, each behind the same few methods."""
+
+from __future__ import annotations
+
+from ringmap.storage.sidecars.base import Copied, Home, Sidecar
+from ringmap.storage.sidecars.priorities import PriorityFile
+from ringmap.storage.sidecars.successors import Successors
+
+__all__ = ["SIDECARS", "Copied", "Home", "Sidecar"]
+
+SIDECARS: tuple[type[Sidecar], ...] = (PriorityFile, Successors)
+"""All that a buffer's directory may have. A new one is added here, and nowhere else in the storage."""

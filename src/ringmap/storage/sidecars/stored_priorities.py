@@ -1,0 +1,139 @@
+"""The priorities of a buffer, as one handle has them: in memory, and in the file where that handle may write.
+
+Invariants: what the file holds is what `change` had been given when it returned; a reader and a forked child write
+nothing.
+Not here: the bytes (priorities.py), which clip a priority is of (clips/samplers).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ringmap.storage.advice import clear_errors
+from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
+from ringmap.storage.source import Source
+
+__all__ = ["StoredPriorities"]
+
+log = logging.getLogger("ringmap")
+
+
+class StoredPriorities:
+    """Priorities of the rows of one buffer.
+
+    Args:
+        source: the buffer.
+        kept: those that the caller has from before.
+        in_fork: whether these are a parent process's, and newer than what is stored.
+
+    Attributes:
+        leaves: the priorities; changed by `change` alone.
+
+    Raises:
+        EnvironmentFault: the disk fails.
+    """
+
+    def __init__(self, source: Source, kept: Leaves | None, in_fork: bool = False) -> None:
+        self._source = source
+        self._path = source.home.path(PriorityFile.names[0])
+        self._pid = os.getpid()
+        self.file: PriorityFile | None = None
+        self._is_unsure = False
+        rows, volatile = source.manifest.rows, source.disk.volatile
+        if kept is not None and len(kept.values) != rows:
+            kept = None
+        if kept is not None and volatile:
+            kept.upto = min(kept.upto, source.head)
+        if not volatile:
+            with clear_errors(
+                "PrioritizedSampler", self._path, then="mend the disk, then draw again"
+            ):
+                stored = self._open()
+            kept = kept if in_fork and kept is not None else stored
+        self.leaves = kept or Leaves(np.ones(rows, np.float32))
+
+    @property
+    def writes(self) -> bool:
+        """Whether changes go to the file."""
+        source = self._source
+        return source.writable and self._pid == os.getpid() and source.is_open
+
+    def _open(self) -> Leaves | None:
+        """Open or make the file, and return what it holds."""
+        home, writes = self._source.home, self.writes
+        found: Leaves | None = None
+        opened, faults = None, list[str]()
+        if PriorityFile.exists(home):
+            opened = PriorityFile.open(home, writes)
+            found, faults = opened.load() if opened else (None, ["has the size of no such file"])
+        for fault in faults:
+            log.warning("%s: %s; run ringmap.check on the buffer", self._path, fault)
+        if writes and opened is not None and found is not None:
+            if faults:
+                opened.checkpoint(found)
+            self.file = opened
+            return found
+        if opened is not None:
+            opened.close()
+        if writes:
+            found = Leaves(np.ones(home.rows, np.float32))
+            PriorityFile.create(home, found)
+            self.file = PriorityFile.open(home, write=True)
+            assert self.file is not None
+            self.file.load()
+        elif found is not None:  # a power cut may have taken the rows beyond
+            found.upto = min(found.upto, self._source.head)
+        return found
+
+    def change(
+        self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
+    ) -> None:
+        """Change priorities, in the file first: by a frame of its log, or with all others where none fits.
+
+        Raises:
+            EnvironmentFault: the disk is full or fails. Nothing was changed.
+        """
+        file, leaves = self.file, self.leaves
+        if file is not None and self.writes:
+            self._source.disk.check_held("PrioritizedSampler")
+            then = (
+                "no priority was changed here, and in the file at most these: free space or mend the disk, then call it "
+                "again"
+            )
+            with clear_errors("PrioritizedSampler", self._path, then=then):
+                if not append(file):
+                    changed = replace(leaves, values=leaves.values.copy())
+                    change(changed)
+                    file.checkpoint(changed)
+        change(leaves)
+
+    def rewrite(self) -> None:
+        """Write all of `leaves`, which the caller changed, to the file. O(rows)."""
+        if self.file is not None and self.writes:
+            self.file.checkpoint(self.leaves)
+
+    def sync(self) -> None:
+        """Force the priorities to the disk itself.
+
+        Raises:
+            EnvironmentFault: the disk fails. Called again, it writes them all again first.
+        """
+        if self.file is None or not self.writes:
+            return
+        then = "the newest priorities may not be on the disk: mend it, then call it again"
+        with clear_errors("PrioritizedSampler.flush", self._path, then=then):
+            if self._is_unsure:  # a sync that failed is not made good by another
+                self.file.checkpoint(self.leaves)
+            self._is_unsure = True
+            self.file.sync()
+            self._is_unsure = False
+
+    def close(self) -> None:
+        """Give the file back; one of a parent process is left alone."""
+        if self.file is not None and self._pid == os.getpid():
+            self.file.close()

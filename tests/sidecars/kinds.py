@@ -1,0 +1,154 @@
+"""The three kinds of values beside the columns, behind one set of methods: priorities, next observations, labels.
+
+What is given carries a tag, so that a value tells when it was given, and to what.
+"""
+
+import numpy as np
+
+import ringmap
+from ringmap import DistillationBuffer, ReplayBuffer, TransitionReplayBuffer
+from ringmap.samplers import PrioritizedSampler
+
+
+class Priorities:
+    files = ("priorities.bin",)
+
+    @staticmethod
+    def empty():
+        return dict.fromkeys(range(40), 1.0)
+
+    @staticmethod
+    def make(path):
+        buf = ReplayBuffer(100, path=path, sampler=PrioritizedSampler(rng=0), sync_every_s=0)
+        buf.write_episode({"x": np.arange(40)})
+        return buf
+
+    @staticmethod
+    def open(path, mode="r+"):
+        return ReplayBuffer.open(path, mode, sampler=PrioritizedSampler(rng=0))
+
+    @staticmethod
+    def give(buf, tag):
+        buf.sample(1)
+        buf.update_priorities(np.arange(40), tag + np.arange(40) / 64)
+
+    @staticmethod
+    def expected(tag):
+        return {row: tag + row / 64 for row in range(40)}
+
+    @staticmethod
+    def values(buf):
+        buf.sample(1)
+        return dict(enumerate(buf.sampler.state_dict()["values"].tolist()))
+
+    @staticmethod
+    def copy(buf, path):
+        buf.snapshot(path)
+
+    @staticmethod
+    def rings(path):
+        return [path]
+
+
+class NextObservations(Priorities):
+    files = ("successors.0.bin", "successors.1.bin")
+
+    @staticmethod
+    def empty():
+        return {}
+
+    @classmethod
+    def make(cls, path):
+        buf = TransitionReplayBuffer(
+            50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0
+        )
+        for tag in (-2, -1):
+            cls.give(buf, tag)
+        return buf
+
+    @staticmethod
+    def open(path, mode="r+"):
+        return TransitionReplayBuffer.open(path, mode, device=None)
+
+    @staticmethod
+    def give(buf, tag):
+        """Store a call that goes on from no other, so that what it leads to is no row."""
+        obs = np.full((3, 2), 1000 + tag, np.int32)
+        lanes = np.arange(3)
+        after = np.stack([np.full(3, tag), lanes], 1).astype(np.int32)
+        buf.add(obs, lanes, np.full(3, tag, np.float32), after, np.zeros(3, bool))
+
+    @staticmethod
+    def expected(tag):
+        return {lane: [tag, lane] for lane in range(3)}
+
+    @staticmethod
+    def values(buf):
+        """Return what the newest call led to, by lane; nothing of it where that was lost."""
+        newest = int(buf._ring.buffer.load_episode(-1)["rewards"][0])
+        found = {}
+        for _ in range(20):
+            batch = buf.sample(len(buf) // 2)
+            of = batch["rewards"] == newest
+            after = batch["next_observations"][of].tolist()
+            found |= dict(zip(batch["actions"][of].tolist(), after, strict=True))
+        return found
+
+    @staticmethod
+    def copy(buf, path):
+        buf.save(path)
+
+
+class Labels(Priorities):
+    files = ("labels",)
+
+    @staticmethod
+    def empty():
+        return {row: row * 10 for row in range(12)}
+
+    @staticmethod
+    def make(path):
+        buf = DistillationBuffer(100, path=path, seed=0, sync_every_s=0)
+        for row in range(12):
+            buf.add(np.full((1, 1), row, np.float32), np.array([row * 10]), dones=[row % 4 == 3])
+        return buf
+
+    @staticmethod
+    def open(path, mode="r+"):
+        return DistillationBuffer.open(path, mode)
+
+    @staticmethod
+    def give(buf, tag):
+        buf.relabel(None, lambda batch: batch["ids"] + 100 * tag)
+
+    @staticmethod
+    def expected(tag):
+        return {row: row + 100 * tag for row in range(12)}
+
+    @staticmethod
+    def values(buf):
+        batch = buf.rows(np.concatenate(buf.episodes()))
+        rows = np.asarray(batch["student_observations"])[:, 0].astype(int).tolist()
+        return dict(zip(rows, batch["teacher_actions"].tolist(), strict=True))
+
+    @staticmethod
+    def copy(buf, path):
+        buf.save(path)
+
+    @staticmethod
+    def rings(path):
+        return [p for p in (path / "rows", path / "labels") if p.exists()]
+
+
+KINDS = {"priorities": Priorities, "next observations": NextObservations, "labels": Labels}
+
+
+def check(kind, path):
+    return [finding for ring in kind.rings(path) for finding in ringmap.check(ring)]
+
+
+def files_of(kind, path):
+    """Return the files that hold the values: of labels those of their ring's rows."""
+    for name in kind.files:
+        place = path / name
+        yield from place.glob("columns/*teacher*") if place.is_dir() else [place]
