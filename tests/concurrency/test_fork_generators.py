@@ -81,7 +81,7 @@ def generators_of(*things):
 
 def of_a_buffer(path=None):
     buf = filled(path=path)
-    return buf, [buf, buf._clip_reader], lambda: len(buf.sample(8)["obs"])
+    return buf, [buf.engine, buf.engine.reader], lambda: len(buf.sample(8)["obs"])
 
 
 def of_a_sampler(sampler):
@@ -106,7 +106,7 @@ def of_distillation():
 def of_a_mix():
     buf = OfflineToOnlineReplayBuffer(filled(), online_capacity=64, seed=0)
     buf.extend({"obs": np.arange(9), "action": np.zeros((9, 1))})
-    return buf, [buf._draws, buf._offline.buffer], lambda: len(buf.sample(8)["obs"])
+    return buf, [buf._draws, buf._offline.buffer.engine], lambda: len(buf.sample(8)["obs"])
 
 
 def of_goals(path):

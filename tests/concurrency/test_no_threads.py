@@ -24,7 +24,7 @@ def use(path, alone):
     for k in range(5):
         buf.write_episode(episode(k))
     assert buf.num_episodes == 6, buf.num_episodes
-    store = buf._owned
+    store = buf.engine.owned
     assert not alone or store.journal.state.mark == store.seq  # each commit was due to sync
     assert buf.sample(256)["obs"].nbytes > 1 << 21
     with buf.batches(4, steps=3) as batches:

@@ -187,7 +187,7 @@ def look(folder, truth):
 
 def _buffer(path, max_steps, segment_nbytes, **options):
     buf = ReplayBuffer(max_steps, path=path, **options)
-    buf._owned.segments._limit = segment_nbytes
+    buf.engine.owned.segments._limit = segment_nbytes
     return buf
 
 
@@ -224,7 +224,7 @@ def killed(path, base=0, pause=lambda: None, **options):
     for t in range(4):
         episode.append({name: values[t] for name, values in rows_of(99, 4).items()})
     episode._file.close()
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     return Truth(written)
 
 

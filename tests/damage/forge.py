@@ -28,6 +28,7 @@ import xxhash
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.buffers import engine
 from ringmap.errors import EnvironmentFault, NoClipsError, RingmapError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage import state, system
@@ -609,7 +610,7 @@ def judge(bench, plan, folder):
     boot = system._read_boot_id
     if plan.rebooted:
         system._read_boot_id = lambda: b"yet another boot"
-    ReplayBuffer.disk = Disk()  # which has not seen the boot id yet
+    engine.DISK = Disk()  # which has not seen the boot id yet
     try:
         return Judge(bench, plan, folder).judge()
     finally:

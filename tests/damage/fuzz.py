@@ -18,6 +18,7 @@ import numpy as np
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.buffers import engine
 from ringmap.errors import CorruptError, DamageError, RingmapError
 from ringmap.storage import state, system
 from ringmap.storage.faults import ORPHAN
@@ -333,7 +334,7 @@ def judge(bench, plan):
     boot = system._read_boot_id
     if plan.rebooted:
         system._read_boot_id = lambda: b"another boot id."
-    ReplayBuffer.disk = Disk()  # which has not seen the boot id yet
+    engine.DISK = Disk()  # which has not seen the boot id yet
     try:
         return case.judge()
     finally:

@@ -183,7 +183,7 @@ def test_a_writer_that_is_opened_again_changes_no_clip_of_a_pass(disk, workers):
     disk.close()
     with ReplayBuffer.open(path, mode="r+") as again:
         fill(again, 2, 20)
-        reader._source.refresh()  # as a clip that was evicted makes it, in its pass
+        reader.engine.source.refresh()  # as a clip that was evicted makes it, in its pass
         found += [clip for batch in passing for clip in prove(batch)]
         assert sorted(found) == everything(again)
         assert sorted(clips_of(loader)) == everything(again)
@@ -473,7 +473,7 @@ def test_a_copy_that_is_made_while_the_ring_is_written_has_its_clips_in_place(mo
     """A buffer in RAM is pickled, for spawned workers, while another thread evicts what was not yet copied."""
     buf = ReplayBuffer(200, HISTORY, SKIP)
     fill(buf, 40)
-    source, read, calls = buf._owned, buf._owned.read_episode, []
+    source, read, calls = buf.engine.owned, buf.engine.owned.read_episode, []
 
     def writing(ordinal):
         found = read(ordinal)
