@@ -94,7 +94,7 @@ def of_transitions():
     buf = TransitionReplayBuffer(64, (1,), device=None, seed=0)
     for t in range(32):
         buf.add(np.full(1, t), 0, 0.0, np.full(1, t + 1), False)
-    return buf, [buf._ring.buffer], lambda: len(buf.sample(8)["dones"])
+    return buf, [buf.engine], lambda: len(buf.sample(8)["dones"])
 
 
 def of_distillation():

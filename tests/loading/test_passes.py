@@ -325,12 +325,12 @@ def test_a_split_shares_no_episode(buffer, train):
 def test_hardly_an_episode_changes_sides_as_a_buffer_grows():
     buf = ReplayBuffer(100_000)
     fill(buf, 300)
-    before = {*buf.split(0.8)[0]._starts.tolist()}
-    old = {*buf.view()._starts.tolist()}
+    before = {*buf.split(0.8)[0].starts.tolist()}
+    old = {*buf.view().starts.tolist()}
     fill(buf, 300, 300)
-    after = {*buf.split(0.8)[0]._starts.tolist()} & old
+    after = {*buf.split(0.8)[0].starts.tolist()} & old
     assert len(before ^ after) < 15
-    other = {*buf.split(0.8, seed=7)[0]._starts.tolist()} & old
+    other = {*buf.split(0.8, seed=7)[0].starts.tolist()} & old
     assert len(before ^ other) > 50
 
 
