@@ -33,7 +33,7 @@ def use(path, alone):
     buf.snapshot(path + "-copy")
     assert images.in_threads(lambda n: n + 1, list(range(100)), 1) == list(range(1, 101))
     buf.close()
-    buf.disk.system.boot_id = lambda: b"another boot" + bytes(4)  # every episode is verified
+    buf.engine.disk.system.boot_id = lambda: b"another boot" + bytes(4)  # every episode is verified
     again = ReplayBuffer.open(path, mode="r+")
     assert again.num_episodes == 6
     again.close()

@@ -503,11 +503,11 @@ def failing(at, error):
 
 def snapshot_through(disk, buffer, path):
     """Make a snapshot whose own changes go through `disk`."""
-    buffer.engine.disk = disk
+    before, buffer.engine.disk = buffer.engine.disk, disk
     try:
         buffer.snapshot(path)
     finally:
-        del buffer.disk
+        buffer.engine.disk = before
 
 
 ERRORS = {

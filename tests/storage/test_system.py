@@ -320,10 +320,10 @@ def test_a_full_disk_shows_when_it_is_written_to(tmp_path):
 
     buf = Buffer(max_steps=40, path=tmp_path / "buf")
     buf.write_episode(episode(0, 5))
-    buf.disk.full = True
+    buf.engine.disk.full = True
     with pytest.raises(EnvironmentFault, match="No space left"):
         buf.write_episode(episode(1, 5))
-    buf.disk.full = False
+    buf.engine.disk.full = False
     assert stored(buf) == [0]
     buf.write_episode(episode(2, 5))
     assert stored(buf) == [0, 2]
