@@ -180,7 +180,7 @@ def _theirs(home: Path, steps: int, batch: int) -> Callable[[], object]:
 
 def _decoder(buffer: ReplayBuffer, steps: int, batch: int) -> Callable[[], object]:
     """Return what decodes the chunks of a batch, and does nothing else."""
-    rows = buffer._owned.rows
+    rows = buffer.engine.owned.rows
     assert rows is not None
     column: Any = rows.by_name["pixels"]
     rng = np.random.default_rng(1)

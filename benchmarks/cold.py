@@ -190,7 +190,7 @@ def _stages(
     buffer: ReplayBuffer, folder: Path, seconds: float
 ) -> dict[str, dict[str, list[float]]]:
     """Return what each part of a batch takes: cold, asked for at once or 20 ms ahead, and warm."""
-    reader, rows = buffer._clip_reader, buffer._owned.rows
+    reader, rows = buffer.engine.reader, buffer.engine.owned.rows
     assert rows is not None
     rng = np.random.default_rng(5)
     found: dict[str, dict[str, list[float]]] = {}

@@ -141,15 +141,12 @@ class HoleyFile(FileHandle):
         """Leave the holes."""
 
 
-class Buffer(ReplayBuffer):
-    """A buffer on it."""
-
-    disk = HoleyDisk()
+DISK = HoleyDisk()
 
 
 def _pixels(sizes: list[int], place: Place) -> tuple[Table, Table]:
     rows, every = HISTORY * sizes[-1], place.size(80, 4)
-    Buffer.disk.every = every
+    DISK.every = every
     table = Table(
         f"sample({BATCH}) of clips of {HISTORY} steps of 64x64x3 pixels as episodes get more and shorter, "
         f"{rows:,} steps stored, {rows // every:,} of them real and drawn"
@@ -158,12 +155,13 @@ def _pixels(sizes: list[int], place: Place) -> tuple[Table, Table]:
         buffers = []
         for n in sizes:
             frames = noise(rows // n, 2)
-            buffer = Buffer(
+            buffer = ReplayBuffer(
                 rows,
                 HISTORY,
                 path=folder / str(n),
                 seed=0,
                 sampler=Scattered(rows // n, rows, every),
+                disk=DISK,
             )
             episodes = pixels(frames)
             fill(buffer, episodes, n)

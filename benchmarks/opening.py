@@ -32,10 +32,7 @@ class RebootingDisk(Disk):
         return self._boot
 
 
-class Buffer(ReplayBuffer):
-    """A replay buffer on it."""
-
-    disk = RebootingDisk()
+DISK = RebootingDisk()
 
 
 def run(place: Place) -> list[Table]:
@@ -47,7 +44,7 @@ def run(place: Place) -> list[Table]:
     episodes = states(STEPS)
     with place.folder() as folder:
         path = folder / "buffer"
-        buffer = Buffer(max_steps=stored * STEPS, path=path, sync_every_s=0)
+        buffer = ReplayBuffer(max_steps=stored * STEPS, path=path, disk=DISK, sync_every_s=0)
         fill(buffer, episodes, stored)
         buffer.close()
         times: dict[str, list[float]] = {}
@@ -60,12 +57,12 @@ def run(place: Place) -> list[Table]:
                 ("writer after a reboot, nothing in the page cache", "r+", True, True),
             ):
                 if reboot:
-                    Buffer.disk.reboot()
+                    DISK.reboot()
                 if cold:
                     _forget(path)
                 times.setdefault(name, []).append(_open(path, mode, stored))
                 if mode == "r" and reboot:  # a reader writes nothing: the boot is still another one
-                    Buffer.open(path, "r+").close()
+                    ReplayBuffer.open(path, "r+", disk=DISK).close()
         name = f"writer killed {behind:,} episodes after the last sync, after a reboot"
         times[name] = [_killed(path, episodes, stored, behind) for _ in range(place.size(5, 1))]
     table.add_all(times)
@@ -79,7 +76,7 @@ def run(place: Place) -> list[Table]:
 
 def _open(path: Path, mode: str, stored: int) -> float:
     start = perf_counter()
-    buffer = Buffer.open(path, mode)
+    buffer = ReplayBuffer.open(path, mode, disk=DISK)
     assert buffer.num_episodes == stored
     taken = perf_counter() - start
     buffer.close()
@@ -87,10 +84,10 @@ def _open(path: Path, mode: str, stored: int) -> float:
 
 
 def _killed(path: Path, episodes: Iterator[dict], stored: int, behind: int) -> float:
-    buffer = Buffer.open(path, "r+", sync_every_s=0)
+    buffer = ReplayBuffer.open(path, "r+", sync_every_s=0, disk=DISK)
     fill(buffer, episodes, behind)
-    buffer._owned.abandon()  # what a kill does: files and lock are gone, nothing is flushed
-    Buffer.disk.reboot()
+    buffer.engine.owned.abandon()  # what a kill does: files and lock are gone, nothing is flushed
+    DISK.reboot()
     return _open(path, "r+", stored)
 
 

@@ -28,6 +28,19 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Through:
+    """A class of buffers whose files go through `disk`: called, and opened, as the class itself."""
+
+    def __init__(self, kind, disk):
+        self.kind, self.disk = kind, disk
+
+    def __call__(self, *args, **options):
+        return self.kind(*args, disk=self.disk, **options)
+
+    def open(self, *args, **options):
+        return self.kind.open(*args, disk=self.disk, **options)
+
+
 class FaultyDisk(Disk):
     """The real disk, where a change can be made to fail.
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ringmap import TransitionReplayBuffer
+from ringmap.buffers import engine
 from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
 from ringmap.buffers.distillation.labels import LABELS_PER_ROW, LabelLog
 from ringmap.buffers.distillation.lanes import episodes_of, pieces_of
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.data import DistillationBuffer
 from ringmap.errors import (
     ExistsError,
@@ -47,8 +47,8 @@ def make(buffer):
 def die(buf):
     """Let go of the files as a kill does: no flush, no close."""
     for part in (buf._ring.buffer, *([buf._rows.log.log] if buf._rows.log else [])):
-        part._owned.abandon()
-        part._closed = True
+        part.engine.owned.abandon()
+        part.engine.is_closed = True
 
 
 def rows(start, count, label=0):
@@ -461,7 +461,7 @@ def test_labels_are_those_of_a_dict(make):
             die(buf)
             buf = make(capacity, path=buf._rows.path, **options)
             assert stored(buf) == model
-    assert buf._rows.log.log._source.head > 4 * LABELS_PER_ROW * capacity > commits / 4
+    assert buf._rows.log.log.engine.source.head > 4 * LABELS_PER_ROW * capacity > commits / 4
     assert buf.check() == []
 
 
@@ -504,8 +504,8 @@ def killed_at(change, work):
     child = os.fork()
     if child == 0:
         try:
-            ReplayBuffer.disk = FaultyDisk()
-            work(ReplayBuffer.disk, change)
+            engine.DISK = FaultyDisk()
+            work(engine.DISK, change)
             os._exit(0)
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
@@ -709,7 +709,7 @@ def test_a_reader_that_is_lapped_while_it_takes_labels_in_goes_on(tmp_path, monk
     reader = DistillationBuffer.open(tmp_path / "buf", retention="fifo")
     assert stored(reader) == stored(buf)
     buf.relabel(None, better(2))
-    clips = reader._rows.log.log._clip_reader
+    clips = reader._rows.log.log.engine.reader
     starting, laps = clips.starting, iter(range(3, 9))
 
     def lapped(*args):

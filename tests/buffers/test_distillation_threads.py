@@ -163,7 +163,7 @@ def test_a_reader_that_was_lapped_goes_back_to_no_older_label(fast, laps):
     ended = [ids for ids in proof.buf.episodes() if not (ids[-1] // ACTORS + 1) % proof.episode]
     before = reader.rows(ended[0])["teacher_actions"] % MOST
     assert before.tolist() == [proof.turn] * len(before)
-    log = proof.buf._rows.log.log._owned
+    log = proof.buf._rows.log.log.engine.owned
     seen = log.head
     while log.tail <= seen + (laps - 1) * 64:
         proof.relabel(ended[1:])

@@ -286,7 +286,7 @@ class Refuses(Disk):
 )  # fmt: skip
 def test_a_buffer_that_can_not_be_locked_says_why(tmp_path, monkeypatch, number, said):
     ReplayBuffer(100, path=tmp_path / "b").close()
-    monkeypatch.setattr(ReplayBuffer, "disk", Refuses())
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", Refuses())
     Refuses.number = number
     for call in (
         lambda: ReplayBuffer.open(tmp_path / "b", "r+"),

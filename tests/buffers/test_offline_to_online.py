@@ -236,7 +236,7 @@ def test_a_path_goes_on_where_it_was(tmp_path):
     offline = rb.offline_buffer.state_dict()
     rb.flush()
     expected = [rb.sample(9)["obs"].tolist() for _ in range(5)]
-    rb.online_buffer.buffer._owned.abandon()  # as a kill does: no close, no flush
+    rb.online_buffer.buffer.engine.owned.abandon()  # as a kill does: no close, no flush
     again = make()
     again.offline_buffer.load_state_dict(offline)
     assert again.offline_fraction == 0.15
@@ -734,7 +734,7 @@ def test_notes_of_a_flush(tmp_path):
     buf.flush(notes={"a": 1})
     buf.write_episode({"x": [1]}, notes={"b": 2})
     buf.flush(notes={"a": 3})
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     with pytest.raises(ReadOnlyError):
         ReplayBuffer.open(tmp_path / "buf").flush(notes={"a": 4})
     again = ReplayBuffer.open(tmp_path / "buf", mode="r+")

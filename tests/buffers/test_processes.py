@@ -19,6 +19,7 @@ from ringmap.errors import ClosedError, LockedError, ReadOnlyError
 from tests import ROOT
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import COLUMNS, clip, columns, episode, prove, same, snapshot, stored
+from tests.disks import Through
 
 WRITES = {
     "write_episode": lambda b: b.write_episode(episode(9, 3)),
@@ -526,8 +527,8 @@ def test_a_ram_buffer_keeps_its_endings():
     buf.write_episode({"terminated": [False, False]})
     copied = pickle.loads(pickle.dumps(buf))
     for b in (buf, copied):
-        live = b._owned.live
-        assert [b._owned.record_of(o).flags for o in range(live.first, live.last)] == [1, 0]
+        live = b.engine.owned.live
+        assert [b.engine.owned.record_of(o).flags for o in range(live.first, live.last)] == [1, 0]
 
 
 def test_pickles_of_a_closed_buffer(disk_buffer):
@@ -609,7 +610,7 @@ def test_one_writes_and_two_sample_and_every_clip_proves_itself(buffer, spare):
     assert wrong == []
     assert number >= 400
     assert min(batches) >= 20
-    assert buf._clip_reader.index.check() == []
+    assert buf.engine.reader.index.check() == []
 
 
 def test_whole_episodes_are_read_while_another_thread_writes(buffer):
@@ -677,8 +678,7 @@ def test_a_callable_that_writes_in_the_middle_of_a_write_is_told_so(disk_buffer)
             if self.buf is not None and change == "write" and not self.seen:
                 self.seen.append(error_of(self.buf.write_episode, episode(8, 3)))
 
-    class Buffer(ReplayBuffer):
-        disk = Nosy()
+    Buffer = Through(ReplayBuffer, Nosy())
 
     buf = disk_buffer(max_steps=20, cls=Buffer)
     buf.write_episode(episode(0, 5))

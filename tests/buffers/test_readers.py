@@ -22,6 +22,7 @@ from ringmap.storage.files import Disk
 from ringmap.storage.npy import HEADER_NBYTES
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
 from tests.crash.recording import Machine
+from tests.disks import Through
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def test_lapped_ten_times_in_a_row(writer, reader, monkeypatch):
 
 def test_control_without_the_second_look_torn_clips_come_out(writer, reader, monkeypatch):
     lap(writer, monkeypatch, 1)
-    monkeypatch.setattr(type(reader._owned), "newest_tail", lambda self: 0)
+    monkeypatch.setattr(type(reader.engine.owned), "newest_tail", lambda self: 0)
     with pytest.raises(AssertionError):
         prove(reader.sample(30), LENGTHS, 2)
 
@@ -290,9 +291,9 @@ def test_a_copied_directory_is_a_buffer_of_its_own(writer, home, disk_buffer):
 def test_a_state_that_stays_torn_is_named(writer, reader, home, monkeypatch):
     """Its writer was killed in mid-write: the next opening for writing mends it."""
     monkeypatch.setattr("ringmap.storage.state._LOOKS", 3)
-    newest = writer._owned.seq
+    newest = writer.engine.owned.seq
     assert newest
-    writer._owned.abandon()
+    writer.engine.owned.abandon()
     with open(home / "buf/state.bin", "r+b") as file:
         file.seek(20)
         file.write(b"\xff" * 8)
@@ -326,26 +327,25 @@ def test_on_a_network_file_system_a_reader_on_another_host_is_refused(writer, ho
 
 def test_workers_are_told_the_clips_and_the_head_of_one_moment(writer, reader, monkeypatch):
     """Another thread refreshes the reader between the two: workers would count from the wrong end."""
-    pin = reader._clip_reader.pin
+    pin = reader.engine.reader.pin
 
     def then_the_writer_goes_on(span):
         pinned = pin(span)
         writer.write_episode(episode(9, 5))
-        reader._source.refresh()
+        reader.engine.source.refresh()
         return pinned
 
-    head = reader._source.head
+    head = reader.engine.source.head
     with monkeypatch.context() as patch:
-        patch.setattr(reader._clip_reader, "pin", then_the_writer_goes_on)
+        patch.setattr(reader.engine.reader, "pin", then_the_writer_goes_on)
         count = len(reader)
-    assert reader._beacon.told()[2:4] == (head, count)
+    assert reader.engine.pins.beacon.told()[2:4] == (head, count)
 
 
 def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home, disk_buffer):
     """A disk lost the newest record; the next writer puts two episodes where the reader knows one."""
 
-    class Rebooted(ReplayBuffer):
-        disk = Disk(Machine(2))
+    Rebooted = Through(ReplayBuffer, Disk(Machine(2)))
 
     lost = disk_buffer(40, 2)
     for number, length in enumerate([5, 5, 5, 5, 6]):
@@ -353,8 +353,8 @@ def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home,
     reader = ReplayBuffer.open(home / "buf")
     crossing = len(reader) - 3  # steps 2 and 3 of episode 4
     assert reader[crossing]["step"].tolist() == [2, 3]
-    table, slot = lost._owned.table, lost._owned.seq
-    lost._owned.abandon()
+    table, slot = lost.engine.owned.table, lost.engine.owned.seq
+    lost.engine.owned.abandon()
     with open(home / "buf/episodes.npy", "r+b") as file:
         file.seek(HEADER_NBYTES + slot % table.slots * RECORD.itemsize)
         file.write(bytes(RECORD.itemsize))
@@ -373,7 +373,7 @@ def test_a_reader_opens_what_the_writer_would_where_a_disk_lost_the_state(home, 
     for number in range(6):
         buf.write_episode(episode(number, 5))
     kept = stored(buf)
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     (home / "buf/state.bin").write_bytes(bytes(8192))
     reader = ReplayBuffer.open(home / "buf")
     for _ in range(2):

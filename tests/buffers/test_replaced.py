@@ -24,6 +24,7 @@ from ringmap.storage.system import System
 from tests.buffers.processes import in_child
 from tests.buffers.steps import episode
 from tests.chains import made_with
+from tests.disks import Through
 
 STORAGES = {
     "memmap": "memmap",
@@ -140,7 +141,7 @@ def test_the_background_sync_touches_nothing_at_the_path(home, way, caplog):
     buf = make(home / "buf", "zarr")
     way(home / "buf")
     before = tree(home / "buf")
-    buf._source.sync_in_background()
+    buf.engine.source.sync_in_background()
     assert tree(home / "buf") == before
     assert not caplog.records
     with pytest.raises(ReplacedError):
@@ -319,10 +320,7 @@ def test_where_nothing_opens_below_a_descriptor_each_use_of_a_path_is_checked(ho
         for changes in (1, 3, 8):
             disk, path = Moving(System(portable)), home / f"{storage}{portable}{changes}"
 
-            class Buffer(ReplayBuffer):
-                pass
-
-            Buffer.disk = disk
+            Buffer = Through(ReplayBuffer, disk)
             buf = Buffer(20, 2, path=path, storage=storage, sync_every_s=0, spare_rows=1)
             for number in range(3):
                 buf.write_episode(episode(number, 5))

@@ -23,6 +23,7 @@ from ringmap.errors import (
 from ringmap.storage.files import Disk
 from ringmap.storage.ring import spare_rows
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
+from tests.disks import Through
 
 # -- constructor -------------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ def test_many_episodes_of_one_step_fill_a_ring_with_one_spare_row(buffer):
 
 def test_default_spare_rows_by_the_rule(buffer):
     buf = buffer(max_steps=3000)
-    assert buf._owned.manifest.spare == spare_rows(3000) == 1024
+    assert buf.engine.owned.manifest.spare == spare_rows(3000) == 1024
 
 
 def test_it_is_a_dataset_and_a_writer(buffer):
@@ -272,11 +273,11 @@ def test_clear_is_one_commit_and_nothing_when_nothing_is_there(buffer):
     buf.clear()
     assert buffer.files() == files
     buf.write_episode(episode(0, 3))
-    seq = buf._owned.seq
+    seq = buf.engine.owned.seq
     buf.clear()
-    assert buf._owned.seq == seq + 1
+    assert buf.engine.owned.seq == seq + 1
     buf.clear()
-    assert buf._owned.seq == seq + 1
+    assert buf.engine.owned.seq == seq + 1
 
 
 def test_clear_survives(disk_buffer):
@@ -700,8 +701,7 @@ def test_a_disk_that_says_no_at_birth_gives_a_clear_error_and_the_next_try_works
             if self.no and done == change:
                 raise OSError(30, "Read-only file system", path)
 
-    class Buffer(ReplayBuffer):
-        disk = Refusing()
+    Buffer = Through(ReplayBuffer, Refusing())
 
     with pytest.raises(EnvironmentFault, match="Read-only file system") as raised:
         Buffer(max_steps=9, path=home / "buf")

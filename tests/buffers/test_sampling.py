@@ -11,6 +11,7 @@ from ringmap.errors import ClipIndexError, EnvironmentFault, InputError, NoClips
 from ringmap.storage.files import Disk
 from tests.buffers.processes import Child
 from tests.buffers.steps import clip, episode, prove, same, stored
+from tests.disks import Through
 
 LENGTHS = {0: 9, 1: 4, 2: 7}
 
@@ -410,8 +411,7 @@ def test_a_clear_of_nothing_stores_nothing_so_the_draws_stay_to_be_stored(home):
             if self.no:
                 raise OSError(28, "full")
 
-    class Buffer(ReplayBuffer):
-        disk = Refusing()
+    Buffer = Through(ReplayBuffer, Refusing())
 
     buf = Buffer(max_steps=20, path=home / "buf", seed=0, sync_every_s=0)
     with pytest.raises(NoClipsError):

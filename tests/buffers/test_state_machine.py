@@ -43,7 +43,7 @@ from ringmap.storage.ring import Ring
 from ringmap.storage.state import StateFile
 from ringmap.storage.store import Store
 from tests.buffers.steps import clip, columns, prove, same
-from tests.disks import ram_folder
+from tests.disks import Through, ram_folder
 
 # -- faults ------------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def published(self, or_else=()):
         """Note what readers may see: the newest state, unless state.bin could not be written."""
-        hidden = self.buf._owned.journal.unpublished
+        hidden = self.buf.engine.owned.journal.unpublished
         self.shown = [self.model, *or_else] if hidden else [self.model]
 
     @rule(kind=calls, length=lengths, data=datas, which=st.integers(0, 9))
@@ -367,7 +367,7 @@ class BufferMachine(RuleBasedStateMachine):
         ended = [r for r, n in self.recordings if r._ended]
         self.drop_finished()
         for recording, number in list(self.recordings):
-            if recording.id in self.buf._owned.carried.get("finished", []):
+            if recording.id in self.buf.engine.owned.carried.get("finished", []):
                 recording.finish()
         for recording in ended:
             with pytest.raises(RoleError):
@@ -443,7 +443,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert buf.offsets.tolist() == [sum(sizes[:i]) for i in range(len(sizes))]
         assert len(buf) == sum(max(0, n - self.span + 1) for n in sizes)
         assert observe(buf) == self.model.plain()
-        assert buf._clip_reader.index.check() == []
+        assert buf.engine.reader.index.check() == []
         assert buf.state_dict()["step"] == self.counter
         names = list(dict.fromkeys(name for *_, data in episodes for name in data))
         assert buf.episode_column_names == names
@@ -483,7 +483,7 @@ class DiskMachine(BufferMachine):
         super().__init__()
         self.folder = self.stack.enter_context(ram_folder())
         self.disk = FaultyDisk()
-        self.cls = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
+        self.cls = Through(ReplayBuffer, self.disk)
         self.readers = []
         self.crashes = 0
 
@@ -540,7 +540,7 @@ class DiskMachine(BufferMachine):
     @rule(background=st.booleans())
     def reopen(self, background):
         if background:
-            self.buf._owned.sync_in_background()
+            self.buf.engine.owned.sync_in_background()
         counter = self.counter
         self.buf.close()
         before = self.model
@@ -620,7 +620,7 @@ class DiskMachine(BufferMachine):
 
     def open_copy(self, folder, models, counters, rebooted, twice):
         disk = FaultyDisk(rebooted)
-        cls = type("Copy", (ReplayBuffer,), {"disk": disk})
+        cls = Through(ReplayBuffer, disk)
         if twice is not None:
             again = Fault(twice, raising(KeyboardInterrupt()))
             disk.fault = again
@@ -635,7 +635,7 @@ class DiskMachine(BufferMachine):
             found = observe(buf)
             assert found in [m.plain() for m in models], (found, [m.plain() for m in models])
             assert buf.state_dict()["step"] in counters
-            assert buf._clip_reader.index.check() == []
+            assert buf.engine.reader.index.check() == []
             buf.write_episode(columns(999, 0, 1))
             assert observe(buf)[-1] == (999, 1, {})
         finally:
@@ -669,7 +669,7 @@ class DiskMachine(BufferMachine):
         else:
             reader.refresh()
         self.readers[i] = reader, self.seen(reader)
-        assert reader._clip_reader.index.check() == []
+        assert reader.engine.reader.index.check() == []
 
     def clips_of(self, *models):
         """Return how many clips each model has."""

@@ -82,8 +82,8 @@ def test_a_pickled_buffer_in_ram_stays_compressed(storage):
         copy.write_episode(episode(number, 4))
     assert held(copy) == dict.fromkeys(range(7, 12), 4)
     assert held(buf) == dict.fromkeys(range(2, 7), 4)
-    assert copy._owned.manifest.backends == buf._owned.manifest.backends
-    assert "zarr" in copy._owned.manifest.backends
+    assert copy.engine.owned.manifest.backends == buf.engine.owned.manifest.backends
+    assert "zarr" in copy.engine.owned.manifest.backends
     assert copy.check() == []
 
 
@@ -107,11 +107,11 @@ def test_names_may_be_anything(buffer):
 
 def test_a_schema_with_storage(buffer, storage):
     buf = buffer(20, schema=columns(0, 0, 1), spare_rows=5, storage=storage)
-    chosen = buf._owned.manifest.backends
+    chosen = buf.engine.owned.manifest.backends
     assert "zarr" in chosen
     assert held(buf) == {}
     buf.write_episode(episode(1, 4))
-    assert buf._owned.manifest.backends == chosen
+    assert buf.engine.owned.manifest.backends == chosen
     assert held(buf) == {1: 4}
 
 
@@ -146,7 +146,7 @@ def test_estimate_is_the_most_that_chunks_come_to(tmp_path):
     for _ in range(8):
         noise = rng.integers(0, 256, (20, 100), np.uint8)
         buf.write_episode({"noise": noise, "action": rng.random((20, 2), np.float32)})
-    for name in buf._owned.manifest.files:
+    for name in buf.engine.owned.manifest.files:
         chunks = sum(p.stat().st_size for p in (buf.path / name).glob("c.*"))
         assert (0.9 if "noise" in name else 0.5) * told[name] <= chunks <= told[name]
     assert told["total"] == sum(size for name, size in told.items() if name != "total")
@@ -250,7 +250,7 @@ def test_no_descriptor_is_left_open(disk_buffer, storage):
             buf.write_episode(episode(number, 4))
             buf.sample(4)
             buf.flush()
-        buf._owned.rows.by_name["action"].want(np.arange(8))
+        buf.engine.owned.rows.by_name["action"].want(np.arange(8))
         assert buf.check() == []
 
     work(0)
@@ -264,4 +264,4 @@ def test_zarr_json_says_whose_it_is(disk_buffer):
     buf.write_episode(episode(0, 4))
     with open(buf.path / "columns/003-action.zarr/zarr.json") as file:
         told = json.load(file)["attributes"]["ringmap"]
-    assert told == buf._owned.manifest.label(3)
+    assert told == buf.engine.owned.manifest.label(3)

@@ -23,7 +23,7 @@ from ringmap.storage.files import Disk
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import columns, episode, same, snapshot, stored
 from tests.crash.kill.blows import _in_del, can_be_interrupted
-from tests.disks import FaultyDisk
+from tests.disks import FaultyDisk, Through
 
 
 def step(number, t):
@@ -39,7 +39,8 @@ def record(recording, number, count, first=0):
 def flags(buf):
     """Return what the table says of each stored episode."""
     return [
-        buf._owned.record_of(o).flags for o in range(buf._owned.live.first, buf._owned.live.last)
+        buf.engine.owned.record_of(o).flags
+        for o in range(buf.engine.owned.live.first, buf.engine.owned.live.last)
     ]
 
 
@@ -354,8 +355,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_a_disk_that_fills_costs_no_step_that_was_appended(home, durability):
-    class Buffer(ReplayBuffer):
-        disk = FaultyDisk()
+    Buffer = Through(ReplayBuffer, FaultyDisk())
 
     for at in range(1, 12):
         buf = Buffer(max_steps=20, path=home / str(at), durability=durability, sync_every_s=0)
@@ -380,8 +380,7 @@ def test_a_disk_that_fills_costs_no_step_that_was_appended(home, durability):
 
 
 def test_a_finish_that_the_disk_refused_is_called_again(home):
-    class Buffer(ReplayBuffer):
-        disk = FaultyDisk()
+    Buffer = Through(ReplayBuffer, FaultyDisk())
 
     refused = 0
     for at in range(1, 30):
@@ -679,8 +678,7 @@ class Recording(Disk):
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_at_the_power_level_each_step_is_synced_before_append_returns(home, durability):
-    class Buffer(ReplayBuffer):
-        disk = Recording()
+    Buffer = Through(ReplayBuffer, Recording())
 
     buf = Buffer(max_steps=20, path=home / "buf", durability=durability, sync_every_s=0)
     recording = buf.begin_episode()

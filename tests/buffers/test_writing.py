@@ -14,7 +14,7 @@ from ringmap.data import WRITE_MODES
 from ringmap.datasets.layout import EpisodeDict
 from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
 from tests.buffers.steps import COLUMNS, columns, episode, same, snapshot, stored
-from tests.disks import FaultyDisk, FullDisk
+from tests.disks import FaultyDisk, FullDisk, Through
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_messages_name_the_method(filled):
 
 def test_control_a_call_that_evicts_first_is_caught(filled, buffer):
     def evict_first():
-        filled._owned.clear()
+        filled.engine.owned.clear()
         filled.write_episode(WRONG["a scalar"][0])
 
     with pytest.raises(AssertionError):
@@ -420,8 +420,7 @@ def test_a_write_mode_is_no_business_of_a_buffer():
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code, durability):
-    class Buffer(ReplayBuffer):
-        disk = FaultyDisk()
+    Buffer = Through(ReplayBuffer, FaultyDisk())
 
     def make(name):
         buf = Buffer(max_steps=15, path=home / name, durability=durability, sync_every_s=0, seed=0)
@@ -468,8 +467,7 @@ def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code
 
 
 def test_a_disk_that_fills_and_has_room_again(home):
-    class Buffer(ReplayBuffer):
-        disk = FullDisk("reserve", "write", "create")
+    Buffer = Through(ReplayBuffer, FullDisk("reserve", "write", "create"))
 
     buf = Buffer(max_steps=15, path=home / "buf", sync_every_s=0)
     buf.write_episode(episode(0, 5))
@@ -490,8 +488,7 @@ def test_a_disk_that_fills_and_has_room_again(home):
 
 
 def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_else(home):
-    class Buffer(ReplayBuffer):
-        disk = FaultyDisk()
+    Buffer = Through(ReplayBuffer, FaultyDisk())
 
     for at in range(1, 30):
         buf = Buffer(max_steps=15, path=home / str(at), spare_rows=2, sync_every_s=0)

@@ -101,7 +101,7 @@ class Case:
         elif name == "snapshot":
             buffer.snapshot(self.folder / f"copy-{number[0]}")
         elif name == "background":
-            buffer._owned.sync_in_background()
+            buffer.engine.owned.sync_in_background()
         else:
             getattr(buffer, name.rpartition(".")[2])()
 
@@ -168,7 +168,7 @@ class Case:
                         "the copy has",
                         observe(copied),
                     )
-        if not self.writer._closed:
+        if not self.writer.engine.is_closed:
             must(
                 observe(self.writer) in allowed,
                 "there is",
@@ -193,10 +193,10 @@ class Case:
                 )
                 again.write_episode(episode(*PROBE))
         reader = self.reader
-        if not reader._closed:
+        if not reader.engine.is_closed:
             reader.refresh()
             observe(reader)
-            must(not reader._clip_reader.index.check(), "the reader's index is wrong")
+            must(not reader.engine.reader.index.check(), "the reader's index is wrong")
             reader.close()
         with closing(ReplayBuffer(MAX_STEPS, **self.options)) as again:
             found = observe(again)

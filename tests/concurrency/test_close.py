@@ -71,7 +71,7 @@ def test_closed_at_any_read_of_a_file(fast, monkeypatch, storage, role, reads):
     seen, foreign = filled(fast / "buf", storage), fast / "foreign"
     foreign.write_bytes(b"\xee" * (1 << 20))
     system = Meddler()
-    monkeypatch.setattr(ReplayBuffer, "disk", Disk(system))
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk(system))
     struck_in = []
     for what, read in READS.items():
         with_it = opened_as(fast / "buf", role, reads)

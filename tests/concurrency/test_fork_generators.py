@@ -59,7 +59,7 @@ def generators_of(*things):
 
 def of_a_buffer(path=None):
     buf = filled(path=path)
-    return buf, [buf, buf._clip_reader], lambda: len(buf.sample(8)["obs"])
+    return buf, [buf.engine, buf.engine.reader], lambda: len(buf.sample(8)["obs"])
 
 
 def of_a_sampler(sampler):
@@ -72,7 +72,7 @@ def of_transitions():
     buf = TransitionReplayBuffer(64, (1,), device=None, seed=0)
     for t in range(32):
         buf.add(np.full(1, t), 0, 0.0, np.full(1, t + 1), False)
-    return buf, [buf._ring.buffer], lambda: len(buf.sample(8)["dones"])
+    return buf, [buf.engine], lambda: len(buf.sample(8)["dones"])
 
 
 def of_distillation():
@@ -84,7 +84,7 @@ def of_distillation():
 def of_a_mix():
     buf = OfflineToOnlineReplayBuffer(filled(), online_capacity=64, seed=0)
     buf.extend({"obs": np.arange(9), "action": np.zeros((9, 1))})
-    return buf, [buf._draws, buf._offline.buffer], lambda: len(buf.sample(8)["obs"])
+    return buf, [buf._draws, buf._offline.buffer.engine], lambda: len(buf.sample(8)["obs"])
 
 
 def of_goals(path):

@@ -90,7 +90,7 @@ def test_a_forked_child_that_is_killed_in_mid_chunk_takes_no_lock_along(fast, ca
 def test_no_lock_of_a_compressed_column_is_held_in_a_child():
     """A child of a buffer in RAM recovers its own copy: it takes the locks that a thread of its parent's had."""
     buf = filled(None, "zarr")
-    column = next(iter(buf._owned.rows.by_name.values()))
+    column = next(iter(buf.engine.owned.rows.by_name.values()))
 
     def child(_):
         column.sync()

@@ -38,8 +38,7 @@ def test_a_thread_that_reads_while_a_commit_deletes_a_segment(fast, monkeypatch)
                     reader.submit(look, buf).result()
 
     monkeypatch.setattr(Segments.__init__, "__defaults__", (1,))  # a segment for each commit
-    monkeypatch.setattr(ReplayBuffer, "disk", Deletes())
-    buf = ReplayBuffer(30, path=fast / "buf", durability="power", spare_rows=10)
+    buf = ReplayBuffer(30, path=fast / "buf", durability="power", spare_rows=10, disk=Deletes())
     for k in range(12):
         buf.write_episode({"obs": np.full(10, k)})
     buf.close()

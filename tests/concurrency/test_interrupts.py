@@ -96,7 +96,7 @@ def faults_after_interrupts(path, role, episodes):
                 faults.append((at, "torn"))
         if who.lengths.tolist() != writer.lengths.tolist():
             faults.append((at, "lengths"))
-        faults += [(at, fault) for fault in who._clip_reader.index.check()]
+        faults += [(at, fault) for fault in who.engine.reader.index.check()]
         if faults:
             break
     assert faults or at > 50

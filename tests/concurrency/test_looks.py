@@ -92,7 +92,7 @@ def test_an_episode_is_the_one_that_was_asked_for_when_the_writer_was_restarted(
     reader.refresh()
     writer.close()
     writer = ReplayBuffer.open(tmp_path / "buf", "r+")
-    source, ordinal = reader._owned, reader._owned.ordinal
+    source, ordinal = reader.engine.owned, reader.engine.owned.ordinal
 
     def refreshed(*args):
         found = ordinal(*args)
@@ -144,7 +144,7 @@ class Losing:
 
     def __init__(self, monkeypatch, buf, lefts):
         self.rounds, lefts = 0, iter(lefts)
-        gather, tail = ClipReader._gather, type(buf._owned).newest_tail
+        gather, tail = ClipReader._gather, type(buf.engine.owned).newest_tail
         self.positions = np.empty(0, np.int64)
 
         def gathering(reader, positions, *args, **options):
@@ -156,7 +156,7 @@ class Losing:
             return int(np.sort(self.positions)[left - 1]) + 1 if left else tail(source)
 
         monkeypatch.setattr(ClipReader, "_gather", gathering)
-        monkeypatch.setattr(type(buf._owned), "newest_tail", moved)
+        monkeypatch.setattr(type(buf.engine.owned), "newest_tail", moved)
 
 
 def test_a_batch_that_gets_smaller_each_time_is_read(monkeypatch):

@@ -24,7 +24,7 @@ def use(path, alone):
     for k in range(5):
         buf.write_episode(episode(k))
     assert buf.num_episodes == 6, buf.num_episodes
-    store = buf._owned
+    store = buf.engine.owned
     assert not alone or store.journal.state.mark == store.seq  # each commit was due to sync
     assert buf.sample(256)["obs"].nbytes > 1 << 21
     with buf.batches(4, steps=3) as batches:
@@ -33,7 +33,7 @@ def use(path, alone):
     buf.snapshot(path + "-copy")
     assert images.in_threads(lambda n: n + 1, list(range(100)), 1) == list(range(1, 101))
     buf.close()
-    buf.disk.system.boot_id = lambda: b"another boot" + bytes(4)  # every episode is verified
+    buf.engine.disk.system.boot_id = lambda: b"another boot" + bytes(4)  # every episode is verified
     again = ReplayBuffer.open(path, mode="r+")
     assert again.num_episodes == 6
     again.close()

@@ -59,15 +59,15 @@ def test_another_thread_is_faster(writer, monkeypatch, when, stored, fresh, more
     buffer = ReplayBuffer.open(writer.path, seed=0)
     buffer.refresh()
     write(writer, fresh)
-    reader = buffer._source
+    reader = buffer.engine.source
     Meanwhile(monkeypatch, reader, when, others(writer, reader, more))
     buffer.refresh()
     buffer.refresh()
     write(writer, 2)
     buffer.refresh()
     assert buffer.lengths.tolist() == writer.lengths.tolist()
-    assert reader.live.starts.tolist() == writer._source.live.starts.tolist()
-    assert buffer._clip_reader.index.check() == []
+    assert reader.live.starts.tolist() == writer.engine.source.live.starts.tolist()
+    assert buffer.engine.reader.index.check() == []
     buffer.close()
 
 
@@ -75,7 +75,7 @@ def test_control_a_follower_that_trusts_what_it_read(writer, monkeypatch):
     write(writer, 2)
     buffer = ReplayBuffer.open(writer.path, seed=0)
     write(writer, 3)
-    reader = buffer._source
+    reader = buffer.engine.source
     follow = Reader._follow
 
     def trusting(reader, shown, fresh, anew):

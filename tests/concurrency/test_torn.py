@@ -217,4 +217,4 @@ def test_control_is_taken_back():
     buffer = ReplayBuffer(8)
     buffer.write_episode({"x": np.arange(8)})
     buffer.write_episode({"x": np.arange(8)})
-    assert buffer._source.newest_tail() == 8
+    assert buffer.engine.source.newest_tail() == 8

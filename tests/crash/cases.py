@@ -36,7 +36,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.files import Disk
 from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
-from tests.disks import Cut
+from tests.disks import Cut, Through
 
 # -- episodes --------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Session:
 
     def make(self):
         """Open the buffer."""
-        kind = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
+        kind = Through(ReplayBuffer, self.disk)
         return kind(
             self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
             storage=STORAGES[self.case.storage],
@@ -310,13 +310,13 @@ class Session:
     @classmethod
     def make_reader(cls, root, disk):
         """Open it as a reader."""
-        kind = type("Buffer", (ReplayBuffer,), {"disk": disk})
+        kind = Through(ReplayBuffer, disk)
         return kind.open(os.path.join(root, "buf"), "r")
 
     @staticmethod
     def store_of(buf):
         """Return what stores its rows."""
-        return buf._owned
+        return buf.engine.owned
 
     @classmethod
     def is_torn(cls, buf):

@@ -86,21 +86,19 @@ class LabelSession(Session):
         return replace(case, max_steps=2 * case.spare, keep=False)
 
     def make(self):
-        ReplayBuffer.disk = self.disk
         return DistillationBuffer(
             self.case.spare, path=os.path.join(self.root, "buf"), seed=7, retention="fifo",
-            durability="power" if self.power else "process", sync_every_s=0,
+            durability="power" if self.power else "process", sync_every_s=0, disk=self.disk,
         )  # fmt: skip
 
     @classmethod
     def make_reader(cls, root, disk):
-        ReplayBuffer.disk = disk
         path = os.path.join(root, "buf")
         try:
-            return DistillationBuffer.open(path, "r", retention="fifo")
+            return DistillationBuffer.open(path, "r", retention="fifo", disk=disk)
         except CorruptError as error:
-            rows = ReplayBuffer.open(os.path.join(path, "rows"))
-            torn = None in rows._owned._state_file.slots()
+            rows = ReplayBuffer.open(os.path.join(path, "rows"), disk=disk)
+            torn = None in rows.engine.owned._state_file.slots()
             rows.close()
             if torn:
                 raise Torn from error
@@ -113,12 +111,12 @@ class LabelSession(Session):
         except RingmapError:
             return True
         log = buf._rows.log
-        torn = log is not None and None in log.log._owned._state_file.slots()
+        torn = log is not None and None in log.log.engine.owned._state_file.slots()
         return torn or super().is_torn(buf)
 
     @staticmethod
     def store_of(buf):
-        return buf._ring.buffer._owned
+        return buf._ring.buffer.engine.owned
 
     @classmethod
     def look_at(cls, buf):
@@ -127,7 +125,7 @@ class LabelSession(Session):
     def abandon(self):
         super().abandon()
         if self.buf._rows.log is not None:
-            self.buf._rows.log.log._owned.abandon()
+            self.buf._rows.log.log.engine.owned.abandon()
 
     def put(self, number, length):
         self.buf.add(
@@ -159,7 +157,7 @@ class LabelSession(Session):
         now, ever = before.also
         expected = ever if self.cut and not before.power else now
         log = self.buf._rows.log
-        if expected is ever and log is not None and log.log._owned.tail:
+        if expected is ever and log is not None and log.log.engine.owned.tail:
             # The log has lapped: an older label may have gone before the newer ones were on the disk.
             expected = {n: labels | {0} for n, labels in ever.items()}
         self.compare(labels, expected)
@@ -185,7 +183,7 @@ class LabelSession(Session):
     def do_sync(self, fault=None):
         super().do_sync(fault)
         if self.buf is not None and self.buf._rows.log is not None and fault is None:
-            self.buf._rows.log.log._owned.sync_in_background()
+            self.buf._rows.log.log.engine.owned.sync_in_background()
             self.after(self.flushed(self.now))
 
     def do_round(self, fault=None):

@@ -13,6 +13,7 @@ from ringmap.errors import NoClipsError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.sidecars import priorities
 from tests.crash.cases import STORAGES, Session, draw_step, look
+from tests.disks import Through
 
 STEPS = ("write", "sample", "clear", "flush", "sync", "sync_write", "reopen")
 
@@ -115,7 +116,7 @@ class PrioritySession(Session):
         return replace(case, keep=False)
 
     def make(self):
-        kind = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
+        kind = Through(ReplayBuffer, self.disk)
         return kind(
             self.case.max_steps, path=os.path.join(self.root, "buf"), seed=7,
             storage=STORAGES[self.case.storage], sampler=PrioritizedSampler(rng=0),
@@ -124,7 +125,7 @@ class PrioritySession(Session):
 
     @classmethod
     def make_reader(cls, root, disk):
-        kind = type("Buffer", (ReplayBuffer,), {"disk": disk})
+        kind = Through(ReplayBuffer, disk)
         return kind.open(os.path.join(root, "buf"), "r", sampler=PrioritizedSampler(rng=0))
 
     @classmethod

@@ -17,7 +17,7 @@ from tests.disks import FaultyDisk
 def test_a_first_episode_ends_the_writer(tmp_path, durability, monkeypatch):
     for at in itertools.count(1):
         disk = FaultyDisk()
-        monkeypatch.setattr(ReplayBuffer, "disk", disk)
+        monkeypatch.setattr("ringmap.buffers.engine.DISK", disk)
         options = {"path": tmp_path / str(at), "durability": durability, "sync_every_s": 0}
         buf = ReplayBuffer(24, **options)
         disk.fail(at, OSError(errno.EIO, "I/O error"), only="sync_folder")
@@ -58,7 +58,7 @@ def test_a_fixed_schema_is_named_again(tmp_path, monkeypatch):
     """The last sync of a birth fails: the manifest that names the columns may not be on the disk."""
     for at in itertools.count(1):
         disk = Names()
-        monkeypatch.setattr(ReplayBuffer, "disk", disk)
+        monkeypatch.setattr("ringmap.buffers.engine.DISK", disk)
         options = {"path": tmp_path / str(at), "durability": "power", "schema": SCHEMA}
         disk.fail(at, OSError(errno.EIO, "I/O error"), only="sync_folder")
         try:

@@ -30,7 +30,7 @@ from ringmap.storage.store import Store
 from tests.crash.cases import STORAGES, episode, look, rows_of, sampling_of
 from tests.crash.recording import RecordingDisk
 from tests.crash.test_power import _quiet, base
-from tests.disks import Cut
+from tests.disks import Cut, Through
 
 __all__ = ["_quiet", "base"]
 
@@ -55,7 +55,7 @@ class World:
         self.power, self.keep = power, keep
         self.path = os.path.join(self.root, "buf")
         self.disk = RecordingDisk(self.root)
-        self.kind = type("Buffer", (ReplayBuffer,), {"disk": self.disk})
+        self.kind = Through(ReplayBuffer, self.disk)
         self.buf = self.stream = None
 
     def open(self):
@@ -87,9 +87,9 @@ class World:
         self.stream.finish(episode_data={"number": 50})
 
     def kill(self):
-        if self.buf is not None and self.buf._owned.is_open:
+        if self.buf is not None and self.buf.engine.owned.is_open:
             self.disk.fail(1, Cut(), sticky=True)
-            self.buf._owned.abandon()
+            self.buf.engine.owned.abandon()
             self.disk.lift()
         self.buf = self.stream = None
 
@@ -99,11 +99,11 @@ class World:
 
     @property
     def is_open(self):
-        return self.buf is not None and self.buf._owned.is_open
+        return self.buf is not None and self.buf.engine.owned.is_open
 
     @property
     def poisoned(self):
-        return self.is_open and self.buf._owned.journal.poison is not None
+        return self.is_open and self.buf.engine.owned.journal.poison is not None
 
 
 def filled(world):
@@ -131,7 +131,7 @@ SCENARIOS = {  # what is done before the disk fails, and the call that meets it
     "long episode": (filled, lambda w: w.write(7)),
     "clear": (filled, lambda w: w.buf.clear()),
     "flush": (filled, lambda w: w.buf.flush()),
-    "background sync": (filled, lambda w: w.buf._owned.sync_in_background()),
+    "background sync": (filled, lambda w: w.buf.engine.owned.sync_in_background()),
     "close": (filled, lambda w: w.buf.close()),
     "opening": (lambda w: (filled(w), w.kill()), World.open),
     "opening after a reboot": (lambda w: (filled(w), w.reboot()), World.open),
@@ -228,7 +228,7 @@ def strike(base, name, power, before, after, at, error, sticky, partial):
         assert look(world.buf) in rests | {after}
     if world.stream is not None and name in ("append", "first append") and not sync_failed:
         steps = 1 if name == "first append" else 3
-        if world.stream._store is world.buf._owned:
+        if world.stream._store is world.buf.engine.owned:
             world.finish()
             assert look(world.buf)[-1] == (50, steps)
     world.write(2)

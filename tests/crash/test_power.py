@@ -34,7 +34,7 @@ from tests.crash.labels import LabelSession
 from tests.crash.priorities import PrioritySession
 from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
 from tests.crash.transitions import TransitionSession
-from tests.disks import ram_folder
+from tests.disks import Through, ram_folder
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
@@ -63,9 +63,6 @@ def run(base, monkeypatch):
         with monkeypatch.context() as patch:
             case.settle(patch)
             same_ids(patch, seed)
-            patch.setattr(
-                ReplayBuffer, "disk", ReplayBuffer.disk
-            )  # a session may put its own there
             if options.get("session") is PrioritySession:
                 priorities.settle(patch)
             campaign = run.last = Campaign(base, random.Random(seed), **options)
@@ -477,7 +474,7 @@ def test_control_of_other_buffers(run, monkeypatch, name):
 def test_a_rename_is_followed_by_a_sync_of_its_folder(base):
     """Asserted on the log: ext4, xfs and btrfs hide a missing sync behind the next one."""
     disk = RecordingDisk(base)
-    kind = type("Buffer", (ReplayBuffer,), {"disk": disk})
+    kind = Through(ReplayBuffer, disk)
     with kind(8, path=os.path.join(base, "buf"), durability="power") as buf:
         buf.write_episode({"obs": [1, 2]})
     buf.close()

@@ -15,22 +15,18 @@ from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile
 from tests.crash.recording import Machine
 from tests.crash.transitions import call_of, look, prove
+from tests.disks import Through
+
+Episodes = Through(ReplayBuffer, Disk(Machine(1)))
 
 
-class Episodes(ReplayBuffer):
-    disk = Disk(Machine(1))
+Rebooted = Through(ReplayBuffer, Disk(Machine(2)))
 
 
-class Rebooted(ReplayBuffer):
-    disk = Disk(Machine(2))
+Transitions = Through(TransitionReplayBuffer, Disk(Machine(1)))
 
 
-class Transitions(TransitionReplayBuffer):
-    disk = Disk(Machine(1))
-
-
-class RebootedTransitions(TransitionReplayBuffer):
-    disk = Disk(Machine(2))
+RebootedTransitions = Through(TransitionReplayBuffer, Disk(Machine(2)))
 
 
 def spoil(file, offset, nbytes):
@@ -43,7 +39,7 @@ def test_a_spoiled_newest_episode_is_never_drawn_by_priority(tmp_path):
     buf = Episodes(20, path=tmp_path / "buf", sync_every_s=0)
     for number in range(3):
         buf.write_episode({"x": np.full(4, number)})
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     spoil(tmp_path / "buf/columns/000-x.npy", 8 * 8, 32)
     with Rebooted(20, path=tmp_path / "buf", sampler=PrioritizedSampler(rng=0)) as buf:
         assert buf.num_episodes == 2
@@ -60,7 +56,7 @@ def calls(tmp_path):
     for number in (1, 2, 3):
         buf.add(*call_of(number, 3, before))
         before = number, 3
-    buf._ring.buffer._owned.abandon()
+    buf._ring.buffer.engine.owned.abandon()
     return tmp_path / "buf", options
 
 
@@ -70,7 +66,7 @@ def test_a_spoiled_newest_call_is_no_next_observation(tmp_path):
     buf = Transitions(20, (4,), **options)
     for number, lanes in ((1, 2), (2, 1), (3, 2)):
         buf.add(*call_of(number, lanes, None))
-    buf._ring.buffer._owned.abandon()
+    buf._ring.buffer.engine.owned.abandon()
     spoil(tmp_path / "buf/columns/000-observations.npy", 3 * 16, 32)
     with open(tmp_path / "buf/columns/005-lanes.npy", "r+b") as column:
         column.seek(4096 + 3 * 4)
@@ -87,7 +83,7 @@ def test_lanes_do_not_go_on_over_a_call_that_was_dropped(calls):
     path, options = calls
     buf = Transitions(20, (4,), path=path, **options)
     buf.add(*call_of(4, 1, None))
-    buf._ring.buffer._owned.abandon()
+    buf._ring.buffer.engine.owned.abandon()
     spoil(path / "columns/000-observations.npy", 9 * 16, 16)
     buf = RebootedTransitions(20, (4,), path=path, **options)
     assert look(buf)[0][-1] == (3, 3)
@@ -108,7 +104,7 @@ def test_successors_of_other_rows_do_not_count(calls):
     assert found(9, 0) is None
     other.close()
     buf = Transitions(20, (4,), path=path, **options)
-    record = buf._ring.buffer._owned.record_of(buf._ring.buffer._owned.live.last - 1)
+    record = buf._ring.buffer.engine.owned.record_of(buf._ring.buffer.engine.owned.live.last - 1)
     assert buf._following.files.find(record.head, record.rows_sum) is not None
     assert buf._following.files.find(record.head, record.rows_sum ^ 1) is None
     buf.close()
@@ -180,7 +176,7 @@ def test_flips_in_priorities_never_give_a_priority_of_another_clip(tmp_path, see
         buf.update_priorities(np.arange(40), given)
         for place in range(40):
             history[place].add(float(np.float32(given[place])))
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     rng = np.random.default_rng(seed)
     used = 8192 + 2 * 4096 + 5 * 512
     whole = (path / "priorities.bin").read_bytes()
@@ -188,7 +184,7 @@ def test_flips_in_priorities_never_give_a_priority_of_another_clip(tmp_path, see
         data = bytearray(whole)
         data[int(rng.integers(used))] ^= 1 << int(rng.integers(8))
         (path / "priorities.bin").write_bytes(data)
-        manifest = buf._owned.manifest
+        manifest = buf.engine.owned.manifest
         file = PriorityFile.open(Home(Disk(), str(path), manifest.uuid, manifest.rows), False)
         leaves, faults = file.load()
         file.close()

@@ -12,6 +12,7 @@ import numpy as np
 from ringmap import TransitionReplayBuffer
 from ringmap.errors import LappedError
 from tests.crash.cases import STORAGES, Expect, Session, draw_step
+from tests.disks import Through
 
 STEPS = ("write", "sample", "clear", "flush", "sync", "sync_write", "reopen")
 
@@ -124,7 +125,7 @@ class TransitionSession(Session):
         return type(case)(**{**vars(case), "max_steps": 2 * case.spare, "keep": False})
 
     def make(self):
-        kind = type("Buffer", (TransitionReplayBuffer,), {"disk": self.disk})
+        kind = Through(TransitionReplayBuffer, self.disk)
         return kind(
             self.case.spare, (4,), device=None, obs_dtype=np.int32, seed=7,
             path=os.path.join(self.root, "buf"), storage=STORAGES[self.case.storage],
@@ -133,12 +134,12 @@ class TransitionSession(Session):
 
     @classmethod
     def make_reader(cls, root, disk):
-        kind = type("Buffer", (TransitionReplayBuffer,), {"disk": disk})
+        kind = Through(TransitionReplayBuffer, disk)
         return kind.open(os.path.join(root, "buf"), "r", device=None)
 
     @staticmethod
     def store_of(buf):
-        return buf._ring.buffer._owned
+        return buf._ring.buffer.engine.owned
 
     @classmethod
     def look_at(cls, buf):

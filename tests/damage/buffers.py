@@ -16,6 +16,7 @@ import numpy as np
 from numcodecs import blosc
 
 from ringmap import ReplayBuffer, Zarr
+from ringmap.buffers import engine
 from ringmap.storage import system
 from ringmap.storage.files import Disk
 
@@ -190,7 +191,7 @@ def look(folder, truth):
 
 def _buffer(path, max_steps, segment_nbytes, **options):
     buf = ReplayBuffer(max_steps, path=path, **options)
-    buf._owned.segments._limit = segment_nbytes
+    buf.engine.owned.segments._limit = segment_nbytes
     return buf
 
 
@@ -227,7 +228,7 @@ def killed(path, base=0, pause=lambda: None, **options):
     for t in range(4):
         episode.append({name: values[t] for name, values in rows_of(99, 4).items()})
     episode._file.close()
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     return Truth(written)
 
 
@@ -293,7 +294,7 @@ def booted(again):
     boot = system._read_boot_id
     if again:
         system._read_boot_id = lambda: b"another boot id."
-    ReplayBuffer.disk = Disk()
+    engine.DISK = Disk()
     try:
         yield
     finally:

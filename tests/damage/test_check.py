@@ -24,6 +24,7 @@ from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import VERSION
 from ringmap.storage.state import StateFile
 from tests.damage.buffers import KINDS, episode_of, make
+from tests.disks import Through
 
 # -- sound buffers ---------------------------------------------------------------------------------
 
@@ -31,7 +32,7 @@ from tests.damage.buffers import KINDS, episode_of, make
 def small(path, **options):
     buf = ReplayBuffer(60, path=path, seed=0, **options)
     if path is not None:
-        buf._owned.segments._limit = 300
+        buf.engine.owned.segments._limit = 300
     return buf
 
 
@@ -100,12 +101,9 @@ class WatchingDisk(Disk):
 def life(disk, path):
     """Everything that a writer does."""
 
-    class Buffer(ReplayBuffer):
-        pass
-
-    Buffer.disk = disk
+    Buffer = Through(ReplayBuffer, disk)
     buf = Buffer(30, path=path, spare_rows=5, seed=0, sync_every_s=0)
-    buf._owned.segments._limit = 300
+    buf.engine.owned.segments._limit = 300
     for number in range(4):
         buf.write_episode(episode_of(number, 4))
     buf.write_episode(episode_of(4, 25))  # longer than the spare rows, and more than is free
@@ -117,7 +115,7 @@ def life(disk, path):
             )
     buf.clear()
     buf.write_episode(episode_of(6, 12))
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     buf = Buffer.open(path, "r+")
     buf.write_episode(episode_of(7, 3))
     buf.close()
@@ -577,7 +575,7 @@ def test_check_of_an_open_buffer_sees_what_is_in_memory(place):
     for number in range(4):
         buf.write_episode(episode_of(number, 5))
     buf.sample(2)
-    live = buf._owned.live
+    live = buf.engine.owned.live
     live._lengths._data[1] = 4
     found = [f for f in buf.check() if f.file == "memory"]
     assert any("counted" in f.what for f in found)
@@ -597,7 +595,7 @@ def test_check_of_a_buffer_in_ram_sees_its_rows():
     buf = ReplayBuffer(60)
     for number in range(4):
         buf.write_episode(episode_of(number, 5))
-    files = buf._owned.disk._files
+    files = buf.engine.owned.disk._files
     name = next(name for name in files if name.endswith("pixels.npy"))
     files[name].data[4096 + 16 * 7] ^= 1
     assert [str(f) for f in buf.check()] == [

@@ -19,6 +19,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.buffers import engine
 from ringmap.cli.app import app
 from ringmap.errors import CorruptError, NewerVersionError
 from ringmap.storage import recovery, survey
@@ -88,7 +89,7 @@ def bench(place, no_waiting):
     yield Bench(place, ["wrapped"])
     signal.signal(signal.SIGPROF, old)
     logging.getLogger("ringmap").setLevel(logging.NOTSET)
-    ReplayBuffer.disk = Disk()
+    engine.DISK = Disk()
 
 
 @pytest.fixture

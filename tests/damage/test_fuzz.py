@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ringmap import ReplayBuffer
+from ringmap.buffers import engine
 from ringmap.storage import source, state
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.files import Disk
@@ -110,7 +110,7 @@ def bench(place, monkeypatch):
     monkeypatch.setattr(state, "_LOOKS", 5)
     yield Bench(place)
     logging.getLogger("ringmap").setLevel(logging.NOTSET)
-    ReplayBuffer.disk = Disk()
+    engine.DISK = Disk()
 
 
 LEFT, RIGHT, OBS = "columns/004-left.npy", "columns/005-right.npy", "columns/000-obs-x.npy"

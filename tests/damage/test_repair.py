@@ -334,7 +334,7 @@ def test_positions_never_move_and_writing_goes_on(place):
     v.flip(PIXELS, row_of(v, "pixels", 10))
     ringmap.repair(v.folder, dry_run=False)
     with ReplayBuffer.open(v.folder, "r+") as buf:
-        assert buf._owned.head == v.records[v.seq].head
+        assert buf.engine.owned.head == v.records[v.seq].head
         for number in range(100, 130):
             v.truth.written[number] = 1 + number % 9
             buf.write_episode(episode_of(number, v.truth.written[number]))
@@ -346,7 +346,7 @@ def test_positions_never_move_and_writing_goes_on(place):
 
 def test_after_a_reboot(place, monkeypatch):
     v = Vandal(place / "a", "killed")
-    monkeypatch.setattr(ReplayBuffer, "disk", Disk())
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
     monkeypatch.setattr(ringmap.storage.system, "_read_boot_id", lambda: b"another boot id.")
     v.flip(PIXELS, row_of(v, "pixels", 12))
     v.flip("episodes.npy", 4096 + 128 * 11)

@@ -41,7 +41,7 @@ def main(folder, durability):
             ends.append(type(error).__name__)
             full = number
             if isinstance(error, SyncFailedError):  # its fate is open
-                buffer._source.abandon()
+                buffer.engine.source.abandon()
                 buffer = ReplayBuffer.open(path, mode="r+")
             break
     stored = numbers_of(buffer)

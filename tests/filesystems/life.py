@@ -20,6 +20,7 @@ from ringmap import ReplayBuffer
 from ringmap.errors import LockedError
 from ringmap.storage.files import Disk
 from ringmap.storage.system import System
+from tests.disks import Through
 
 STEPS, WIDTH = 50, 4096
 
@@ -54,8 +55,7 @@ class Noting(System):
         return done
 
 
-class Buffer(ReplayBuffer):
-    disk = Disk(Noting())
+Buffer = Through(ReplayBuffer, Disk(Noting()))
 
 
 def used(folder):

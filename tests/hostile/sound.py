@@ -53,7 +53,7 @@ def streaming(path):
             {"pixels": np.full((8, 8, 3), t, np.uint8), "action": np.full(2, t, np.float32)}
         )
     stream._file.close()
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
 
 
 def packed(chain):

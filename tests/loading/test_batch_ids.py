@@ -101,7 +101,7 @@ def test_a_sampler_of_others_that_has_weights():
 
 def test_what_was_drawn_anew_has_the_id_of_what_came(monkeypatch):
     buf = filled(PrioritizedSampler(rng=0))
-    at, kept = 400, buf._clip_reader._gather
+    at, kept = 400, buf.engine.reader._gather
 
     def evicting(*args, **options):
         nonlocal at
@@ -110,7 +110,7 @@ def test_what_was_drawn_anew_has_the_id_of_what_came(monkeypatch):
             buf.write_episode({"place": np.arange(at - 40, at)})
         return kept(*args, **options)
 
-    monkeypatch.setattr(buf._clip_reader, "_gather", evicting)
+    monkeypatch.setattr(buf.engine.reader, "_gather", evicting)
     for _ in range(8):
         batch = buf.sample(64)
         np.testing.assert_array_equal(batch.ids, places(batch))

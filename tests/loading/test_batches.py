@@ -236,7 +236,7 @@ def test_a_reader_is_counted_while_a_thread_draws_from_it(tmp_path):
             def __setitem__(self, key, value):
                 """As if `sample` came just now."""
 
-        reader._pins = Forgetful()
+        reader.engine.pins._of = Forgetful()
         assert len(reader) == len(buf)
         reader.close()
     buf.close()

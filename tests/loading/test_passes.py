@@ -183,7 +183,7 @@ def test_a_writer_that_is_opened_again_changes_no_clip_of_a_pass(disk, workers):
     disk.close()
     with ReplayBuffer.open(path, mode="r+") as again:
         fill(again, 2, 20)
-        reader._source.refresh()  # as a clip that was evicted makes it, in its pass
+        reader.engine.source.refresh()  # as a clip that was evicted makes it, in its pass
         found += [clip for batch in passing for clip in prove(batch)]
         assert sorted(found) == everything(again)
         assert sorted(clips_of(loader)) == everything(again)
@@ -325,12 +325,12 @@ def test_a_split_shares_no_episode(buffer, train):
 def test_hardly_an_episode_changes_sides_as_a_buffer_grows():
     buf = ReplayBuffer(100_000)
     fill(buf, 300)
-    before = {*buf.split(0.8)[0]._starts.tolist()}
-    old = {*buf.view()._starts.tolist()}
+    before = {*buf.split(0.8)[0].starts.tolist()}
+    old = {*buf.view().starts.tolist()}
     fill(buf, 300, 300)
-    after = {*buf.split(0.8)[0]._starts.tolist()} & old
+    after = {*buf.split(0.8)[0].starts.tolist()} & old
     assert len(before ^ after) < 15
-    other = {*buf.split(0.8, seed=7)[0]._starts.tolist()} & old
+    other = {*buf.split(0.8, seed=7)[0].starts.tolist()} & old
     assert len(before ^ other) > 50
 
 
@@ -473,7 +473,7 @@ def test_a_copy_that_is_made_while_the_ring_is_written_has_its_clips_in_place(mo
     """A buffer in RAM is pickled, for spawned workers, while another thread evicts what was not yet copied."""
     buf = ReplayBuffer(200, HISTORY, SKIP)
     fill(buf, 40)
-    source, read, calls = buf._owned, buf._owned.read_episode, []
+    source, read, calls = buf.engine.owned, buf.engine.owned.read_episode, []
 
     def writing(ordinal):
         found = read(ordinal)

@@ -379,7 +379,7 @@ def test_infos_that_change_their_shape_cut_the_episode():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_disk_costs_the_episodes_that_end_then_and_no_others(tmp_path, monkeypatch, stream):
     disk = FullDisk("write")
-    monkeypatch.setattr(ReplayBuffer, "disk", disk)
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", disk)
     buf = ReplayBuffer(2000, path=tmp_path / "buf")
     env = ReplayBufferCollectionWrapper(vector(3), buf, stream=stream)
     env.reset()

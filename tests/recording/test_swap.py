@@ -132,7 +132,7 @@ def test_dump_old_dumps_what_was_split_and_is_a_permission(tmp_path):
 
 def test_a_full_disk_leaves_the_old_buffers_and_glues_nothing(tmp_path, monkeypatch):
     disk = FullDisk("write")
-    monkeypatch.setattr(ReplayBuffer, "disk", disk)
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", disk)
     old, new = ReplayBuffer(100, path=tmp_path / "old"), ReplayBuffer(100)
     env = running(1, old)
     assert env._recorder.open_slots == [0]

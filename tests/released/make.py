@@ -111,7 +111,7 @@ def streaming(folder):
     for t in range(2):
         stream.append({name: given[name][t] for name in ("état/x", "action", "word")})
     stream._file.close()
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
 
 
 def step(t):

@@ -25,7 +25,7 @@ def test_a_lost_update_takes_the_later_ones_along(tmp_path, lost):
     buf, _ = opened(tmp_path / "buf")
     buf.write_episode({"x": np.arange(10)})
     update(buf, (0, 5.0), (1, 6.0), (2, 7.0))
-    buf._source.abandon()
+    buf.engine.source.abandon()
     path = tmp_path / "buf/priorities.bin"
     raw = bytearray(path.read_bytes())
     frame = raw.find(np.array([1], np.int64).tobytes() + np.array([6.0], np.float32).tobytes()) - 24
@@ -34,7 +34,7 @@ def test_a_lost_update_takes_the_later_ones_along(tmp_path, lost):
     path.write_bytes(raw)
     buf, sampler = opened(tmp_path / "buf")
     update(buf, (3, 8.0))  # of the size of the frame that was lost
-    buf._source.abandon()
+    buf.engine.source.abandon()
     buf, sampler = opened(tmp_path / "buf")
     buf.sample(1)
     found = sampler.kept_priorities().values[:5]

@@ -18,7 +18,7 @@ from ringmap.storage.files import Disk
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests import ROOT
-from tests.disks import FullDisk
+from tests.disks import FullDisk, Through
 from tests.samplers import chi_squared
 
 
@@ -129,7 +129,7 @@ def test_clips_never_cross_an_episode():
 
 def test_an_update_for_an_evicted_clip_never_reaches_its_successor():
     buf, sampler = made([10], max_steps=10)
-    rows = buf._source.rows.ring.rows
+    rows = buf.engine.source.rows.ring.rows
     buf.sample(16)
     old = sampler.ids
     for number in range(
@@ -320,7 +320,7 @@ def test_a_full_log_is_written_out_and_goes_on(tmp_path):
     assert sampler._stored.file._generation > 1
     assert ringmap.check(tmp_path / "buf") == []
     expected = sampler._tree.leaves.copy()
-    buf._owned.abandon()  # as a kill would
+    buf.engine.owned.abandon()  # as a kill would
     again = PrioritizedSampler(alpha=1.0, rng=0)
     buf = ReplayBuffer(100, sampler=again, path=tmp_path / "buf", sync_every_s=0)
     buf.sample(1)
@@ -335,7 +335,7 @@ def test_an_update_larger_than_the_log_is_stored_whole(tmp_path):
     values = np.random.default_rng(0).random(30_000)
     for _ in range(2):
         buf.update_priorities(np.arange(30_000), values)
-    buf._owned.abandon()  # as a kill would
+    buf.engine.owned.abandon()  # as a kill would
     again = PrioritizedSampler(alpha=1.0, rng=0)
     buf = ReplayBuffer(30_000, sampler=again, path=tmp_path / "buf", sync_every_s=0)
     buf.sample(1)
@@ -344,8 +344,7 @@ def test_an_update_larger_than_the_log_is_stored_whole(tmp_path):
 
 
 def test_a_disk_that_fails_changes_nothing(tmp_path):
-    class Buffer(ReplayBuffer):
-        disk = FullDisk("write", where="priorities.bin")
+    Buffer = Through(ReplayBuffer, FullDisk("write", where="priorities.bin"))
 
     sampler = PrioritizedSampler(rng=0)
     buf = Buffer(100, sampler=sampler, path=tmp_path / "buf", sync_every_s=0)
@@ -370,7 +369,7 @@ def test_a_power_cut_that_takes_rows_back_takes_their_priorities_along(tmp_path)
     """Positions beyond the recovered head get the priority of new clips, not what was stored for those lost."""
     other, _ = made([10], path=tmp_path / "other")
     other.sample(1)
-    uuid = other._source.manifest.uuid
+    uuid = other.engine.source.manifest.uuid
     other.close()
     # Priorities of twenty rows, in a buffer that has only the first ten.
     values = np.ones(200, np.float32)
@@ -395,7 +394,7 @@ def test_a_snapshot_has_the_priorities(tmp_path, place, mixed):
     buf = ReplayBuffer(100, sampler=outer, path=path, sync_every_s=0)
     fill(buf, [30, 40, 50])
     buf.sample(1)
-    low = int(buf._source.tail)
+    low = int(buf.engine.source.tail)
     buf.update_priorities(low + np.arange(80), np.arange(80.0))
     handle = ReplayBuffer.open(path) if place == "reader" else buf
     handle.snapshot(tmp_path / "copy")

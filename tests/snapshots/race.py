@@ -70,7 +70,7 @@ def proven(path, ring, log):
     assert ringmap.check(path) == []
     made = Episodes(ring.row_nbytes // 8, ring.longest)
     with ReplayBuffer.open(path) as buffer:
-        source = buffer._source
+        source = buffer.engine.source
         assert state_of(source) == log[source.seq], f"never committed: {source.seq}"
         for i, number in enumerate(buffer.get_episode_data()["number"]):
             expected = made(number, length_of(number, ring))

@@ -44,7 +44,7 @@ def race_with_a_process(folder, ring, count, storage="memmap"):
     laps = 0
     with a_writer(str(folder / "buf"), ring, storage) as log:
         reader = ReplayBuffer.open(folder / "buf")
-        before = reader._source.seq
+        before = reader.engine.source.seq
         for i in range(count):
             while True:
                 try:
@@ -53,7 +53,7 @@ def race_with_a_process(folder, ring, count, storage="memmap"):
                 except LappedError:
                     laps += 1
                     assert laps < 10 * count
-        assert reader._source.seq == before, "the reader's own view stays as it is"
+        assert reader.engine.source.seq == before, "the reader's own view stays as it is"
         reader.close()
     states = [proven(folder / f"copy{i}", ring, log) for i in range(count)]
     goes_on(folder / "copy0", ring)
@@ -151,7 +151,7 @@ class Striking:
 
         def copy_and_strike(column, source, slot, count):
             copied = copy(column, source, slot, count)
-            busy = writer._owned._mutex._is_owned()  # in its last round nobody can write
+            busy = writer.engine.owned._mutex._is_owned()  # in its last round nobody can write
             if column.spec.name == "row" and self.left and not busy:
                 self.left -= 1
                 first = number + self.struck * episodes
@@ -184,7 +184,7 @@ def test_what_was_overwritten_meanwhile_is_not_taken(
     times,
 ):
     writer, number, who, log = handles
-    before = writer._source.seq
+    before = writer.engine.source.seq
     striking = Striking(monkeypatch, writer, number, episodes, times)
     who.snapshot(fast / "copy")
     assert proven(fast / "copy", RING, log) >= before
@@ -194,7 +194,7 @@ def test_what_was_overwritten_meanwhile_is_not_taken(
 
 def test_retired_rows_count_while_their_checksum_holds(fast, monkeypatch, handles):  # noqa: F811
     writer, number, who, log = handles
-    before = writer._source.seq
+    before = writer.engine.source.seq
     Striking(monkeypatch, writer, number, 1, 1)  # its rows go where nothing live stood
     who.snapshot(fast / "copy")
     assert proven(fast / "copy", RING, log) == before, "one round was enough"
@@ -220,7 +220,7 @@ def test_the_writer_s_own_handle_always_ends(fast, monkeypatch):  # noqa: F811
         writer, number = full_buffer(str(fast / "buf"), RING)
         striking = Striking(monkeypatch, writer, number, 60, 1000)
         writer.snapshot(fast / "copy")
-        assert proven(fast / "copy", RING, log) == writer._source.seq
+        assert proven(fast / "copy", RING, log) == writer.engine.source.seq
         assert striking.struck < 10
         writer.close()
 
@@ -269,7 +269,10 @@ def test_another_writer_may_take_over_meanwhile(fast, monkeypatch):  # noqa: F81
         monkeypatch.setattr(MemmapColumn, "copy_from", copy_and_reopen)
         monkeypatch.setattr(Copy, "_begin", lambda self, now: (begun.append(now), begin(self, now)))
         reader.snapshot(fast / "copy")
-        assert proven(fast / "copy", RING, log) == opened[1]._source.seq
-        assert [now.seq for now in begun] == [opened[1]._source.seq - 2, opened[1]._source.seq]
+        assert proven(fast / "copy", RING, log) == opened[1].engine.source.seq
+        assert [now.seq for now in begun] == [
+            opened[1].engine.source.seq - 2,
+            opened[1].engine.source.seq,
+        ]
         reader.close()
         opened[1].close()

@@ -32,7 +32,7 @@ from ringmap.storage.lock import WriterLock
 from ringmap.storage.system import System
 from tests.buffers.steps import episode, stored
 from tests.crash.recording import RecordingDisk, materialise
-from tests.disks import FaultyDisk, kill
+from tests.disks import FaultyDisk, Through, kill
 from tests.snapshots.race import state_of
 
 LEFT = ".copy.ringmap-unfinished"
@@ -47,7 +47,7 @@ def filled(path, episodes=9, **options):
 
 
 def same_buffers(one, other):
-    assert state_of(one._source) == state_of(other._source)
+    assert state_of(one.engine.source) == state_of(other.engine.source)
     assert one.get_episode_data() == other.get_episode_data()
     assert one.column_names == other.column_names
     for i in range(one.num_episodes):
@@ -78,14 +78,14 @@ def test_a_snapshot_is_a_buffer_of_its_own(handle, tmp_path):
         same_buffers(copied, handle)
         assert copied.check() == []
     copied.close()
-    before = state_of(handle._source)
+    before = state_of(handle.engine.source)
     own = ReplayBuffer(40, path=path, sync_every_s=0)
     for number in range(20, 40):
         own.write_episode(episode(number, 6, {"number": number}))
     assert stored(own) == list(range(34, 40))
     assert own.check() == []
     own.close()
-    assert state_of(handle._source) == before
+    assert state_of(handle.engine.source) == before
     assert stored(handle) == [3, 4, 5, 6, 7, 8]
     assert handle.check() == []
 
@@ -93,8 +93,7 @@ def test_a_snapshot_is_a_buffer_of_its_own(handle, tmp_path):
 def test_it_is_durable_and_needs_no_verification_after_a_reboot(handle, tmp_path, caplog):
     handle.snapshot(tmp_path / "copy")
 
-    class Rebooted(ReplayBuffer):
-        disk = Disk(System(portable=True))  # no boot id
+    Rebooted = Through(ReplayBuffer, Disk(System(portable=True)))
 
     with caplog.at_level("INFO", "ringmap"), Rebooted.open(tmp_path / "copy", mode="r+") as copied:
         same_buffers(copied, handle)
@@ -140,8 +139,7 @@ def test_the_columns_of_a_refused_first_episode_are_not_taken(tmp_path):
             if change == "write" and "/columns/" in path:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    class Buffer(ReplayBuffer):
-        disk = Full()
+    Buffer = Through(ReplayBuffer, Full())
 
     buffer = Buffer(40, path=tmp_path / "buf")
     with pytest.raises(EnvironmentFault):
@@ -196,13 +194,13 @@ def test_settings_come_along_and_open_episodes_don_t(tmp_path):
         for stream in (ended, recorded):
             stream.append({name: values[t] for name, values in episode(60, 6).items()})
     ended.finish()
-    assert buffer._source.carried["finished"] != []
+    assert buffer.engine.source.carried["finished"] != []
     buffer.snapshot(tmp_path / "copy")
     recorded.abandon()
     copied = ReplayBuffer.open(tmp_path / "copy", mode="r+")
     same_buffers(copied, buffer)
     assert copied.options == buffer.options
-    assert copied._source.carried.get("finished", []) == []
+    assert copied.engine.source.carried.get("finished", []) == []
     copied.close()
     buffer.close()
 
@@ -261,7 +259,8 @@ def test_segments_that_go_while_they_are_copied(tmp_path, monkeypatch):
     with ReplayBuffer.open(tmp_path / "copy") as copied:
         same_buffers(copied, buffer)
         named = {
-            f"{int(n):012d}.bin" for n in copied._source.table.read_range(19, 22)[0]["blob_segment"]
+            f"{int(n):012d}.bin"
+            for n in copied.engine.source.table.read_range(19, 22)[0]["blob_segment"]
         }
     copied.close()
     assert {path.name for path in (tmp_path / "copy/data").iterdir()} == named
@@ -270,8 +269,7 @@ def test_segments_that_go_while_they_are_copied(tmp_path, monkeypatch):
 
 
 def test_what_a_reader_knows_to_be_damaged_is_not_taken(tmp_path):
-    class Rebooted(ReplayBuffer):
-        disk = Disk(System(portable=True))
+    Rebooted = Through(ReplayBuffer, Disk(System(portable=True)))
 
     buffer = Rebooted(40, path=tmp_path / "buf", sync_every_s=0)
     buffer.write_episode(episode(0, 5))
@@ -412,7 +410,7 @@ def test_roles(tmp_path):
 
     def in_the_middle(columns):
         try:
-            buffer._source.exclusively("test", lambda _: buffer.snapshot(tmp_path / "copy"))
+            buffer.engine.source.exclusively("test", lambda _: buffer.snapshot(tmp_path / "copy"))
         except RoleError as error:
             errors.append(str(error))
         return columns
@@ -490,7 +488,7 @@ def test_damage_is_named(tmp_path, damage):
     with pytest.raises(CorruptError, match=os.path.basename(name)):
         buffer.snapshot(tmp_path / "copy")
     assert os.listdir(tmp_path) == ["buf"]
-    buffer._source.abandon()
+    buffer.engine.source.abandon()
 
 
 # -- errors, interrupts, kills, power cuts ----------------------------------------------------------
@@ -505,11 +503,11 @@ def failing(at, error):
 
 def snapshot_through(disk, buffer, path):
     """Make a snapshot whose own changes go through `disk`."""
-    buffer.disk = disk
+    before, buffer.engine.disk = buffer.engine.disk, disk
     try:
         buffer.snapshot(path)
     finally:
-        del buffer.disk
+        buffer.engine.disk = before
 
 
 ERRORS = {
@@ -607,10 +605,7 @@ class Blind(Disk):
     def free(self, path):
         return None
 
-class Buffer(ReplayBuffer):
-    disk = Blind()
-
-buffer = Buffer(1000)
+buffer = ReplayBuffer(1000, disk=Blind())
 buffer.write_episode({"obs": np.ones((1000, 8192), np.uint8)})
 try:
     buffer.snapshot(sys.argv[1] + "/copy")
@@ -667,7 +662,7 @@ def priorities_after_cuts(tmp_path, cheats):
     sampler, rng = PrioritizedSampler(rng=0), random.Random(0)
     buffer = filled(None, sampler=sampler)
     buffer.sample(4)
-    ids = np.arange(buffer._source.tail, buffer._source.head)
+    ids = np.arange(buffer.engine.source.tail, buffer.engine.source.head)
     buffer.update_priorities(ids, np.arange(len(ids)))
     (tmp_path / "root").mkdir()
     disk = RecordingDisk(str(tmp_path / "root"), cheats=cheats)

@@ -80,7 +80,7 @@ def test_commits_are_those_that_were_made(tmp_path, rng):
 def test_commits_of_a_table_that_went_round(tmp_path):
     buffer = ReplayBuffer(10, path=tmp_path / "b", spare_rows=4)
     write(buffer, *[1] * 500)
-    slots = buffer._source.manifest.table_slots
+    slots = buffer.engine.source.manifest.table_slots
     assert slots < 200
     commits = commits_of(tmp_path / "b")
     assert commits.written.tolist() == list(range(501 - slots, 501))

@@ -18,6 +18,7 @@ from ringmap.storage.files import Disk
 from ringmap.storage.system import System
 from tests import ROOT
 from tests.buffers.steps import episode, prove, stored
+from tests.disks import Through
 
 LENGTHS = {number: 30 + number % 5 for number in range(20)}
 
@@ -76,7 +77,7 @@ def test_no_file_is_mapped(tmp_path, mode):
 
 def workers_reads(_):
     info = torch.utils.data.get_worker_info()
-    source = info.dataset._source
+    source = info.dataset.engine.source
     return np.array([source.mapped, len(maps_of(source.folder))])
 
 
@@ -114,8 +115,7 @@ def test_a_wrong_way_and_ram(tmp_path):
 
 @pytest.mark.parametrize("portable", [False, True])
 def test_the_same_bytes_either_way(tmp_path, portable, rng):
-    class Buffer(ReplayBuffer):
-        disk = Disk(System(portable=portable))
+    Buffer = Through(ReplayBuffer, Disk(System(portable=portable)))
 
     with Buffer(200, path=tmp_path / "buf", sync_every_s=0) as buffer:
         for _ in range(9):
@@ -253,7 +253,7 @@ def test_a_read_that_returns_less_goes_on(tmp_path, monkeypatch):
 def test_a_target_that_is_not_contiguous_is_refused(tmp_path):
     with ReplayBuffer(400, 3, path=tmp_path / "buf", reads="pread", sync_every_s=0) as buffer:
         fill(buffer)
-        column = buffer._source.rows.by_name["obs/x"]
+        column = buffer.engine.source.rows.by_name["obs/x"]
         with pytest.raises(ValueError, match="contiguous"):
             column.take(np.arange(4), np.zeros((4, 6), np.uint8)[:, ::2])
     buffer.close()

@@ -16,7 +16,7 @@ from ringmap.storage import system as module
 from ringmap.storage.files import Disk
 from ringmap.storage.system import NotAFileError, System
 from tests.buffers.steps import episode, prove, stored
-from tests.disks import FullDisk
+from tests.disks import FullDisk, Through
 
 
 @pytest.fixture(params=[False, True], ids=["native", "portable"])
@@ -252,8 +252,7 @@ def test_the_lock_is_new_after_a_fork(system):
 # -- a whole life ------------------------------------------------------------------------------
 
 
-class PortableBuffer(ReplayBuffer):
-    disk = Disk(System(portable=True))
+PortableBuffer = Through(ReplayBuffer, Disk(System(portable=True)))
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
@@ -317,15 +316,14 @@ def test_what_no_sync_vouches_for_is_verified_at_each_opening(tmp_path):
 
 
 def test_a_full_disk_shows_when_it_is_written_to(tmp_path):
-    class Buffer(ReplayBuffer):
-        disk = FullDisk("write", where="columns", system=System(portable=True))
+    Buffer = Through(ReplayBuffer, FullDisk("write", where="columns", system=System(portable=True)))
 
     buf = Buffer(max_steps=40, path=tmp_path / "buf")
     buf.write_episode(episode(0, 5))
-    buf.disk.full = True
+    buf.engine.disk.full = True
     with pytest.raises(EnvironmentFault, match="No space left"):
         buf.write_episode(episode(1, 5))
-    buf.disk.full = False
+    buf.engine.disk.full = False
     assert stored(buf) == [0]
     buf.write_episode(episode(2, 5))
     assert stored(buf) == [0, 2]

@@ -7,6 +7,7 @@ from ringmap import TransitionReplayBuffer
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.files import Disk
 from ringmap.storage.system import System
+from tests.disks import Through
 
 LANES = 2
 
@@ -19,7 +20,7 @@ class Boot(System):
 
 
 def opened(path, sampler):
-    kind = type("Transitions", (TransitionReplayBuffer,), {"disk": Disk(Boot())})
+    kind = Through(TransitionReplayBuffer, Disk(Boot()))
     return kind(24, (2,), device=None, path=path, seed=3, sampler=sampler, sync_every_s=0)
 
 
@@ -51,7 +52,7 @@ def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampl
         if number == calls - 4:
             buf.flush()
         add(buf, number)
-    ring = buf._ring.buffer._owned
+    ring = buf._ring.buffer.engine.owned
     slot = ring.live.starts.tolist()[-1 - lost] % ring.ring.rows
     ring.abandon()
     with open(tmp_path / "buf/columns/000-observations.npy", "r+b") as column:

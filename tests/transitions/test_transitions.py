@@ -27,7 +27,7 @@ from ringmap.samplers import (
 )
 from ringmap.storage.files import Disk
 from tests import ROOT
-from tests.disks import FaultyDisk
+from tests.disks import FaultyDisk, Through
 from tests.transitions.reference import Life, Reference, in_order, same
 
 
@@ -265,7 +265,7 @@ def test_bad_steps_change_nothing(name):
     assert len(buf) == 1
     same(buf.sample(1), before)
     buf.add(**step)
-    assert buf._ring.buffer._source.live.num_steps == 2
+    assert buf._ring.buffer.engine.source.live.num_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -384,9 +384,9 @@ def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
         if turn % 3 == 0:  # as if interrupted ahead of the memory's change
             buf._following.forget()
         add(buf, reference, life.step(2))
-        head = buf._ring.buffer._source.head
+        head = buf._ring.buffer.engine.source.head
         written = buf._following.files._next
-        owned = buf._ring.buffer._owned
+        owned = buf._ring.buffer.engine.owned
         record = owned.record_of(owned.live.last - 1)
         assert record.head == head
         assert buf._following.files.find(head, record.rows_sum) is not None
@@ -490,8 +490,7 @@ def test_kill_9_and_reopen(tmp_path, times, lanes):
 def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
     """The N-th write of a call fails, for every N: what was there is there, and the call can be made again."""
 
-    class Buffer(TransitionReplayBuffer):
-        disk = FaultyDisk()
+    Buffer = Through(TransitionReplayBuffer, FaultyDisk())
 
     options = {"device": None, "sampler": in_order, "sync_every_s": 0, "n_step": 2}
     buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
@@ -506,7 +505,7 @@ def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
             Buffer.disk.lift()
             compare(buf, reference)
             if reopen:
-                buf._ring.buffer._owned.abandon()
+                buf._ring.buffer.engine.owned.abandon()
                 buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
                 compare(buf, reference)
             buf.add(*step[:5], truncated=step[5])
@@ -543,7 +542,7 @@ def test_roles_of_copies(tmp_path):
 
 
 def test_a_copy_is_made_whatever_disk_other_buffers_have_by_now(tmp_path, monkeypatch):
-    monkeypatch.setattr(ringmap.ReplayBuffer, "disk", Disk())
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
     buf, life, reference = make(path=tmp_path / "buf"), Life(0), Reference(50)
     add(buf, reference, life.step(2))
     compare(pickle.loads(pickle.dumps(buf)), reference)
@@ -682,7 +681,7 @@ def test_what_is_kept_in_memory_is_counted_once():
     buf = make()
     for t in range(20):  # no observation is what the last step led to
         buf.add(np.full(3, t), 0, 0.0, np.full(3, t + 100), False)
-    following, source = buf._following, buf._ring.buffer._source
+    following, source = buf._following, buf._ring.buffer.engine.source
     read = source.read_data
 
     def twice(ordinal):
@@ -707,7 +706,7 @@ def test_a_copy_that_fails_at_its_end_is_not_there(tmp_path, monkeypatch):
 
     buf = TransitionReplayBuffer(50, (3,), device=None)
     fill(buf, 10)
-    monkeypatch.setattr(type(buf._ring.buffer), "disk", Full())
+    monkeypatch.setattr(buf.engine, "disk", Full())
     with pytest.raises(EnvironmentFault):
         buf.save(tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from ringmap.buffers import engine
 from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import InputError
 from ringmap.policy import RandomPolicy
@@ -203,11 +204,11 @@ def test_a_dropped_episode_is_collected_again(make, tmp_path, monkeypatch):
     buf = ReplayBuffer(max_steps=1000, path=path, sync_every_s=0)
     world.collect(writer=buf, episodes=4, seed=0, resume=True)
     before = by_seed(buf)
-    buf._owned.abandon()  # as a kill leaves it: no sync vouches for anything
+    buf.engine.owned.abandon()  # as a kill leaves it: no sync vouches for anything
     rows = np.load(next((path / "columns").glob("*-state.npy")), mmap_mode="r+")
     rows[5] = 0.123  # a row of the second episode never reached the disk
     rows.flush()
-    monkeypatch.setattr(ReplayBuffer.disk.system, "boot_id", lambda: b"another boot ..."[:16])
+    monkeypatch.setattr(engine.DISK.system, "boot_id", lambda: b"another boot ..."[:16])
     buf = ReplayBuffer(max_steps=1000, path=path)
     assert sorted(buf.get_episode_data()["seed"]) == [0, 2, 3]
     assert [data["seed"] for data in buf.dropped_episode_data()] == [1]
@@ -230,7 +231,7 @@ def test_notes_are_committed_with_their_episode(tmp_path):
     assert buf.notes == {"a": 1, "b": [2]}
     buf.notes["b"].append(3)
     assert buf.notes == {"a": 1, "b": [2]}
-    buf._owned.abandon()
+    buf.engine.owned.abandon()
     buf = ReplayBuffer.open(path, mode="r+")
     assert buf.notes == {"a": 1, "b": [2]}
     assert buf.dropped_episode_data() == []

@@ -6,22 +6,20 @@
 
 Invariants: the length and the clips of a pass stand still while it runs; the order follows from
 seed and number of the pass.
-Not here: reading (sampled.py).
+Not here: reading (engine.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.lookup import ClipBuffer
 from ringmap.buffers.view import BufferView
 from ringmap.clips.gather import PINNED
 from ringmap.errors import InputError
-
-if TYPE_CHECKING:
-    from ringmap.buffers.sampled import Sampled
 
 __all__ = ["PassSampler"]
 
@@ -52,7 +50,7 @@ class PassSampler:
         [0, 1, 2, 3, 4, 5]
     """
 
-    def __init__(self, buffer: Sampled, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(self, buffer: ClipBuffer, shuffle: bool = True, seed: int = 0) -> None:
         if seed < 0:
             raise InputError(f"ReplayBuffer.pass_sampler: seed must not be negative, got {seed}")
         self._buffer = buffer
@@ -75,13 +73,13 @@ class PassSampler:
         buffer = self._buffer
         if self._restored is None:
             self._pass += self._now is not None
-            buffer.refresh()
+            buffer.engine.refresh()
         view = BufferView.of(buffer)
-        head = int(view._starts[-1] + view.lengths[-1]) if len(view.lengths) else 0
+        head = int(view.starts[-1] + view.lengths[-1]) if len(view.lengths) else 0
         count, taken, gone = len(view), 0, 0
         if self._restored is not None:
             head, count, taken = self._restored
-            view = view.take(np.flatnonzero(view._starts < head))
+            view = view.take(np.flatnonzero(view.starts < head))
             gone = count - len(view)  # evicted since: the oldest
         self._restored, self._now, self._taken = None, (head, count), taken
         number = self._pass

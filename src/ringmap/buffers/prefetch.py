@@ -14,18 +14,17 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.options import positive
 from ringmap.errors import InputError, RoleError
 from ringmap.extras import require
 
-if TYPE_CHECKING:
-    from ringmap.buffers.sampled import Sampled
-
 __all__ = ["Batches"]
 
+Sample = Callable[[int], Batch[Any]]
+Ahead = Callable[[int, int | None], Iterator[Batch[Any]]]
 Item = tuple[Batch[Any] | None, BaseException | None]
 _LOOK_S = 0.1
 
@@ -35,11 +34,13 @@ class Batches(Iterator[Batch[Any]]):
 
     Draws run ahead of the loop by up to `prefetch` + 1 batches, and the sampling state with them.
     Close it, or use it in a `with` block: its thread ends then (and when nobody holds it any more).
+
+    `sample` draws one batch; `ahead` many, each asked of the disk before the last one is read.
     """
 
     def __init__(
-        self, buffer: Sampled, batch_size: int, steps: int | None, prefetch: int, to: str, device: Any,
-        pin_memory: bool,
+        self, sample: Sample, ahead: Ahead, batch_size: int, steps: int | None, prefetch: int,
+        to: str, device: Any, pin_memory: bool,
     ) -> None:  # fmt: skip
         where = "ReplayBuffer.batches"
         positive(where, "batch_size", batch_size)
@@ -53,7 +54,9 @@ class Batches(Iterator[Batch[Any]]):
             raise InputError(f"{where}: device and pin_memory are for tensors; pass to='torch'")
         if to == "torch":
             require("torch", where, instead="pass to='numpy'")
-        self._make = _maker(buffer, batch_size, steps, prefetch > 0, to == "torch", pin_memory)
+        drawn = ahead(batch_size, steps) if prefetch else None
+        draw = (lambda: sample(batch_size)) if drawn is None else drawn.__next__
+        self._make = _maker(draw, to == "torch", pin_memory)
         self._device = device
         self._left = steps
         self._shelf = _Shelf(prefetch)
@@ -164,13 +167,9 @@ class _Shelf:
         self._items = queue.SimpleQueue()
 
 
-def _maker(
-    buffer: Sampled, size: int, steps: int | None, ahead: bool, tensors: bool, pinned: bool
-) -> Callable[[], Batch[Any]]:
-    drawn = buffer._drawn_ahead(size, steps) if ahead else None
-
+def _maker(draw: Callable[[], Batch[Any]], tensors: bool, pinned: bool) -> Callable[[], Batch[Any]]:
     def make() -> Batch[Any]:
-        batch: Batch[Any] = buffer.sample(size) if drawn is None else next(drawn)
+        batch = draw()
         if tensors:
             from ringmap.datasets.loader import as_tensor
 

@@ -19,12 +19,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.beacon import Beacon
-from ringmap.buffers.episodes import StoredEpisodes
+from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.options import (
     Options,
     check_reads,
@@ -36,13 +35,8 @@ from ringmap.buffers.options import (
 )
 from ringmap.buffers.sampled import Sampled
 from ringmap.clips.samplers.base import Sampler
-from ringmap.datasets.batch import worker
 from ringmap.datasets.layout import stored_layout
-from ringmap.errors import (
-    ClosedError,
-    InputError,
-    ReadOnlyError,
-)
+from ringmap.errors import ClosedError, InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import format_to_write
 from ringmap.storage.advice import clear_reads
@@ -50,16 +44,12 @@ from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.check import Finding, check_source
 from ringmap.storage.columns.backends import Storage, check_storage, choose
-from ringmap.storage.copying import Kept
 from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
 from ringmap.storage.files import Disk
-from ringmap.storage.lock import describe, holder_of
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema, as_columns
-from ringmap.storage.sidecars.priorities import PriorityFile
-from ringmap.storage.snapshot import snapshot
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
 from ringmap.storage.streaming import OpenEpisode, settle_open
@@ -107,6 +97,7 @@ class ReplayBuffer(Sampled):
         reads: "map": rows are read through maps, which is fastest; a bad sector, or a file that somebody
             cuts, then ends the process (SIGBUS). "pread": by reads, and both are errors. Of this handle
             and its copies, not remembered; in RAM there is no difference.
+        disk: the door to the file system, which a test replaces; None: the system's own. Of this handle, not of its pickled copies.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is fixed on disk.
@@ -133,9 +124,6 @@ class ReplayBuffer(Sampled):
         {'obs': (8, 2, 3), 'action': (8, 2, 1)}
     """
 
-    disk: ClassVar[Disk] = Disk()
-    """Through which a buffer with a path touches the file system; a test puts another one here."""
-
     def __init__(
         self,
         max_steps: int,
@@ -156,6 +144,7 @@ class ReplayBuffer(Sampled):
         sync_every_s: float = 30.0,
         threads: int | None = None,
         reads: str = "map",
+        disk: Disk | None = None,
     ) -> None:
         where = "ReplayBuffer"
         positive(where, "max_steps", max_steps)
@@ -165,19 +154,21 @@ class ReplayBuffer(Sampled):
         if threads is not None:
             positive(where, "threads", threads)
         parsed = None if schema is None else Schema.parse(schema)
-        folder, disk = ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), self.disk)
+        folder, through = (
+            ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), door(disk))
+        )
         settings = settings_of(options, storage, check_reads(reads, where))
         steps, opened = int(max_steps), list[Source]()
         with _closed_on_error(opened):
-            if examine(disk, folder) == "buffer":
-                fixed = read_manifest(disk, folder)
+            if examine(through, folder) == "buffer":
+                fixed = read_manifest(through, folder)
                 must_agree(fixed, steps, parsed, storage, spare_rows, where)
-                opened.append(Store.open(disk, folder, settings, parsed))
+                opened.append(Store.open(through, folder, settings, parsed))
             else:
                 spare = spare_of(steps, spare_rows, where)
-                opened.append(Store.create(disk, folder, steps, spare, settings, parsed))
-            self._start(opened[0], options, sampler, transform, key_filter, seed)
-        self.threads = threads
+                opened.append(Store.create(through, folder, steps, spare, settings, parsed))
+            self._start(opened[0], options, sampler, transform, key_filter, seed, disk)
+        self.engine.threads = threads
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str = "r", **overrides: Any) -> ReplayBuffer:
@@ -187,7 +178,7 @@ class ReplayBuffer(Sampled):
             path: its directory.
             mode: "r" for a live reader, of which there may be any number; "r+" for the writer.
             overrides: history_len, frameskip, sampler, transform, key_filter, durability, casting,
-                interrupted, sync_every_s, threads, reads, seed (of a reader's generator).
+                interrupted, sync_every_s, threads, reads, disk, seed (of a reader's generator).
 
         Raises:
             InputError: an unknown mode or override.
@@ -201,7 +192,7 @@ class ReplayBuffer(Sampled):
             raise InputError(f"{where}: mode must be 'r' (read) or 'r+' (write), got {mode!r}")
         calls = {
             name: overrides.pop(name, None)
-            for name in ("sampler", "transform", "key_filter", "seed")
+            for name in ("sampler", "transform", "key_filter", "seed", "disk")
         }
         threads = overrides.pop("threads", None)
         if threads is not None:
@@ -213,9 +204,9 @@ class ReplayBuffer(Sampled):
                 raise InputError(
                     f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
                 )
-        folder = os.path.abspath(path)
+        folder, disk = os.path.abspath(path), door(calls["disk"])
         with clear_reads(where, folder):
-            manifest = read_manifest(cls.disk, folder)
+            manifest = read_manifest(disk, folder)
         options = replace(Options.remembered(manifest.settings, folder), **overrides)
         options.check(where)
         buffer = cls.__new__(cls)
@@ -223,11 +214,11 @@ class ReplayBuffer(Sampled):
         with _closed_on_error(opened):
             if mode == "r":
                 with clear_reads(where, folder):
-                    opened.append(Reader(cls.disk, folder, log_progress, mapped))
+                    opened.append(Reader(disk, folder, log_progress, mapped))
             else:
-                opened.append(Store.open(cls.disk, folder, settings_of(options, "memmap", mapped)))
+                opened.append(Store.open(disk, folder, settings_of(options, "memmap", mapped)))
             buffer._start(opened[0], options, **calls)
-        buffer.threads = threads
+        buffer.engine.threads = threads
         return buffer
 
     @staticmethod
@@ -265,105 +256,43 @@ class ReplayBuffer(Sampled):
 
     def _start(
         self, source: Source, options: Options, sampler: Sampler | None, transform: Transform | None,
-        key_filter: Transform | None, seed: int | None,
+        key_filter: Transform | None, seed: int | None, disk: Disk | None,
     ) -> None:  # fmt: skip
+        self._choose(options, transform, key_filter)
+        self.engine = Engine(source, sampler, seed, disk=disk)
+        if isinstance(source, Store):
+            settle_open(source, keep=options.interrupted == "keep")
+
+    def _choose(
+        self, options: Options, transform: Transform | None, key_filter: Transform | None
+    ) -> None:
         self.options = options
         self.frameskip = options.frameskip
         self.num_steps = options.history_len
         self.transform = transform
         self.key_filter = key_filter
-        self._sampling_with(sampler, seed)
-        self._attach(source)
-        self._beacon = Beacon()
-        if isinstance(source, Store):
-            saved = source.carried.get("sampling")
-            if saved is not None:  # the store has refused one that makes no sense
-                self._counter = int(saved["step"])
-                self._rng.bit_generator.state = saved["rng"]
-                self._restore_sampler(saved.get("sampler"))
-            else:
-                self._draws = 1  # a fresh generator is stored with the first commit
-            self._attach_sampler()
-            settle_open(source, keep=options.interrupted == "keep")
-
-    def _restore_sampler(self, state: Mapping[str, Any] | None) -> None:
-        """Let the sampler go on where the directory was left, if it is of the kind that drew from it then."""
-        if state and state.get("kind") == type(self._sampler.given).__name__:
-            try:
-                self._sampler.load_small_state(state)
-            except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-                log.warning("%s: its sampler begins anew: %s", self._owned.folder, error)
-
-    def _attach(self, source: Source) -> None:
-        self._owned = source
-        self._pid = os.getpid()
-        self._sample_from(source)
-        self._reads_episodes = StoredEpisodes(source)
-        self._closed = False
 
     # -- roles -------------------------------------------------------------------------------
 
     @property
-    def _source(self) -> Source:
-        """The open buffer, as this process may see it, agreeing with the files."""
-        if self._closed:
-            raise ClosedError(
-                f"ReplayBuffer: the buffer {self._owned.folder} is closed; open it again"
-            )
-        if self._pid != os.getpid() and not self._owned.disk.volatile:
-            self._reopen()
-        self._owned.settle()
-        return self._owned
-
-    @property
-    def _stored(self) -> StoredEpisodes:
-        self._source  # noqa: B018 - a fork or an interrupt may have made another source
-        return self._reads_episodes
-
-    def _reopen(self) -> None:
-        """Become a live reader of our own: what the parent process had open is not ours."""
-        self._rng = np.random.default_rng()
-        if worker() is None:
-            self._beacon = Beacon()  # it follows nobody
-        owned = self._owned
-        self._attach(
-            Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)
-        )
-
-    def _writer(self, where: str) -> Store:
-        source = self._owned
-        if self._pid != os.getpid() or not isinstance(source, Store):
-            if source.disk.volatile:
-                raise ReadOnlyError(
-                    f"{where}: this is a forked copy of a buffer in RAM, and only reads; write in the parent"
-                )
-            holder = describe(holder_of(source.paths.lock))
-            raise ReadOnlyError(
-                f"{where}: this handle of {source.folder} only reads; it was last opened for writing by {holder}; "
-                "write there, or open it with mode='r+' once that is closed"
-            )
-        return source
-
-    @property
     def mode(self) -> str:
         """ "r+" for the writer, "r" for a reader."""
-        mine = self._pid == os.getpid()
-        return "r+" if mine and isinstance(self._owned, Store) else "r"
+        return "r+" if self.engine.is_writer else "r"
 
     @property
     def path(self) -> Path | None:
         """The directory, or None for a buffer in RAM."""
-        return None if self._owned.disk.volatile else Path(self._owned.folder)
+        return self.engine.path
 
     @property
     def reads(self) -> str:
         """How rows are read: "map" or "pread"."""
-        return "map" if self._owned.mapped else "pread"
+        return "map" if self.engine.owned.mapped else "pread"
 
     @property
     def max_steps(self) -> int:
         """Capacity in steps."""
-        return self._owned.manifest.max_steps
+        return self.engine.owned.manifest.max_steps
 
     @property
     def history_len(self) -> int:
@@ -396,7 +325,7 @@ class ReplayBuffer(Sampled):
         where = "ReplayBuffer.write_episode"
         if not ep_data:
             return
-        store = self._writer(where)
+        store = self.engine.writer(where)
         episode, data = split_episode_data(stored_layout(ep_data))
         if self.key_filter is not None:
             episode = self.key_filter(episode)
@@ -418,15 +347,13 @@ class ReplayBuffer(Sampled):
         fitted = schema.fit(arrays, self.options.casting, where)
         encoded = encode_data(data, where) if data else b""
         flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
-        with self._sampling() as small:
-            if notes:
-                small = {**(small or {}), "notes": {**store.carried.get("notes", {}), **notes}}
+        with self.engine.committing(notes) as small:
             store.commit(schema, list(fitted.values()), encoded, flags, small=small)
 
     @property
     def notes(self) -> dict[str, Any]:
         """What was noted with episodes, as of the newest commit: name -> JSON value. A writer's only."""
-        source = self._source
+        source = self.engine.source
         return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
@@ -436,9 +363,9 @@ class ReplayBuffer(Sampled):
 
     def begin_episode(self) -> OpenEpisode:
         """Begin an episode whose steps are on disk as they are appended; see `OpenEpisode`."""
-        store = self._writer("ReplayBuffer.begin_episode")
+        store = self.engine.writer("ReplayBuffer.begin_episode")
         store.disk.check_held("ReplayBuffer.begin_episode")
-        return OpenEpisode(store, self.options.casting, self.key_filter, self._sampling)
+        return OpenEpisode(store, self.options.casting, self.key_filter, self.engine.committing)
 
     def extend_from(self, dataset: Any) -> None:
         """Store every episode of a dataset or another buffer, episode data included.
@@ -456,12 +383,7 @@ class ReplayBuffer(Sampled):
 
     def clear(self) -> None:
         """Drop every episode in one commit; columns, schema and the sampling counter stay."""
-        store, stored = self._writer("ReplayBuffer.clear"), self._draws_stored
-        seq = store.seq
-        with self._sampling() as small:
-            store.clear(small=small)
-        if store.seq == seq:  # there was nothing to clear, and no commit to ride on
-            self._draws_stored = stored
+        self.engine.clear("ReplayBuffer.clear")
 
     def flush(self, *, notes: Mapping[str, Any] | None = None) -> None:
         """Force everything stored, and the sampling state, to the disk itself. A reader: nothing.
@@ -474,13 +396,7 @@ class ReplayBuffer(Sampled):
             ReadOnlyError: a reader was given notes.
         """
         if self.mode == "r+" or notes:
-            store = self._writer("ReplayBuffer.flush")
-            self._sampler.flush()
-            with self._sampling() as small:
-                if notes:
-                    store.settle()
-                    small = {**(small or {}), "notes": {**store.carried.get("notes", {}), **notes}}
-                store.flush(small=small)
+            self.engine.flush("ReplayBuffer.flush", notes)
 
     def close(self) -> None:
         """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine.
@@ -494,63 +410,33 @@ class ReplayBuffer(Sampled):
                 back all the same, nothing was written at the path, and what was committed is where the directory is.
             SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
         """
-        source, mine = self._owned, self._pid == os.getpid()
-        try:
-            if isinstance(source, Store) and mine:
-                source.refuse_within("ReplayBuffer.close")
-                try:
-                    self._sampler.flush()
-                finally:
-                    with self._sampling() as small:
-                        source.close(small)
-            elif source.is_open:
-                source.close()
-        finally:
-            self._closed = self._closed or not source.is_open
-            if self._closed and mine:
-                self._sampler.close()
+        self.engine.close()
 
     def __enter__(self) -> ReplayBuffer:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Flush; the buffer stays open (unless the block closed it)."""
-        if not self._closed:
+        if not self.engine.is_closed:
             self.flush()
-
-    @contextlib.contextmanager
-    def _sampling(self) -> Iterator[dict[str, Any] | None]:
-        """Hand out the sampling state if it changed since it was stored; it counts as stored if no error comes."""
-        draws = self._draws
-        if draws == self._draws_stored:
-            yield None
-        else:
-            state = {"step": self._counter, "rng": self._rng.bit_generator.state}
-            small = self._sampler.small_state()
-            if small is not None:
-                state["sampler"] = small
-            yield {"sampling": state}
-            self._draws_stored = draws
-        if self._owned.disk.volatile:
-            self._tell_copies(self._owned.seq)
 
     # -- what is stored ----------------------------------------------------------------------
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns in order; [] before the first episode."""
-        schema = self._source.schema
+        schema = self.engine.source.schema
         return [] if schema is None else schema.names
 
     @property
     def schema(self) -> Schema | None:
         """The columns with their per-step shapes and dtypes; None before the first episode, if none was given."""
-        return self._source.schema
+        return self.engine.source.schema
 
     @property
     def num_episodes(self) -> int:
         """Episodes stored."""
-        return len(self._source.live)
+        return len(self.engine.source.live)
 
     def _num_rows(self) -> int:
         return self.num_steps_stored
@@ -558,12 +444,12 @@ class ReplayBuffer(Sampled):
     @property
     def num_steps_stored(self) -> int:
         """Steps stored."""
-        return self._source.live.num_steps
+        return self.engine.source.live.num_steps
 
     @property
     def lengths(self) -> Array:
         """Steps of each episode, oldest first, int32. O(episodes): a copy."""
-        source = self._source
+        source = self.engine.source
         with source.memory:
             lengths: Array = source.live.lengths.copy()
         return lengths
@@ -580,7 +466,7 @@ class ReplayBuffer(Sampled):
 
         Cost: reads the blob of every episode, once per state.
         """
-        return self._stored.data_names()
+        return self.engine.episodes.data_names()
 
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None
@@ -594,14 +480,14 @@ class ReplayBuffer(Sampled):
             ClipIndexError: there is no such episode.
         """
         numbers = self._episode_numbers(idx)
-        return self._stored.data(numbers)
+        return self.engine.episodes.data(numbers)
 
     def dropped_episode_data(self) -> list[dict[str, Any] | None]:
         """Return the data of episodes that were dropped because their rows were lost, None where it was lost too.
 
         Those among the stored ones, oldest first. A power cut at durability="process" can leave such.
         """
-        return self._stored.dropped_data()
+        return self.engine.episodes.dropped_data()
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first, as column -> list of per-step arrays (copies).
@@ -612,7 +498,7 @@ class ReplayBuffer(Sampled):
         Raises:
             CorruptError: rows are not what was stored.
         """
-        return self._stored.each()
+        return self.engine.episodes.each()
 
     def load_episode(self, episode_idx: int) -> dict[str, Array]:
         """Return one episode, every column dense `(T, ...)`, verified by its checksum.
@@ -621,11 +507,11 @@ class ReplayBuffer(Sampled):
             ClipIndexError: there is no such episode.
             CorruptError: its rows are not what was stored.
         """
-        steps = self._stored.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
+        steps = self.engine.episodes.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
         return dict(zip(self.column_names, steps, strict=True))
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
-        steps = self._stored.steps(operator.index(ep), start, end, "ReplayBuffer")
+        steps = self.engine.episodes.steps(operator.index(ep), start, end, "ReplayBuffer")
         return dict(zip(self.column_names, steps, strict=True))
 
     def get_col_data(self, col: str) -> Array:
@@ -637,7 +523,7 @@ class ReplayBuffer(Sampled):
         Cost: reads and holds the whole column.
         """
         self._check_column(col, "get_col_data")
-        return self._stored.rows(None, [col], "ReplayBuffer.get_col_data")[col]
+        return self.engine.episodes.rows(None, [col], "ReplayBuffer.get_col_data")[col]
 
     def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
         """Return steps by row: row 0 is the oldest stored step. O(episodes + rows).
@@ -645,13 +531,13 @@ class ReplayBuffer(Sampled):
         Raises:
             ClipIndexError: a row lies outside what is stored. Negative rows count from the end.
         """
-        found = self._stored.rows(row_idx, self.column_names, "ReplayBuffer.get_row_data")
+        found = self.engine.episodes.rows(row_idx, self.column_names, "ReplayBuffer.get_row_data")
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def get_dim(self, col: str) -> int:
         """Return how many values a step of a column holds."""
         self._check_column(col, "get_dim")
-        schema = self._source.schema
+        schema = self.engine.source.schema
         assert schema is not None
         shape = next(spec.shape for spec in schema.columns if spec.name == col)
         return int(np.prod(shape, dtype=np.int64))
@@ -730,18 +616,13 @@ class ReplayBuffer(Sampled):
             >>> ReplayBuffer.open("kept").lengths.tolist()
             [30]
         """
-        self._snapshot(path, "ReplayBuffer.snapshot")
-
-    def _snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
-        """Make a copy, with what is `kept` in memory of other sidecars than priorities."""
-        own: Kept = {PriorityFile: lambda _: self._sampler.kept_priorities(), **(kept or {})}
-        snapshot(self._source, self.disk, os.path.abspath(path), where, own)
+        self.engine.snapshot(path, "ReplayBuffer.snapshot")
 
     def check(self) -> list[Finding]:
         """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
-        source = self._source
+        engine, source = self.engine, self.engine.source
         with source.memory:
-            faults = self._clip_reader.index.check() + self._sampler.check()
+            faults = engine.reader.index.check() + engine.sampler.check()
         with clear_reads("ReplayBuffer.check", source.folder):
             return check_source(source, faults)
 
@@ -749,73 +630,19 @@ class ReplayBuffer(Sampled):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle path and settings; a buffer in RAM pickles what is stored."""
-        state: dict[str, Any] = {
-            "options": asdict(replace(self.options, history_len=self.num_steps, frameskip=self.frameskip)),
-            "sampler": self._sampler.given, "transform": self.transform, "key_filter": self.key_filter,
-        }  # fmt: skip
-        state |= {"threads": self.threads, "beacon": self._beacon}
-        if self.path is not None:
-            uuid = self._owned.manifest.uuid
-            return {**state, "path": self._owned.folder, "reads": self.reads, "uuid": uuid}
-        source = self._source
-        ring = source.rows.ring if source.rows is not None else None
-        seq, episodes = source.seq, list[Any]()
-        for ordinal in range(source.live.first, source.live.last):
-            found = source.read_episode(ordinal)
-            if found is None:  # evicted by another thread, and all before it too
-                episodes.clear()
-            else:
-                episodes.append(found)
+        cut: dict[str, Any] = {"history_len": self.num_steps, "frameskip": self.frameskip}
         return {
-            **state,
-            "max_steps": self.max_steps,
-            "storage": self._owned.settings.storage if isinstance(self._owned, Store) else "memmap",
-            "spare": source.manifest.spare if ring is None else ring.spare,
-            "schema": source.schema,
-            "seq": seq,
-            "begin": episodes[0][2].start if episodes else source.head,
-            "episodes": [(steps, data, record.flags) for steps, data, record in episodes],
-            "sampling": self.state_dict() if self._sampler.given is None else None,
-        }
+            "options": asdict(replace(self.options, **cut)), "transform": self.transform,
+            "key_filter": self.key_filter, "engine": self.engine.to_send(),
+        }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        options = Options(**state["options"])
-        calls = state["sampler"], state["transform"], state["key_filter"]
-        if "path" in state:
-            self._start(
-                Reader(
-                    self.disk, state["path"], mapped=state["reads"] == "map", uuid=state["uuid"]
-                ),
-                options,
-                *calls,
-                None,
-            )
-            self._sent_along(state)
-            return
-        store = Store.create(
-            MemoryDisk(),
-            "RAM",
-            state["max_steps"],
-            state["spare"],
-            settings_of(options, state["storage"]),
-            state["schema"],
-        )
-        store.begin_at(state["begin"])  # positions mean the same in every copy
-        for steps, data, flags in state["episodes"]:
-            store.commit(state["schema"], steps, encode_data(data, "ReplayBuffer"), flags)
-        self._start(store, options, *calls, None)
-        if state["sampling"] is not None:
-            self.load_state_dict(state["sampling"])
-        self._sent_along(state)
-        self._copied = state["seq"]
-
-    def _sent_along(self, state: Mapping[str, Any]) -> None:
-        self.threads = state["threads"]
-        self._beacon = state["beacon"] or self._beacon
+        self._choose(Options(**state["options"]), state["transform"], state["key_filter"])
+        self.engine = Engine.received(state["engine"])
 
     def __repr__(self) -> str:
         try:
-            source = self._source
+            source = self.engine.source
         except ClosedError:
             return f"ReplayBuffer(closed, path={str(self.path)!r})"
         place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"

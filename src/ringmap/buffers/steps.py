@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
@@ -47,7 +48,8 @@ class StepRing:
         path: directory; None for RAM. One that holds a ring already is opened.
         group: rows of one commit, and how many more than `capacity` there is room for; None: a sixteenth, at least 1024, at
             most `capacity`.
-        kind: the class of the buffer.
+        where: the class to name in an error.
+        disk: as for `ReplayBuffer`.
         options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads. With a schema the ring is
             told from other buffers by its columns, else by its capacity, which is noted with the first rows.
 
@@ -73,38 +75,34 @@ class StepRing:
         *,
         path: str | os.PathLike[str] | None = None,
         group: int | None = None,
-        kind: type[ReplayBuffer] = ReplayBuffer,
         where: str = "StepRing",
+        disk: Disk | None = None,
         **options: Any,
     ) -> None:
         positive(where, "capacity", capacity)
         self.capacity = int(capacity)
         self.group = spare_rows(self.capacity) if group is None else group
         self._noted = options.get("schema") is None
-        if path is not None and examine(kind.disk, os.path.abspath(path)) == "buffer":
-            found = self.capacity_at(path, where, kind.disk)
+        if path is not None and examine(door(disk), os.path.abspath(path)) == "buffer":
+            found = self.capacity_at(path, where, disk)
             if found != self.capacity:
                 raise InputError(
                     f"{where}: capacity={capacity}, but the buffer on disk has capacity={found}; there is no resize: "
                     f"open it with {where}.open, or make a new one"
                 )
-        self.buffer = kind(self.capacity + self.group, path=path, spare_rows=self.group, **options)
-        if self._noted and self.buffer._source.head and "capacity" not in self.buffer.notes:
+        self.buffer = ReplayBuffer(
+            self.capacity + self.group, path=path, spare_rows=self.group, disk=disk, **options
+        )
+        if self._noted and self.engine.source.head and "capacity" not in self.buffer.notes:
             self.buffer.close()
             raise _no_ring(where, path)
 
     @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        mode: str = "r",
-        kind: type[ReplayBuffer] = ReplayBuffer,
-        **options: Any,
-    ) -> StepRing:
+    def open(cls, path: str | os.PathLike[str], mode: str = "r", **options: Any) -> StepRing:
         """Return the ring at a path, whatever its capacity: "r" for a live reader, "r+" for the writer."""
         ring = cls.__new__(cls)
-        ring.buffer = kind.open(path, mode, **options)
-        manifest = ring.buffer._owned.manifest
+        ring.buffer = ReplayBuffer.open(path, mode, **options)
+        manifest = ring.engine.owned.manifest
         ring.capacity, ring.group = manifest.max_steps - manifest.spare, manifest.spare
         return ring
 
@@ -124,13 +122,18 @@ class StepRing:
             raise InputError(f"{where}: a ring of rows needs max_steps of at least 2")
         return ring
 
+    @property
+    def engine(self) -> Engine:
+        """That of the buffer."""
+        return self.buffer.engine
+
     # -- which rows --------------------------------------------------------------------------
 
     def window(self) -> Window:
         """Return the newest `capacity` rows as they are now, numbered from the oldest. O(1)."""
-        source = self.buffer._source
+        source = self.engine.source
         with source.memory:
-            index = self.buffer._clip_reader.index.of(1)
+            index = self.engine.reader.index.of(1)
             oldest = max(index.base, index.end - self.capacity)
             return Window(source, index, oldest, index.end, has_episodes=False)
 
@@ -140,17 +143,17 @@ class StepRing:
     @property
     def added(self) -> int:
         """Rows ever added: one past the newest id."""
-        return self.buffer._source.head
+        return self.engine.source.head
 
     @property
     def oldest(self) -> int:
         """The oldest id in the window. O(log groups)."""
-        with self.buffer._source.memory:
+        with self.engine.source.memory:
             return self.window().low
 
     def ids(self) -> Array:
         """Return the ids of all rows in the window, oldest first, int64. O(rows)."""
-        with self.buffer._source.memory:
+        with self.engine.source.memory:
             window = self.window()
             return window.positions(np.arange(window.count))
 
@@ -165,7 +168,7 @@ class StepRing:
         Raises:
             NoClipsError: none is left: another thread, or the writer, cleared them.
         """
-        source = self.buffer._source
+        source = self.engine.source
         with source.memory:
             window = self.window()
             if not window.count or since >= source.head:
@@ -178,14 +181,14 @@ class StepRing:
     def holds(self, ids: Array) -> Array:
         """Tell of each id whether its row is in the window. O(ids log groups)."""
         inside = (ids >= self.oldest) & (ids < self.added)
-        found: Array = inside & (self.buffer._clip_reader.starting(ids, 1) >= 0)
+        found: Array = inside & (self.engine.reader.starting(ids, 1) >= 0)
         return found
 
     # -- rows --------------------------------------------------------------------------------
 
     def id_at(self, age: int) -> int:
         """Return the id of the row that is `age` rows younger than the oldest in the window. O(log groups)."""
-        with self.buffer._source.memory:
+        with self.engine.source.memory:
             return int(self.window().positions(np.array([age]))[0])
 
     def rows(self, ids: Array) -> dict[str, Array]:
@@ -197,11 +200,11 @@ class StepRing:
 
     def rows_at(self, ids: Array) -> tuple[dict[str, Array], Array]:
         """Return rows as `rows` does, and the ids that they have: others, where some were drawn anew."""
-        buffer, schema = self.buffer, self.schema
+        engine, schema = self.engine, self.schema
         if schema is None:
             return {}, np.empty(0, np.int64)
-        positions = buffer._known(np.array(ids, np.int64), 1)
-        found = buffer._read(positions, 1, 1)
+        positions = engine.starting(np.array(ids, np.int64), 1)
+        found = engine.read(positions, 1, 1)
         columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
         return columns, positions
 
@@ -214,14 +217,14 @@ class StepRing:
             ids: of the rows.
             names: of the columns; None for all.
         """
-        stored = self.buffer._source.rows
+        stored = self.engine.source.rows
         assert stored is not None
         columns = {n: stored.take(n, ids) for n in stored.schema.names if names is None or n in names}  # fmt: skip
         return columns, self.holds_still(ids)
 
     def holds_still(self, ids: Array) -> Array:
         """Tell of each id whether its row is in the window, and was not overwritten up to now: after it was read."""
-        bad = lost(self.buffer._source, ids, self.holds(ids))
+        bad = lost(self.engine.source, ids, self.holds(ids))
         return np.ones(len(ids), np.bool_) if bad is None else ~bad
 
     def column(self, name: str, ids: Array) -> Array:
@@ -230,7 +233,7 @@ class StepRing:
         Raises:
             LappedError: some were evicted by a writer elsewhere.
         """
-        source = self.buffer._source
+        source = self.engine.source
         values = self.take(name, ids)
         if lost(source, ids) is not None:
             raise LappedError(
@@ -240,7 +243,7 @@ class StepRing:
 
     def take(self, name: str, ids: Array) -> Array:
         """Return a copy of one column of rows by id, whatever is there: for what `read_whole` calls."""
-        rows = self.buffer._source.rows
+        rows = self.engine.source.rows
         assert rows is not None
         return rows.take(name, ids)
 
@@ -257,13 +260,13 @@ class StepRing:
         Raises:
             LappedError: the writer overtook this reader ten times in a row.
         """
-        source = self.buffer._source
+        source = self.engine.source
         return read_whole(source, read, source.folder, "raise the capacity", refresh)
 
     @property
     def schema(self) -> Schema | None:
         """The columns; None before the first row."""
-        return self.buffer._source.schema
+        return self.engine.source.schema
 
     def add(
         self,
@@ -285,7 +288,7 @@ class StepRing:
         Cost: one commit for each `group` rows; after a kill in the middle of more, the first groups are there.
         """
         buffer = self.buffer
-        store = buffer._writer(where)
+        store = self.engine.writer(where)
         arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
         count = len(next(iter(arrays.values()))) if arrays else 0
         if count > self.capacity:
@@ -317,16 +320,16 @@ class StepRing:
         Raises:
             EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
         """
-        store = self.buffer._writer(where)
+        store = self.engine.writer(where)
         assert store.schema is not None
-        with self.buffer._sampling() as small:
+        with self.engine.committing() as small:
             store.commit(store.schema, arrays, data, 0, where=where, small=small)
 
     def notes(self) -> dict[str, Any]:
         """Return what was noted with the newest rows; of a reader too, as of its last refresh."""
         if self.buffer.mode == "r+":
             return self.buffer.notes
-        source, found = self.buffer._source, dict[str, Any]()
+        source, found = self.engine.source, dict[str, Any]()
 
         def attempt() -> int:
             seq = source.seq
@@ -351,11 +354,11 @@ class StepRing:
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self.buffer._closed
+        return self.engine.is_closed
 
     def refuse_close_within(self, where: str) -> None:
         """Raise in the middle of another call of the same thread, before a close of what holds the ring changes anything."""
-        self.buffer._owned.refuse_within(f"{where}.close")
+        self.engine.refuse_close_within(where)
 
     def close(self) -> None:
         """Flush, and give files and lock back."""
@@ -368,9 +371,9 @@ class StepRing:
             ExistsError: something is there.
         """
         noted = {"capacity": self.capacity} if self._noted else {}
-        with whole(ReplayBuffer.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
+        with whole(self.engine.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
             self.buffer.snapshot(folder)
-            copy = ReplayBuffer.open(folder, mode="r+")
+            copy = ReplayBuffer.open(folder, mode="r+", disk=self.engine.disk)
             try:
                 copy.flush(notes={**noted, **notes})
             finally:
@@ -383,7 +386,7 @@ class StepRing:
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: there is none.
         """
-        fixed = read_manifest(ReplayBuffer.disk if disk is None else disk, os.path.abspath(path))
+        fixed = read_manifest(door(disk), os.path.abspath(path))
         if fixed.spare >= fixed.max_steps:
             raise _no_ring(where, path)
         return fixed.max_steps - fixed.spare

@@ -11,17 +11,16 @@ Not here: rows (the buffer's), orders of a pass (passes.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.engine import Engine
+from ringmap.buffers.lookup import ClipBuffer, Lookup
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import why_no_clips
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
-
-if TYPE_CHECKING:
-    from ringmap.buffers.sampled import Sampled
 
 __all__ = ["BufferView", "split"]
 
@@ -51,23 +50,33 @@ class BufferView(Dataset):
         (10, 15, [9])
     """
 
-    def __init__(self, buffer: Sampled, starts: Array, lengths: Array) -> None:
+    def __init__(self, buffer: ClipBuffer, starts: Array, lengths: Array) -> None:
         sizes = np.asarray(lengths, np.int64)
         super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
         self._buffer = buffer
-        self._starts = np.array(starts, np.int64)
+        self.starts = np.array(starts, np.int64)
+        """Position of the first step of each episode."""
 
     @classmethod
-    def of(cls, buffer: Sampled) -> BufferView:
+    def of(cls, buffer: ClipBuffer) -> BufferView:
         """Return a view of all that is stored now (of a reader: when it was last refreshed)."""
-        source = buffer._source
+        source = buffer.engine.source
         with source.memory:
             return cls(buffer, source.live.starts, source.live.lengths)
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
-        return BufferView(self._buffer, self._starts[chosen], self.lengths[chosen])
+        return BufferView(self._buffer, self.starts[chosen], self.lengths[chosen])
+
+    @property
+    def engine(self) -> Engine:
+        """That of the buffer."""
+        return self._buffer.engine
+
+    @property
+    def _lookup(self) -> Lookup:
+        return Lookup(self.engine, self.transform, self.num_steps, self.frameskip)
 
     @property
     def transform(self) -> Any:
@@ -84,41 +93,42 @@ class BufferView(Dataset):
     @property
     def column_names(self) -> list[str]:
         """Names of the columns in order."""
-        return self._buffer.column_names
+        schema = self.engine.source.schema
+        return [] if schema is None else schema.names
 
     @property
     def num_redraws(self) -> int:
         """Clips that the buffer drew anew so far."""
-        return self._buffer.num_redraws
+        return self.engine.num_redraws
 
     def positions(self, ids: Array) -> Array:
         """Return where on the ring the clips with these ids start."""
         episodes, starts = self._locate(ids)
-        found: Array = self._starts[episodes] + starts
+        found: Array = self.starts[episodes] + starts
         return found
 
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, or with a list of ids the batch, as the buffer does."""
-        cut = self.num_steps, self.frameskip
         if np.ndim(idx):
-            return self._buffer._mapping(self._places(idx), *cut)
+            return self._lookup.mapping(self._places(idx))
         number = clip_id(idx, "BufferView", has_batches=True)
-        return self._buffer._clip(int(self._places([number])[0]), *cut)
+        return self._lookup.one(int(self._places([number])[0]))
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once: what PyTorch's DataLoader calls."""
-        return self._buffer._clips_of(self._places(indices), self.num_steps, self.frameskip)
+        return self._lookup.several(self._places(indices))
 
     def _places(self, indices: Any) -> Array:
         return PINNED + self.positions(clip_ids(indices, "BufferView"))
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        return self._buffer._load_slice(self._index_now(ep), start, end)
+        steps = self.engine.episodes.steps(self._index_now(ep), start, end, "ReplayBuffer")
+        return dict(zip(self.column_names, steps, strict=True))
 
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the episode data of what the buffer holds by now."""
-        return self._buffer.episode_column_names
+        return self.engine.episodes.data_names()
 
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None
@@ -129,14 +139,15 @@ class BufferView(Dataset):
             ClipIndexError: there is no such episode, or it was evicted since.
         """
         numbers = self._episode_numbers(idx)
-        return self._buffer.get_episode_data([self._index_now(ep) for ep in numbers.tolist()])
+        now = np.array([self._index_now(ep) for ep in numbers.tolist()], np.int64)
+        return self.engine.episodes.data(now)
 
     def _why_no_clips(self) -> str:
         return why_no_clips(self.lengths, self.span, self.frameskip)
 
     def _index_now(self, ep: int) -> int:
         """Return the number that the buffer gives to this episode by now."""
-        start, source = int(self._starts[ep]), self._buffer._source
+        start, source = int(self.starts[ep]), self.engine.source
         with source.memory:
             index = int(source.live.starts.searchsorted(start))
             if index < len(source.live) and source.live.starts[index] == start:
@@ -152,7 +163,7 @@ def split(view: BufferView, train: float, seed: int) -> tuple[BufferView, Buffer
     if not 0 <= train <= 1:
         raise InputError(f"ReplayBuffer.split: train must lie between 0 and 1, got {train!r}")
     # By a hash of each episode's place: as the buffer grows, hardly an episode changes sides.
-    ranks = np.argsort(_mixed(view._starts.astype(np.uint64), seed), kind="stable")
+    ranks = np.argsort(_mixed(view.starts.astype(np.uint64), seed), kind="stable")
     count = round(train * len(ranks))
     return view.take(np.sort(ranks[:count])), view.take(np.sort(ranks[count:]))
 

@@ -241,7 +241,7 @@ class Labels(Other):
             return np.stack([key(call, lane), np.full(len(call), self.buffer.round)], 1)
 
         self.ledger.tally("updates")
-        newest = self.ring._owned.head if self.in_ram else 0
+        newest = self.ring.engine.owned.head if self.in_ram else 0
         which = np.arange(max(0, newest - 20), newest) if self.in_ram else None
         self.plain("relabel", lambda: self.buffer.relabel(which, teach))
 

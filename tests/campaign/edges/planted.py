@@ -27,8 +27,8 @@ def close_abandons():
         try:
             close(buffer)
         except RoleError:
-            buffer._owned._closed = True
-            buffer._owned.close_files()
+            buffer.engine.owned._closed = True
+            buffer.engine.owned.close_files()
             raise
 
     ReplayBuffer.close = careless

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers import engine
 from ringmap.errors import LockedError
 from ringmap.storage import state
 from tests.crash.kill import strace, victim
@@ -440,7 +440,7 @@ def run_job(
     warm()
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
     state._LOOKS = 20  # a reader of a torn state.bin need not wait for a writer
-    ReplayBuffer.disk = CrashDisk()
+    engine.DISK = CrashDisk()
     if planted is not None:
         (PLANTS | UNSEEN)[planted]()
     known = SCENARIOS | SCENARIOS_OF_OTHERS

@@ -20,7 +20,7 @@ class TransitionHands(Hands):
     """A write is a call with so many lanes; each transition proves its next observation."""
 
     def kind(self):
-        return type("Buffer", (TransitionReplayBuffer,), {"disk": ReplayBuffer.disk})
+        return TransitionReplayBuffer
 
     def open(self):
         return self.kind()(
@@ -31,7 +31,7 @@ class TransitionHands(Hands):
         return self.kind().open(self.folder, "r", device=None)
 
     def store(self, buffer):
-        return buffer._ring.buffer._owned
+        return buffer._ring.buffer.engine.owned
 
     def write(self, buffer, k, steps):
         calls, _ = transitions.look(buffer)
@@ -120,7 +120,7 @@ class LabelHands(Hands):
         return os.path.join(self.folder, "rows")
 
     def store(self, buffer):
-        return buffer._ring.buffer._owned
+        return buffer._ring.buffer.engine.owned
 
     def write(self, buffer, k, steps):
         buffer.add(

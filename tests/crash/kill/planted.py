@@ -7,6 +7,7 @@ the store is needed; the rest replace one method.
 import functools
 import os
 
+from ringmap.buffers import engine
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.storage import blobs, journal, live, lock, store
@@ -106,7 +107,7 @@ class HeldFile(FileHandle):
 
 def hold(*kinds, until, with_them=()):
     def plant():
-        disk = ReplayBuffer.disk = HoldBack(kinds, until, with_them)
+        disk = engine.DISK = HoldBack(kinds, until, with_them)
         for owner, name in (
             (ReplayBuffer, "__init__"),
             (ReplayBuffer, "write_episode"),
@@ -139,7 +140,7 @@ def manifest_in_place():
             file.sync()
             file.close()
 
-    ReplayBuffer.disk = InPlace()
+    engine.DISK = InPlace()
 
 
 def table_after_the_manifest():
@@ -158,7 +159,7 @@ def table_after_the_manifest():
                 super().rename(*self.late)
                 self.late = None
 
-    ReplayBuffer.disk = Late()
+    engine.DISK = Late()
 
 
 def chunk_in_place():
@@ -173,7 +174,7 @@ def chunk_in_place():
             else:
                 super().put(path, beside, data, synced)
 
-    ReplayBuffer.disk = InPlace()
+    engine.DISK = InPlace()
 
 
 def chunk_removed_first():
@@ -183,7 +184,7 @@ def chunk_removed_first():
                 self.remove(path)
             super().put(path, beside, data, synced)
 
-    ReplayBuffer.disk = Removes()
+    engine.DISK = Removes()
 
 
 def leftovers_refused():
@@ -193,7 +194,7 @@ def leftovers_refused():
                 raise FileExistsError(17, "there already", beside)
             super().put(path, beside, data, synced)
 
-    ReplayBuffer.disk = Strict()
+    engine.DISK = Strict()
 
 
 def orphans_kept():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from filelock import FileLock
 
+from ringmap.buffers import engine
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import NoClipsError
 from ringmap.storage import blobs
@@ -52,7 +53,7 @@ class Hands:
         buffer.write_episode(episode(k, steps))
 
     def store(self, buffer):
-        return buffer._owned
+        return buffer.engine.owned
 
     def see(self, buffer):
         """Return the episodes, having compared every byte of them."""
@@ -224,7 +225,7 @@ def perform(folder, scenario, level, ops, since, quiet, blow=None, boot=None, be
     def body(voice):
         same_ids(since)
         if boot is not None:
-            ReplayBuffer.disk.system.boot_id = lambda: boot
+            engine.DISK.system.boot_id = lambda: boot
         hands = hands_of(folder, scenario, level)
         for index, op in enumerate(ops[:quiet], since):
             hands.do_now(index, op)

@@ -21,6 +21,7 @@ from ringmap import TransitionReplayBuffer, Zarr
 from ringmap.samplers import PrioritizedSampler
 from tests.crash import cases
 from tests.crash.cases import Case, Expect, Session, draw_step, read
+from tests.disks import Through
 
 WIDTHS = (5, 700, 5000)
 """Bytes of a row's noise: many rows to a sector, rows across sectors, rows across pages."""
@@ -76,7 +77,7 @@ class Script:
     def _run(self, session, steps):
         for step in steps:
             session.run([step])
-            store = session.buf._owned
+            store = session.buf.engine.owned
             self.marks.append(
                 (len(session.disk.log), store.seq if session.power else store.journal.state.mark)
             )
@@ -96,7 +97,7 @@ class Script:
         after.rng, after.case, after.width = rng, self.case, self.width
         session = after.session = self._session(mounted, disk, expect, True)
         session.open()
-        found = session.buf._owned.seq
+        found = session.buf.engine.owned.seq
         least = self.marks[bisect.bisect_right(self.marks, prefix, key=lambda m: m[0]) - 1][1]
         assert found >= least, f"sequence number {found}, {least} was durable"
         findings = session.buf.check()
@@ -133,7 +134,7 @@ class Transitions:
         """Nothing to change: the sizes are its own."""
 
     def _open(self, mounted, disk):
-        kind = type("Transitions", (TransitionReplayBuffer,), {"disk": disk})
+        kind = Through(TransitionReplayBuffer, disk)
         return kind(
             self.capacity, (3,), device=None, path=os.path.join(mounted.root, "buf"), seed=3,
             sampler=PrioritizedSampler(alpha=0.0, rng=0), storage=self.storage, sync_every_s=0,
@@ -195,7 +196,7 @@ class Transitions:
 
     def _stop(self):
         """Let go as a kill does."""
-        self.buf._ring.buffer._owned.abandon()
+        self.buf._ring.buffer.engine.owned.abandon()
         self.buf = self._disk = self._at = None
         return self
 

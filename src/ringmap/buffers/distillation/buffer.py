@@ -24,12 +24,14 @@ from ringmap.buffers.distillation.lanes import episodes_of
 from ringmap.buffers.distillation.passes import epoch, sequences
 from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
+from ringmap.buffers.engine import door
 from ringmap.buffers.handout import HandOut
 from ringmap.buffers.nested import nested
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
+from ringmap.storage.files import Disk
 
 __all__ = ["DistillationBuffer"]
 
@@ -58,6 +60,7 @@ class DistillationBuffer(Unindexed):
         seed: of the generator that draws, shuffles and mixes. Counts when the buffer is made.
         durability: "process" or "power", as for `ReplayBuffer`.
         sync_every_s: seconds between background syncs, as for `ReplayBuffer`.
+        disk: as for `ReplayBuffer`.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is on disk.
@@ -96,14 +99,15 @@ class DistillationBuffer(Unindexed):
         seed: int | None = None,
         durability: str = "process",
         sync_every_s: float = 30.0,
+        disk: Disk | None = None,
     ) -> None:
         out = HandOut(to, device, bool(pin_memory))
         self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
         positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
         folder = None if path is None else os.path.abspath(path)
-        rows = None if folder is None else rows_path(folder, _WHERE)
-        self._ring = StepRing(capacity, path=rows, where=_WHERE, **options)
+        rows = None if folder is None else rows_path(folder, _WHERE, door(disk))
+        self._ring = StepRing(capacity, path=rows, where=_WHERE, disk=disk, **options)
         try:
             saved = self._ring.buffer.notes.get("distillation")
             if saved is not None:
@@ -136,9 +140,10 @@ class DistillationBuffer(Unindexed):
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
-        rows = rows_path(path, f"{_WHERE}.open")
+        disk = door(options.get("disk"))
+        rows = rows_path(path, f"{_WHERE}.open", disk)
         if mode == "r+":
-            buffer = cls(StepRing.capacity_at(rows, f"{_WHERE}.open"), path=path, **options)
+            buffer = cls(StepRing.capacity_at(rows, f"{_WHERE}.open", disk), path=path, **options)
             buffer._keep_as_noted(options)
             return buffer
         if mode != "r":
@@ -147,12 +152,13 @@ class DistillationBuffer(Unindexed):
             )
         buffer = cls.__new__(cls)
         out = HandOut(*(options.pop(name, default) for name, default in _OUT))
+        options.pop("disk", None)
         named = dict(options)
         asked = {name: options.pop(name, default) for name, default in _HOW}
         if options:
             raise InputError(f"{_WHERE}.open: unknown options {sorted(options)} for a reader")
         buffer._choose(**asked, out=out)
-        buffer._ring = StepRing.open(rows)
+        buffer._ring = StepRing.open(rows, disk=disk)
         buffer._rows = LabelledRows(buffer._ring, os.path.abspath(path), {})
         buffer._keep_as_noted(named)
         return buffer
@@ -574,7 +580,7 @@ class DistillationBuffer(Unindexed):
             return
         self._rows.refuse_close_within(_WHERE)
         try:
-            if self._writes and not self._ring.buffer._owned.is_poisoned:
+            if self._writes and not self._ring.engine.owned.is_poisoned:
                 self._ring.buffer.flush(notes={"distillation": self._noted()})
         finally:
             self._rows.close()

@@ -21,6 +21,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
 from ringmap.storage.birth import examine
+from ringmap.storage.files import Disk
 from ringmap.storage.read_live import read_again
 from ringmap.storage.schema import ColumnSpec, Schema
 
@@ -53,6 +54,10 @@ class LabelledRows:
         """Whether this handle is the writer."""
         return self.ring.buffer.mode == "r+"
 
+    @property
+    def _disk(self) -> Disk:
+        return self.ring.engine.disk
+
     # -- reading -----------------------------------------------------------------------------
 
     def refresh(self) -> None:
@@ -60,7 +65,7 @@ class LabelledRows:
         if self.writes:
             return
         if self.log is None:
-            with self.ring.buffer._source.memory:  # one log, whichever thread finds it first
+            with self.ring.engine.source.memory:  # one log, whichever thread finds it first
                 if self.log is None:
                     self._find_log()
         if self.log is not None:
@@ -105,7 +110,7 @@ class LabelledRows:
                 columns[name][which] = values
             return good
 
-        source = self.ring.buffer._source
+        source = self.ring.engine.source
         read_again(
             source, ids, ~held, gather, lambda which: draw(len(which)),
             where, "raise the capacity", self.refresh,
@@ -130,9 +135,11 @@ class LabelledRows:
         self.log.write(ids, round, labels)
 
     def _made_log(self, specs: list[ColumnSpec]) -> LabelLog:
-        self.ring.buffer._source.disk.check_held("DistillationBuffer")  # the log is made by path
+        self.ring.engine.source.disk.check_held("DistillationBuffer")  # the log is made by path
         size, schema = LABELS_PER_ROW * self.ring.capacity, LabelLog.schema(specs)
-        log = ReplayBuffer(size, path=self._log_path, schema=schema, **self._options)
+        log = ReplayBuffer(
+            size, path=self._log_path, schema=schema, disk=self._disk, **self._options
+        )
         return LabelLog(self.ring, log)
 
     @property
@@ -141,12 +148,12 @@ class LabelledRows:
 
     def _find_log(self) -> None:
         """Open the log of labels if there is one on disk."""
-        self.ring.buffer._source.disk.check_held("DistillationBuffer")
-        path, disk = self._log_path, ReplayBuffer.disk
+        self.ring.engine.source.disk.check_held("DistillationBuffer")
+        path, disk = self._log_path, self._disk
         if path is None or not disk.exists(path) or examine(disk, path) != "buffer":
             return
         how: Mapping[str, Any] = {"mode": "r+", **self._options} if self.writes else {}
-        self.log = LabelLog(self.ring, ReplayBuffer.open(path, **how))
+        self.log = LabelLog(self.ring, ReplayBuffer.open(path, disk=disk, **how))
 
     # -- both together -----------------------------------------------------------------------
 
@@ -162,8 +169,8 @@ class LabelledRows:
         Raises:
             ExistsError: something is there.
         """
-        with whole(ReplayBuffer.disk, os.path.abspath(path), where) as folder:
-            self.ring.copy_to(rows_path(folder, where), notes)
+        with whole(self._disk, os.path.abspath(path), where) as folder:
+            self.ring.copy_to(rows_path(folder, where, self._disk), notes)
             if self.log is not None:
                 self.log.log.snapshot(os.path.join(folder, "labels"))
 
@@ -176,7 +183,7 @@ class LabelledRows:
         """Raise in the middle of another call of the same thread, on rows or labels."""
         self.ring.refuse_close_within(where)
         if self.log is not None:
-            self.log.log._owned.refuse_within(f"{where}.close")
+            self.log.log.engine.refuse_close_within(where)
 
     def close(self) -> None:
         """Flush labels, and give files and locks back, whatever that raises."""
@@ -187,13 +194,13 @@ class LabelledRows:
             self.ring.close()
 
 
-def rows_path(path: str | os.PathLike[str], where: str) -> str:
+def rows_path(path: str | os.PathLike[str], where: str, disk: Disk) -> str:
     """Return where the rows of a directory are, or will be.
 
     Raises:
         UnknownFormatError: it holds something else.
     """
-    folder, disk = os.path.abspath(path), ReplayBuffer.disk
+    folder = os.path.abspath(path)
     if disk.exists(folder) and disk.is_folder(folder):
         names = {name for name in disk.names(folder) if not name.startswith(".")}
         if names and "rows" not in names:

@@ -69,7 +69,7 @@ class LabelLog:
         Raises:
             LappedError: the writer overtook this reader ten times in a row.
         """
-        source = self.log._source
+        source = self.log.engine.source
         look_again(self._take_in, source.refresh, source.folder, _ADVICE)
 
     def _take_in(self) -> int:
@@ -78,7 +78,7 @@ class LabelLog:
         Under the lock of the log, so that whichever thread does it, labels come in the order of their commits, and
         those of one commit at once.
         """
-        source, ring = self.log._source, self.ring
+        source, ring = self.log.engine.source, self.ring
         with source.memory:
             if self._seen < source.tail:
                 # At first, or lapped: what was carried forward comes again, where it was carried to.
@@ -88,7 +88,7 @@ class LabelLog:
             if self._seen >= head:
                 return 0
             ring.buffer.refresh()  # after the look at the log: a row is there before its label is
-            rows = ring.buffer._source.rows
+            rows = ring.engine.source.rows
             if rows is None:  # a power cut left labels, and no row
                 return 0
             if not self._slots:
@@ -96,7 +96,7 @@ class LabelLog:
                 self._where = np.full(self._slots, -1, np.int64)
                 self._rows = np.full(self._slots, -1, np.int64)
             positions = np.arange(self._seen, head)
-            positions = positions[self.log._clip_reader.starting(positions, 1) >= 0]
+            positions = positions[self.log.engine.reader.starting(positions, 1) >= 0]
             of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
             if not is_live(source, self._seen):
                 return 1
@@ -122,7 +122,7 @@ class LabelLog:
 
     def of(self, rows: Array) -> Array:
         """Return where the newest label of each row is, -1 for its own, all as of one moment. O(rows)."""
-        with self.log._owned.memory:
+        with self.log.engine.owned.memory:
             if not self._slots:
                 return np.full(len(rows), -1)
             slots = rows % self._slots
@@ -132,7 +132,7 @@ class LabelLog:
 
     def overlay(self, rows: Array, batch: dict[str, Array]) -> None:
         """Replace the labels in a batch of rows by newer ones, `round` as `label_round`."""
-        source = self.log._source
+        source = self.log.engine.source
 
         def attempt() -> int:
             with source.memory:  # both at once: another thread may begin the index again
@@ -175,7 +175,7 @@ class LabelLog:
         A commit of what an episode of the log still holds is no longer than that episode, so it pushes out
         that one at most.
         """
-        log, source = self.log, self.log._source
+        log, source = self.log, self.log.engine.source
         done = source.tail
         while done < source.head + count - log.max_steps:
             with source.memory:

@@ -32,6 +32,7 @@ from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
+from ringmap.storage.files import Disk
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
 
@@ -66,6 +67,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         pin_memory: whether they go there through page-locked memory.
         seed: of the generator that draws. Counts when the buffer is made, not when a path is opened again.
         durability: of the ring at `path`, as for `ReplayBuffer`.
+        disk: of the ring, as for `ReplayBuffer`.
         dataset_kwargs: for the loader of an id or a path.
 
     Raises:
@@ -104,6 +106,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         pin_memory: bool = False,
         seed: int | None = None,
         durability: str = "process",
+        disk: Disk | None = None,
         **dataset_kwargs: Any,
     ) -> None:
         if (online_storage is None) == (online_capacity is None):
@@ -138,7 +141,9 @@ class OfflineToOnlineReplayBuffer(Unindexed):
                     f"{_WHERE}: the offline data is cut into clips of {self._offline.clip} (num_steps, frameskip), "
                     "but online_capacity makes a ring of rows; give online_storage=ReplayBuffer(...) cut alike"
                 )
-            self._ring = StepRing(online_capacity, path=path, where=_WHERE, durability=durability)
+            self._ring = StepRing(
+                online_capacity, path=path, where=_WHERE, durability=durability, disk=disk
+            )
             self._online = StepsHalf(self._ring)
         else:
             self._online = half_of(online_storage, "online_storage")
@@ -398,7 +403,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
         """
-        capacity = StepRing.capacity_at(path, f"{_WHERE}.open")
+        capacity = StepRing.capacity_at(path, f"{_WHERE}.open", options.get("disk"))
         made = cls(offline_dataset, online_capacity=capacity, path=path, **options)
         assert made._ring is not None
         saved = made._ring.buffer.notes.get("mix")

@@ -19,9 +19,9 @@ import numpy as np
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.distillation.buffer import DistillationBuffer
+from ringmap.buffers.engine import Engine
 from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.view import BufferView
@@ -122,7 +122,7 @@ class DatasetHalf(_Base):
         ids = rng.integers(0, len(dataset), count)
         if isinstance(dataset, BufferView):
             batch = dataset[ids]
-            return batch if self.clip != (1, 1) else _flat_rows(dataset._buffer, batch, count)
+            return batch if self.clip != (1, 1) else _flat_rows(dataset.engine, batch, count)
         if self.clip == (1, 1) and dataset.transform is None:
             return dataset.get_row_data(ids)  # a row is a clip, and no action is folded
         clips = dataset.__getitems__(ids.tolist())
@@ -149,7 +149,7 @@ class ReplayHalf(_Base):
         batch: Batch[Any] = self.buffer.sample(count)
         if self.clip != (1, 1):
             return batch
-        return Batch(_flat_rows(self.buffer, batch, count), batch.ids, batch.weights)
+        return Batch(_flat_rows(self.buffer.engine, batch, count), batch.ids, batch.weights)
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
         buffer = self.buffer
@@ -163,9 +163,9 @@ class ReplayHalf(_Base):
             )
         ids = []
         for episode in episodes:
-            first = buffer._source.head
+            first = buffer.engine.source.head
             buffer.write_episode(episode, notes=notes)
-            ids.append(np.arange(first, buffer._source.head))
+            ids.append(np.arange(first, buffer.engine.source.head))
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def update_priorities(self, ids: Array, values: Array) -> int:
@@ -266,14 +266,14 @@ class SampledHalf(_Base):
                 f"{where}: expected a mapping of what {name} takes, got {type(data).__name__}"
             )
         ours = isinstance(self.buffer, TransitionReplayBuffer)
-        first = self.buffer._ring.added if ours else 0
+        first = self.buffer.engine.source.head if ours else 0
         try:
             found = self.buffer.add(**data)
         except TypeError as error:  # names that it does not take, or too few of them
             raise InputError(
                 f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
             ) from error
-        return np.arange(first, self.buffer._ring.added) if ours else found
+        return np.arange(first, self.buffer.engine.source.head) if ours else found
 
     def update_priorities(self, ids: Array, values: Array) -> int:
         if hasattr(self.buffer, "update_priorities"):
@@ -389,9 +389,9 @@ def _stacked(values: list[Any]) -> Any:
     return np.stack([np.asarray(value) for value in values])
 
 
-def _flat_rows(buffer: Sampled, batch: Mapping[str, Any], count: int) -> Columns:
+def _flat_rows(engine: Engine, batch: Mapping[str, Any], count: int) -> Columns:
     """Return clips of one step without their axis of time, each column in its stored shape."""
-    schema = buffer._source.schema
+    schema = engine.source.schema
     assert schema is not None
     shapes = {spec.name: spec.shape for spec in schema.columns}
     return {

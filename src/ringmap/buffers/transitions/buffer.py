@@ -21,15 +21,15 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.batch import Batch
+from ringmap.buffers.engine import Engine
 from ringmap.buffers.handout import HandOut, check_device
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.following import Following, partings
@@ -72,6 +72,7 @@ class TransitionReplayBuffer(Unindexed):
         storage: how columns are stored, as for `ReplayBuffer`.
         durability: "process" or "power", as for `ReplayBuffer`.
         sync_every_s: seconds between background syncs.
+        disk: as for `ReplayBuffer`.
 
     Raises:
         InputError: an argument is wrong, or contradicts what is fixed on disk.
@@ -99,13 +100,12 @@ class TransitionReplayBuffer(Unindexed):
         True
     """
 
-    disk: ClassVar[Disk] = ReplayBuffer.disk
-
     def __init__(
         self, capacity: int, obs_shape: Any, action_shape: Any = (), device: Any = "cpu", obs_dtype: Any = np.float32,
         action_dtype: Any = np.int64, critic_obs_shape: Any = None, *, n_step: int = 1, gamma: float = 0.99,
         path: str | os.PathLike[str] | None = None, sampler: Sampler | None = None, seed: int | None = None,
         pin_memory: bool = False, storage: Any = "memmap", durability: str = "process", sync_every_s: float = 30.0,
+        disk: Disk | None = None,
     ) -> None:  # fmt: skip
         where = type(self).__name__
         positive(where, "capacity", capacity)
@@ -114,8 +114,9 @@ class TransitionReplayBuffer(Unindexed):
         )
         room = min(int(capacity), max(_ROOM_LEAST, int(capacity) // 64))
         ring = StepRing(
-            int(capacity), path=path, group=room, kind=_ring_on(path, self.disk), where=where, schema=columns.schema,
+            int(capacity), path=path, group=room, where=where, schema=columns.schema,
             storage=storage, durability=durability, seed=seed, sampler=sampler, sync_every_s=sync_every_s,
+            disk=disk,
         )  # fmt: skip
         self._begin(ring, n_step, gamma, device, pin_memory)
 
@@ -133,12 +134,12 @@ class TransitionReplayBuffer(Unindexed):
             n_step: as for the constructor.
             gamma: as for the constructor.
             pin_memory: as for the constructor.
-            options: sampler, seed (of a reader's generator), durability, sync_every_s, reads, as for `ReplayBuffer.open`.
+            options: sampler, seed (of a reader's generator), durability, sync_every_s, reads, disk, as for `ReplayBuffer.open`.
 
         Raises:
             UnknownFormatError: it holds something else.
         """
-        ring = StepRing.open(path, mode, _ring_on(path, cls.disk), **options)
+        ring = StepRing.open(path, mode, **options)
         names = ring.buffer.column_names
         if not TransitionColumns.are(names):
             ring.close()
@@ -169,7 +170,7 @@ class TransitionReplayBuffer(Unindexed):
     def _set_up(self, ring: StepRing) -> None:
         self._ring = ring
         self.capacity = ring.capacity
-        owned = ring.buffer._owned
+        owned = ring.engine.owned
         assert owned.manifest.schema is not None
         self._columns = TransitionColumns(owned.manifest.schema)
         self._following = Following(
@@ -178,7 +179,7 @@ class TransitionReplayBuffer(Unindexed):
         self._reader = TransitionReader(
             ring, self._columns, self._following, self.n_step, self.gamma
         )
-        if self.mode == "r+" and ring.buffer._writer(type(self).__name__).power:
+        if self.mode == "r+" and ring.engine.writer(type(self).__name__).power:
             self._sync_following()  # what was written at the other level
 
     # -- writing -----------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class TransitionReplayBuffer(Unindexed):
         """
         where = f"{type(self).__name__}.add"
         ring, columns, following = self._ring, self._columns, self._following
-        store = ring.buffer._writer(where)
+        store = ring.engine.writer(where)
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
         )
@@ -241,7 +242,7 @@ class TransitionReplayBuffer(Unindexed):
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
         where = f"{type(self).__name__}.clear"
-        self._ring.buffer._writer(where).refuse_within(where, self._following.lock)
+        self.engine.writer(where).refuse_within(where, self._following.lock)
         with self._following.lock:
             self._ring.buffer.clear()
             self._following.forget()
@@ -269,6 +270,11 @@ class TransitionReplayBuffer(Unindexed):
             raise InputError(
                 f"{type(self).__name__}: draws single transitions, got history_len={history_len!r}"
             )
+
+    @property
+    def engine(self) -> Engine:
+        """What the ring of rows stands on."""
+        return self._ring.engine
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -299,18 +305,12 @@ class TransitionReplayBuffer(Unindexed):
         positive(where, "batch_size", batch_size)
         if to not in (None, "numpy", "torch"):
             raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
-        ring = self._ring.buffer
-        ring._source.refresh()
-        ring._draw_apart()
+        self.engine.look()
         if batch_size > len(self):
             raise InputError(
                 f"{where}: batch_size={batch_size}, but {len(self)} transitions are stored"
             )
-        ring._draws += 1
-        if step is None:
-            step = ring._counter
-            ring._counter += 1
-        positions, weigh = self._draw(int(batch_size), step)
+        positions, weigh = self._draw(int(batch_size), self.engine.next_step(step))
         columns: dict[str, Any] = {**self._reader.read(positions)}
         weights: Any = weigh and weigh(positions)
         if weights is not None:
@@ -322,8 +322,7 @@ class TransitionReplayBuffer(Unindexed):
 
     def _draw(self, size: int, step: int) -> tuple[Array, Weigh | None]:
         """Return the positions of the next batch, and what weighs it."""
-        ring = self._ring.buffer
-        source, sampler = ring._source, ring._sampler
+        engine, source, sampler = self.engine, self.engine.source, self.engine.sampler
         where = f"{type(self).__name__}.sample"
         own = sampler.given is None
         if not own:
@@ -333,7 +332,7 @@ class TransitionReplayBuffer(Unindexed):
             if not window.count:  # another thread cleared it meanwhile
                 raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
             if own:
-                return window.positions(ring._rng.integers(0, window.count, size)), None
+                return window.positions(engine.rng.integers(0, window.count, size)), None
             ids = ids_of(sampler, step, self, size, 1, where)
             weigh = sampler.weigh()
             if ((ids < 0) | (ids >= window.count)).any():
@@ -347,8 +346,8 @@ class TransitionReplayBuffer(Unindexed):
                     raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
-                    numbers[gone] = ring._rng.integers(window.base, window.end, int(gone.sum()))
-                    ring._clip_reader.num_redraws += int(gone.sum())
+                    numbers[gone] = engine.rng.integers(window.base, window.end, int(gone.sum()))
+                    engine.reader.num_redraws += int(gone.sum())
                 return window.positions(numbers - window.base), weigh
 
     # -- the rest ----------------------------------------------------------------------------
@@ -356,7 +355,7 @@ class TransitionReplayBuffer(Unindexed):
     @property
     def sampler(self) -> Any:
         """What `sample` draws with; may be assigned. None: uniformly."""
-        return self._ring.buffer._sampler.given
+        return self.engine.sampler.given
 
     @sampler.setter
     def sampler(self, sampler: Sampler | None) -> None:
@@ -421,7 +420,7 @@ class TransitionReplayBuffer(Unindexed):
 
     def _sync_following(self) -> None:
         where = f"{type(self).__name__}.flush"
-        self._following.sync(self._ring.buffer._writer(where), where)
+        self._following.sync(self.engine.writer(where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Make a copy of the buffer in a directory that is new or empty; `open` opens it.
@@ -432,7 +431,7 @@ class TransitionReplayBuffer(Unindexed):
             EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
         """
         where = f"{type(self).__name__}.save"
-        source = self._ring.buffer._source
+        source = self.engine.source
 
         def led_to(copied: Copied) -> Any:
             """Return what the newest rows of the copy lead to, where the writer has gone on."""
@@ -446,13 +445,13 @@ class TransitionReplayBuffer(Unindexed):
             return found
 
         with self._following.lock:
-            self._ring.buffer._snapshot(path, where, {Successors: led_to})
+            self.engine.snapshot(path, where, {Successors: led_to})
 
     def close(self) -> None:
         """Flush, and give files and lock back; a close that is refused (see `ReplayBuffer.close`) changes nothing."""
         self._ring.refuse_close_within(type(self).__name__)
         try:
-            poisoned = self._ring.buffer._owned.is_poisoned  # there is nothing to flush any more
+            poisoned = self.engine.owned.is_poisoned  # there is nothing to flush any more
             if not self._ring.closed and self.mode == "r+" and not poisoned:
                 self._sync_following()
         finally:
@@ -474,7 +473,7 @@ class TransitionReplayBuffer(Unindexed):
         state["ring"] = self._ring
         if self.path is None and len(self):
             with self._following.lock:
-                state["newest"] = self._following.before(self._ring.buffer._source)
+                state["newest"] = self._following.before(self._ring.engine.source)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -483,7 +482,7 @@ class TransitionReplayBuffer(Unindexed):
         self.__dict__.update(state)
         self._set_up(ring)
         if newest is not None:
-            self._following.put_back(ring.buffer._source, newest)
+            self._following.put_back(ring.engine.source, newest)
 
     def __repr__(self) -> str:
         if self._ring.closed:
@@ -491,16 +490,3 @@ class TransitionReplayBuffer(Unindexed):
         place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
         shapes = {spec.name: spec.shape for tree in self._columns.trees for spec in tree.columns}
         return f"{type(self).__name__}({len(self)}/{self.capacity}, {shapes}, n_step={self.n_step}{place})"
-
-
-class _Ring(ReplayBuffer):
-    """The ring of rows under a buffer of transitions."""
-
-    disk = TransitionReplayBuffer.disk  # the very one, whatever `ReplayBuffer` has by now
-
-
-def _ring_on(path: Any, disk: Disk) -> type[ReplayBuffer]:
-    """Return the class of a ring whose files go through `disk`."""
-    if path is None or disk is _Ring.disk:
-        return _Ring
-    return type("_Ring", (_Ring,), {"disk": disk})

@@ -53,7 +53,7 @@ class TransitionReader:
         Raises:
             LappedError: the writer overtook this reader, ten times in a row without progress.
         """
-        source = self.ring.buffer._source
+        source = self.ring.engine.source
         found = self._gather(source, positions)
         bad = lost(source, positions, found.good)
         if bad is not None:
@@ -61,7 +61,7 @@ class TransitionReader:
         return found.batch
 
     def _read_again(self, source: Source, found: _Found, positions: Array, bad: Array) -> None:
-        buffer = self.ring.buffer
+        engine = self.ring.engine
         newest, head = found.newest, found.head
 
         def gather(which: Array) -> Array | None:
@@ -77,8 +77,8 @@ class TransitionReader:
             # A step of the newest call, read while another one came, has a following row by now.
             stays = newest[which] & (at >= source.tail) & (source.head != head)
             gone = np.flatnonzero(~stays)
-            at[gone] = self.ring.draw(len(gone), buffer._rng)
-            buffer._clip_reader.num_redraws += len(gone)
+            at[gone] = self.ring.draw(len(gone), engine.rng)
+            engine.reader.num_redraws += len(gone)
             return at
 
         advice = "raise capacity, or ask for smaller batches"
@@ -86,7 +86,7 @@ class TransitionReader:
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return what the call that ended at `head` led to, by leaf, from what was stored since; None if that is gone."""
-        source = self.ring.buffer._source
+        source = self.ring.engine.source
         source.refresh()
         rows = source.rows
         assert rows is not None

@@ -1,0 +1,586 @@
+"""What a buffer stands on: its open rings, what draws from them, and what this process may do with them.
+
+    ReplayBuffer, StepRing, transitions, labels, views, passes
+                            |
+                         Engine ---- sampler, generator, counter --> small state, which rides with commits
+                        /      \\
+              sources[i]        readers[i]                 one ring is the case of one
+
+    opened         a Store, which writes, or a Reader, which follows
+    forked         a Reader of its own; of a buffer in RAM the copy, which only reads
+    unpickled      a Reader of its own; of a buffer in RAM a Store of what was stored
+
+Invariants: each process has one engine for each buffer, and a closed one hands out no source; what is pickled is paths and
+settings, never a disk; a process that is not the one that opened a writer only reads.
+Not here: columns and transforms (replay.py), clips as a DataLoader takes them (lookup.py), files and commits (storage/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.beacon import Beacon
+from ringmap.buffers.episodes import StoredEpisodes
+from ringmap.buffers.options import check_whole
+from ringmap.buffers.pins import Pins
+from ringmap.clips.gather import PINNED, ClipReader, Pinned
+from ringmap.clips.index import why_no_clips
+from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
+from ringmap.clips.window import Window
+from ringmap.datasets.batch import worker
+from ringmap.errors import (
+    ClipIndexError,
+    ClosedError,
+    InputError,
+    NoClipsError,
+    ReadOnlyError,
+    RingmapError,
+)
+from ringmap.storage.advice import clear_reads
+from ringmap.storage.blobs import encode_data
+from ringmap.storage.copying import Kept
+from ringmap.storage.files import Disk
+from ringmap.storage.forks import Forkable
+from ringmap.storage.lock import describe, holder_of
+from ringmap.storage.memory import MemoryDisk
+from ringmap.storage.reader import Reader
+from ringmap.storage.sidecars.priorities import PriorityFile
+from ringmap.storage.snapshot import snapshot
+from ringmap.storage.source import Source
+from ringmap.storage.store import Store
+from ringmap.storage.system import cores
+
+__all__ = ["Engine", "door"]
+
+log = logging.getLogger("ringmap")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_WHERE = "ReplayBuffer"
+
+DISK = Disk()
+"""The door to the file system for all that are given no other."""
+
+
+def door(disk: Disk | None) -> Disk:
+    """Return the door to the file system: the one given, or that of the process."""
+    return DISK if disk is None else disk
+
+
+class Engine(Forkable):
+    """The open ring of a buffer, with its sampler, generator and role.
+
+    For those who build a buffer of their own; `ReplayBuffer.engine` is that of a buffer.
+
+    Args:
+        source: the ring, a `Store` or a `Reader`. The engine closes it.
+        sampler: what draws; None draws uniformly.
+        seed: of the generator. A writer goes on with the state that the ring carries, if it carries one.
+        disk: through which copies are written; None: the file system.
+
+    Raises:
+        InputError: the sampler can't be called, or the seed is none.
+
+    Processes and threads: one thread may write while others read. A forked or unpickled engine of a ring on disk opens a
+    reader of its own when it is first used.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100, seed=0)
+        >>> buf.write_episode({"obs": np.arange(10)})
+        >>> engine = buf.engine
+        >>> positions, _ = engine.draw(buf, 3, 1, 1)
+        >>> engine.read(positions, 1, 1)["obs"].shape, engine.source.head
+        ((3, 1), 10)
+    """
+
+    sources: list[Source]
+    """The rings as they were opened, whether they are closed by now or were the parent's of a forked child."""
+    readers: list[ClipReader]
+    """What copies clips out of each."""
+
+    def __init__(
+        self, source: Source, sampler: Sampler | None = None, seed: int | None = None, *,
+        disk: Disk | None = None,
+    ) -> None:  # fmt: skip
+        self.disk = door(disk)
+        self.threads: int | None = None
+        self.sampler: BaseSampler = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
+        self.rng = generator(seed, _WHERE, "seed")
+        self.counter = 0
+        self.pins = Pins()
+        self._draws = self._draws_stored = 0
+        self._draws_as: int | None = None
+        self._hold([source])
+        if isinstance(source, Store):
+            saved = source.carried.get("sampling")
+            if saved is not None:  # the store has refused one that makes no sense
+                self.counter = int(saved["step"])
+                self.rng.bit_generator.state = saved["rng"]
+                self._restore_sampler(saved.get("sampler"))
+            else:
+                self._draws = 1  # a fresh generator is stored with the first commit
+            self._attach_sampler()
+
+    def _restore_sampler(self, state: Mapping[str, Any] | None) -> None:
+        """Let the sampler go on where the directory was left, if it is of the kind that drew from it then."""
+        if state and state.get("kind") == type(self.sampler.given).__name__:
+            try:
+                self.sampler.load_small_state(state)
+            except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+                log.warning("%s: its sampler begins anew: %s", self.owned.folder, error)
+
+    def _hold(self, sources: list[Source]) -> None:
+        self.sources = sources
+        self.readers = [ClipReader(source, self.rng) for source in sources]
+        self._episodes = [StoredEpisodes(source) for source in sources]
+        self._pid = os.getpid()
+        self.is_closed = False
+        self.pins.clear()
+
+    # -- rings and roles ---------------------------------------------------------------------
+
+    @property
+    def owned(self) -> Source:
+        """The one ring as it was opened, closed or not: for its path, its manifest and its end."""
+        return self.sources[0]
+
+    @property
+    def source(self) -> Source:
+        """The one ring, open, as this process may see it, and agreeing with the files.
+
+        Raises:
+            ClosedError: it was closed.
+        """
+        owned = self.sources[0]
+        if self.is_closed:
+            raise ClosedError(f"{_WHERE}: the buffer {owned.folder} is closed; open it again")
+        if self._pid != os.getpid() and not owned.disk.volatile:
+            owned = self._reopen()
+        owned.settle()
+        return owned
+
+    def _reopen(self) -> Source:
+        """Become a live reader of our own: what the parent process had open is not ours."""
+        self.rng = np.random.default_rng()
+        if worker() is None:
+            self.pins.beacon = Beacon()  # it follows nobody
+        owned = self.owned
+        self._hold(
+            [Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)]
+        )
+        return self.owned
+
+    @property
+    def reader(self) -> ClipReader:
+        """What copies clips out of the one ring. Ask for `source` first: after a fork that opens another."""
+        return self.readers[0]
+
+    @property
+    def episodes(self) -> StoredEpisodes:
+        """The stored episodes of the one ring, read whole."""
+        self.source  # noqa: B018 - a fork or an interrupt may have made another
+        return self._episodes[0]
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this handle writes, closed or not."""
+        return self._pid == os.getpid() and isinstance(self.owned, Store)
+
+    def writer(self, where: str) -> Store:
+        """Return the ring, to write to it.
+
+        Raises:
+            ReadOnlyError: this handle only reads.
+        """
+        owned = self.owned
+        if self._pid == os.getpid() and isinstance(owned, Store):
+            return owned
+        if owned.disk.volatile:
+            raise ReadOnlyError(
+                f"{where}: this is a forked copy of a buffer in RAM, and only reads; write in the parent"
+            )
+        holder = describe(holder_of(owned.paths.lock))
+        raise ReadOnlyError(
+            f"{where}: this handle of {owned.folder} only reads; it was last opened for writing by {holder}; "
+            "write there, or open it with mode='r+' once that is closed"
+        )
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, or None for a ring in RAM."""
+        return None if self.owned.disk.volatile else Path(self.owned.folder)
+
+    def refresh(self) -> bool:
+        """Take a reader to the newest state; tell whether anything changed. A writer is always there."""
+        self.pins.clear()
+        return self.source.refresh()
+
+    def use(self, sampler: Sampler | None) -> None:
+        """Draw with another sampler from now on; None draws uniformly. One that is given up is closed.
+
+        Raises:
+            InputError: it can't be called.
+        """
+        self.source  # noqa: B018 - a closed one says so
+        new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
+        if new.given is not self.sampler.given:
+            self.sampler.close()
+        self.sampler = new
+        self._attach_sampler()
+
+    def _attach_sampler(self) -> None:
+        """Let a sampler that keeps something for each clip begin with what is stored now."""
+        source = self.source
+        if source.writable:
+            self.sampler.attach(source)
+
+    # -- clips -------------------------------------------------------------------------------
+
+    def pin(self, span: int, shared: bool = True) -> Pinned:
+        """Return which clips of `span` steps there are; see `Pins.of`."""
+        self.source  # noqa: B018 - a closed one says so
+        return self.pins.of(self.reader, span, shared)
+
+    def window(self, span: int) -> Window:
+        """Return the clips of `span` steps that there are now, for samplers. O(1)."""
+        source = self.source
+        with source.memory:
+            index = self.reader.index.of(span)
+            return Window(source, index, index.base, index.end)
+
+    def clips(
+        self, ids: Array, history: int, skip: int, out: dict[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Return the clips with these ids, as `pin` counts them, or PINNED + position; one that is gone is drawn anew.
+
+        Raises:
+            StaleCopyError: a persistent worker has an old copy of a ring in RAM.
+            NoClipsError, LappedError: as `read`.
+        """
+        source, span = self.source, history * skip
+        if source.disk.volatile:
+            self.pins.check_copy(source.seq)
+        if len(ids) and ids.max() >= PINNED:
+            return self.read(self.starting(ids - PINNED, span), history, skip, out)
+        pinned = self.pin(span)
+        ids = np.where(ids < 0, ids + pinned.count, ids)
+        if not pinned.count or (len(ids) and ids.max() >= pinned.count):
+            # Its own look may be older than that of the process that drew the ids.
+            self.refresh()
+            pinned = self.pin(span)
+        positions = self.reader.place(ids + pinned.base, pinned, span)
+        return self.read(positions, history, skip, out)
+
+    def starting(self, positions: Array, span: int) -> Array:
+        """Return the positions, -1 for one where no clip of `span` steps starts by now: `read` draws it anew.
+
+        Beyond what is stored, or of a pass of shorter clips: one of `span` steps would reach into the next episode.
+        """
+        source = self.source
+        if source.rows is None or (len(positions) and positions.max() + span > source.head):
+            self.refresh()
+        return self.reader.starting(positions, span)
+
+    def read(
+        self, positions: Array, history: int, skip: int, out: dict[str, Array] | None = None,
+        asked: bool = False,
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return the clips that start at these positions, column -> `(B, history, ...)`; `positions` shows which it drew anew.
+
+        Args:
+            positions: int64 `(B,)`.
+            history: observations of a clip.
+            skip: stride between them.
+            out: column -> array to fill.
+            asked: whether the disk was asked for them already.
+
+        Raises:
+            NoClipsError: nothing is left to draw from.
+            LappedError: the writer overtook this reader, ten times in a row without progress.
+        """
+        threads = self.threads or _threads_here()
+        try:
+            batch = self.reader.at(positions, history, skip, out, threads, asked)
+        except (OSError, ValueError):
+            self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
+            with clear_reads(_WHERE, self.reader.source.folder):
+                raise
+        self.pins.count_redraws(self.reader.num_redraws)
+        return batch
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips drawn anew so far, by DataLoader workers too."""
+        return self.reader.num_redraws + self.pins.counted()
+
+    # -- draws -------------------------------------------------------------------------------
+
+    def look(self) -> Source:
+        """Take the newest state, to draw from, and return the ring; in a worker, with a generator of its own."""
+        self.pins.clear()
+        source = self.source
+        try:
+            source.refresh()
+        except OSError:
+            self.source  # noqa: B018 - as in `read`
+            raise
+        self._draw_apart()
+        return source
+
+    def next_step(self, step: int | None = None) -> int:
+        """Count a draw, and return what its sampler is told: `step`, or the counter, which advances."""
+        self._draws += 1
+        if step is None:
+            step = self.counter
+            self.counter += 1
+        return step
+
+    def draw(
+        self, buffer: Any, size: int, history: int, skip: int, step: int | None = None
+    ) -> tuple[Array, Weigh | None]:
+        """Return the positions of the next `size` clips, drawn through the sampler, and what weighs them.
+
+        The sampler gets the buffer, and the step as `next_step` returns it.
+
+        Raises:
+            InputError, ClipIndexError: the sampler returned no such ids.
+            NoClipsError: no clip is stored.
+        """
+        source = self.look()
+        step, sampler = self.next_step(step), self.sampler
+        if sampler.given is None:
+            positions = self.reader.draw(size, history * skip, self.rng)
+            if positions is None:
+                raise self._no_clips(history, skip)
+            return positions, None
+        # One that answers at once keeps the writer waiting: what it has drawn is not evicted, nor renumbered, meanwhile.
+        # It is in the middle of a draw then, and knows of one draw.
+        source.refuse_if_held(f"{_WHERE}.sample")
+        with source.memory if sampler.is_quick else contextlib.nullcontext():
+            positions = self._ask_positions(sampler, step, buffer, size, history, skip)
+            return positions, sampler.weigh()
+
+    def _ask_positions(
+        self, sampler: BaseSampler, step: int, buffer: Any, size: int, history: int, skip: int
+    ) -> Array:
+        reader, span = self.reader, history * skip
+        pinned = reader.pin(span)
+        if not pinned.count:
+            raise self._no_clips(history, skip)
+        try:
+            ids = ids_of(sampler, step, buffer, size, history, f"{_WHERE}.sample")
+            numbers = ids + pinned.base
+        except (LookupError, ValueError) as error:
+            if isinstance(error, RingmapError) or reader.pin(span).count:
+                raise
+            # They were cleared while it drew: it had nothing to draw from.
+            raise self._no_clips(history, skip) from error
+        # The sampler may have seen, and asked for, what came meanwhile.
+        newest = reader.pin(span)
+        wrong = (numbers < pinned.base) | (numbers >= newest.end)
+        if wrong.any() and newest.era == pinned.era:
+            raise ClipIndexError(
+                f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
+                f"out of range for {newest.end - pinned.base} clips"
+            )
+        return reader.place(numbers, pinned, span)
+
+    def _no_clips(self, history: int, skip: int) -> NoClipsError:
+        return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(history, skip)}")
+
+    def why_no_clips(self, history: int, skip: int) -> str:
+        """Return in words why there is no clip of this cut."""
+        source = self.source
+        with source.memory:
+            return why_no_clips(source.live.lengths, history * skip, skip)
+
+    def _draw_apart(self) -> None:
+        """Draw in a worker what no other worker does: a copy of a buffer in RAM brings the generator along."""
+        info = worker()
+        if info is not None and self._draws_as != info.seed:
+            self._draws_as = info.seed
+            self.rng = np.random.default_rng(info.seed)
+            for reader in self.readers:
+                reader.rng = self.rng
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampling state (counter, generator, and the sampler's own), to go beside a checkpoint."""
+        return self._state(self.sampler.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on sampling where `state_dict` was taken.
+
+        Raises:
+            InputError: it is no such state, or that of another sampler. Nothing was changed.
+        """
+        check_whole("load_state_dict", state, ("rng", "step"))
+        self.source  # noqa: B018 - a fork makes another generator
+        if "sampler" in state:
+            self.sampler.load_state_dict(state["sampler"])
+        self._draw_apart()
+        self.rng.bit_generator.state = state["rng"]
+        self.counter = int(state["step"])
+        self._draws += 1
+
+    def _state(self, kept: dict[str, Any] | None) -> dict[str, Any]:
+        state: dict[str, Any] = {"step": self.counter, "rng": self.rng.bit_generator.state}
+        return state if kept is None else {**state, "sampler": kept}
+
+    @contextlib.contextmanager
+    def committing(self, notes: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
+        """Hand out what a commit or a flush carries: the sampling state if it changed, and notes with those there are.
+
+        It counts as stored if no error comes. A writer's only.
+        """
+        draws, owned = self._draws, self.owned
+        changed = draws != self._draws_stored
+        small = {"sampling": self._state(self.sampler.small_state())} if changed else None
+        if notes and isinstance(owned, Store):
+            owned.settle()
+            small = {**(small or {}), "notes": {**owned.carried.get("notes", {}), **notes}}
+        yield small
+        if changed:
+            self._draws_stored = draws
+        if owned.disk.volatile:
+            self.pins.tell_copies(owned.seq)
+
+    def clear(self, where: str) -> None:
+        """Drop every episode, in one commit."""
+        store, stored = self.writer(where), self._draws_stored
+        seq = store.seq
+        with self.committing() as small:
+            store.clear(small=small)
+        if store.seq == seq:  # there was nothing to clear, and no commit to ride on
+            self._draws_stored = stored
+
+    def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
+        """Force everything stored, and the small state, to the disk itself. A writer's only."""
+        store = self.writer(where)
+        self.sampler.flush()
+        with self.committing(notes) as small:
+            store.flush(small=small)
+
+    def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
+        """Make a copy in a directory, with what is `kept` in memory of other sidecars than priorities; see `ReplayBuffer.snapshot`."""
+        own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
+        snapshot(self.source, self.disk, os.path.abspath(path), where, own)
+
+    def refuse_close_within(self, where: str) -> None:
+        """Raise where `close` would: before what closes more than the ring changes anything."""
+        self.owned.refuse_within(f"{where}.close")
+
+    def close(self) -> None:
+        """Flush, and give files and lock back, whatever the flush raises; closing twice is fine.
+
+        Raises:
+            RoleError: of a writer, in the middle of another call of the same thread: nothing was changed.
+            ReplacedError, SyncFailedError, EnvironmentFault: as `ReplayBuffer.close`.
+        """
+        source, mine = self.owned, self._pid == os.getpid()
+        try:
+            if isinstance(source, Store) and mine:
+                self.refuse_close_within(_WHERE)
+                try:
+                    self.sampler.flush()
+                finally:
+                    with self.committing() as small:
+                        source.close(small)
+            elif source.is_open:
+                source.close()
+        finally:
+            self.is_closed = self.is_closed or not source.is_open
+            if self.is_closed and mine:
+                self.sampler.close()
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def to_send(self) -> dict[str, Any]:
+        """Return what `received` makes a copy of: path and settings; of a ring in RAM, what is stored."""
+        owned = self.owned
+        state = {
+            "sampler": self.sampler.given, "threads": self.threads, "beacon": self.pins.beacon,
+        }  # fmt: skip
+        if not isinstance(owned, Store) or not owned.disk.volatile:
+            uuid = owned.manifest.uuid
+            return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}
+        self.source  # noqa: B018 - a closed one says so
+        seq, episodes = owned.seq, list[Any]()
+        for ordinal in range(owned.live.first, owned.live.last):
+            found = owned.read_episode(ordinal)
+            if found is None:  # evicted by another thread, and all before it too
+                episodes.clear()
+            else:
+                episodes.append(found)
+        return {
+            **state,
+            "max_steps": owned.manifest.max_steps,
+            "spare": owned.manifest.spare if owned.rows is None else owned.rows.ring.spare,
+            "settings": owned.settings,
+            "schema": owned.schema,
+            "seq": seq,
+            "begin": episodes[0][2].start if episodes else owned.head,
+            "episodes": [(steps, data, record.flags) for steps, data, record in episodes],
+            "sampling": self.state_dict() if self.sampler.given is None else None,
+        }
+
+    @classmethod
+    def received(cls, state: Mapping[str, Any]) -> Engine:
+        """Return an engine of this process for what another one sent."""
+        if "path" in state:
+            source = Reader(DISK, state["path"], mapped=state["mapped"], uuid=state["uuid"])
+            engine = cls(source, state["sampler"])
+        else:
+            engine = cls(_stored_in_ram(state), state["sampler"])
+            if state["sampling"] is not None:
+                engine.load_state_dict(state["sampling"])
+            engine.pins.copied = state["seq"]
+        engine.threads = state["threads"]
+        engine.pins.beacon = state["beacon"] or engine.pins.beacon
+        return engine
+
+    def __reduce__(self) -> Any:
+        return Engine.received, (self.to_send(),)
+
+
+def _stored_in_ram(state: Mapping[str, Any]) -> Store:
+    steps, spare, schema = state["max_steps"], state["spare"], state["schema"]
+    store = Store.create(MemoryDisk(), "RAM", steps, spare, state["settings"], schema)
+    store.begin_at(state["begin"])  # positions mean the same in every copy
+    for columns, data, flags in state["episodes"]:
+        store.commit(schema, columns, encode_data(data, _WHERE), flags)
+    return store
+
+
+class _NoSampler(BaseSampler):
+    """What an engine has that was given none: its own generator draws."""
+
+    given = None
+
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
+        ids: Array = buffer.engine.rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
+        return ids
+
+
+NO_SAMPLER = _NoSampler()
+
+
+@functools.lru_cache(maxsize=1)
+def _threads_of(pid: int) -> int:
+    info = worker()
+    return max(1, cores() // (1 if info is None else info.num_workers))
+
+
+def _threads_here() -> int:
+    """Return the threads that gather in this process: workers share the cores."""
+    return _threads_of(os.getpid())

@@ -1,0 +1,125 @@
+"""Which clips there are, so that ids stand still: pinned, and told to the workers of a loader.
+
+    the loader's process   pin ----> beacon      writer: as of now
+                                       |         reader: as of its last refresh
+    a worker               pin <-------+         as of the moment of the loader's process
+
+Invariants: the ids of a reader stand still until it is refreshed; a worker counts as the process that owns its loader.
+Not here: what copies the clips (clips/gather.py), the memory that is shared (beacon.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ringmap.buffers.beacon import Beacon
+from ringmap.clips.gather import ClipReader, Pinned
+from ringmap.datasets.batch import worker
+from ringmap.errors import StaleCopyError
+
+__all__ = ["Pins"]
+
+_NEWEST, _STANDS = 0, 1
+
+
+class Pins:
+    """The pinned moments of one ring, by span."""
+
+    def __init__(self) -> None:
+        self.beacon = Beacon()
+        self.copied: int | None = None
+        """Of a copy of a ring in RAM: the commit that it is of."""
+        self._of: dict[int, Pinned] = {}
+        self._told: tuple[int, ...] = ()
+        self._told_redraws = 0
+        self._fetcher: Any = None
+
+    def clear(self) -> None:
+        """Let the next look be at the newest state."""
+        self._of.clear()
+
+    def of(self, reader: ClipReader, span: int, shared: bool) -> Pinned:
+        """Return which clips there are: of a writer now, of a reader when it was last refreshed.
+
+        A reader moves on inside when it redraws; its length and ids must not.
+
+        Args:
+            reader: of the ring.
+            span: steps of a clip.
+            shared: whether it is the span of the loader's clips, which workers count as its process does.
+        """
+        source = reader.source
+        if source.writable:
+            return reader.pin(span)
+        beacon = self.beacon
+        if not beacon.is_mine:
+            if worker() is not None and shared:
+                return self._as_told(reader, span)
+            beacon = self.beacon = Beacon() if worker() is None else beacon
+        pinned = self._of.get(span)  # another thread may drop it meanwhile
+        if pinned is None:
+            with source.memory:  # or another thread's moment could be told after ours
+                self._of[span] = pinned = reader.pin(span)
+                if beacon.is_mine and shared:
+                    beacon.tell(_STANDS, pinned.head, pinned.count)
+        return pinned
+
+    def _as_told(self, reader: ClipReader, span: int) -> Pinned:
+        told = self.beacon.told()
+        turn, how, head, count = told[:4]
+        if not turn or how == _NEWEST:
+            reader.source.refresh()
+            return reader.pin(span)
+        pinned = self._of.get(span)
+        if told != self._told or pinned is None:
+            self._told = told
+            if reader.source.head < head:
+                reader.source.refresh()
+            self._of[span] = pinned = reader.pin_before(head, count, span)
+        return pinned
+
+    def count_redraws(self, redraws: int) -> None:
+        """Let the process that owns the loader know how many clips this worker drew anew."""
+        if redraws != self._told_redraws:
+            self._told_redraws = redraws
+            if not self.beacon.is_mine and worker() is not None:
+                self.beacon.count(redraws)
+
+    def counted(self) -> int:
+        """Return how many clips workers drew anew, in the process that owns the loader."""
+        return self.beacon.counted() if self.beacon.is_mine else 0
+
+    def tell_copies(self, seq: int) -> None:
+        """Tell copies of a ring in RAM how far the original is."""
+        if self.beacon.is_mine:
+            self.beacon.tell(_NEWEST, 0, 0, seq)
+
+    def check_copy(self, seq: int) -> None:
+        """Raise in a persistent worker that would go on serving an old copy, of commit `seq`, of a ring in RAM."""
+        beacon = self.beacon
+        if beacon.is_mine or worker() is None:
+            return
+        fetcher, told = _fetcher(), beacon.told()
+        if self._fetcher is None:
+            self._fetcher = fetcher
+            if self.copied is None:
+                self.copied = seq
+        elif fetcher is not self._fetcher and told[0] and told[4] != self.copied:  # another pass
+            raise StaleCopyError(
+                "ReplayBuffer: this worker has a copy of a buffer in RAM from when it started, and the buffer was "
+                "written since; make the loader with persistent_workers=False, or give the buffer a path="
+            )
+
+
+def _fetcher() -> Any:
+    """Return what PyTorch's worker reads this batch with: another object for each pass, and the only sign of one."""
+    frame = sys._getframe(1)
+    for _ in range(12):
+        found = frame.f_locals.get("self") if frame.f_code.co_name == "fetch" else None
+        if found is not None:
+            return found
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None

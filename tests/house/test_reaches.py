@@ -1,0 +1,102 @@
+"""No class of the buffers reaches into another's private names, and their modules import each other in no circle."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PACKAGE = ROOT / "src" / "ringmap"
+OTHERS = {"made._cursor", "sys._getframe"}
+"""Of TorchRL's writer, which has no public name for it; of Python, for `pins.py`: decision 085."""
+
+
+def owned_by(cls):
+    """Return the names that a class defines, or sets on itself."""
+    names = set()
+    for node in ast.walk(cls):
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def reaches(node, own=frozenset()):
+    """Yield each `x._name` that is no name of the class around it, nor of what it inherits."""
+    if isinstance(node, ast.ClassDef):
+        own = own | owned_by(node)
+    if isinstance(node, ast.Attribute) and node.attr[0] == "_" and node.attr[:2] != "__":
+        whose = ast.unparse(node.value)
+        if whose not in ("self", "cls", "super()") and node.attr not in own:
+            yield f"{whose}.{node.attr}"
+    for child in ast.iter_child_nodes(node):
+        yield from reaches(child, own)
+
+
+def imports(module, path):
+    """Yield what a module imports of the package, whenever it does: for type checkers as well."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ringmap"):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def circles(folder):
+    """Return the sets of modules below a folder that import each other."""
+    known = {}
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        known[".".join(parts)] = path
+    after = {m: set(imports(m, path)) & known.keys() - {m} for m, path in known.items()}
+
+    def reached(module):
+        found, ahead = set(), [module]
+        while ahead:
+            new = after[ahead.pop()] - found
+            found |= new
+            ahead += new
+        return found
+
+    far = {m: reached(m) for m in known}
+    return {frozenset(n for n in far[m] if m in far[n]) for m in known if m in far[m]}
+
+
+def test_no_buffer_reaches_into_another_class():
+    paths = sorted((PACKAGE / "buffers").rglob("*.py"))
+    found = {(path.name, name) for path in paths for name in reaches(ast.parse(path.read_text()))}
+    assert {(path, name) for path, name in found if name not in OTHERS} == set()
+    assert {name for _, name in found} == OTHERS
+
+
+def test_no_circles():
+    assert circles(PACKAGE / "buffers") == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def f(x): return x._y", ["x._y"]),
+        ("class A:\n    def f(self, x): return x._y", ["x._y"]),
+        ("class A:\n    def f(self, x): return self.x._y", ["self.x._y"]),
+        ("class A:\n    def f(self, x): self._y = x._y", []),
+        ("class A:\n    def f(self): return super()._y, self._y, self.__dict__", []),
+    ],
+)
+def test_control_of_reaches(code, expected):
+    assert list(reaches(ast.parse(code))) == expected
+
+
+def test_control_of_circles(tmp_path, monkeypatch):
+    folder = tmp_path / "ringmap"
+    folder.mkdir()
+    monkeypatch.setattr("tests.house.test_reaches.PACKAGE", folder)
+    lines = {"a": "from ringmap.b import x", "b": "from ringmap import c", "c": "", "d": ""}
+    for name, line in lines.items():
+        Path(folder / f"{name}.py").write_text(line)
+    assert circles(folder) == set()
+    (folder / "c.py").write_text("def late():\n    from ringmap.a import x")
+    assert circles(folder) == {frozenset({"ringmap.a", "ringmap.b", "ringmap.c"})}
