@@ -205,7 +205,9 @@ def test_a_record_of_unknown_kind_is_from_the_future(bench, forger, at):
     fields = forger.record(number)
     fields[10] = 9
     forger.write_record(number, fields)
-    before = {p: p.read_bytes() for p in forger.folder.rglob("*") if p.is_file()}
+    before = {
+        p: p.read_bytes() for p in forger.folder.rglob("*") if p.is_file() and p.name != "lock"
+    }
     told = rf"record {number} is of kind 9, this ringmap reads kinds 1 \(episode\)"
     for mode in ("r", "r+"):
         with pytest.raises(NewerVersionError, match=told):

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import os
 import shutil
@@ -7,10 +8,20 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.errors import CorruptError, EnvironmentFault, LockedError, RingmapError, RoleError
-from ringmap.storage import repair as repairing
-from ringmap.storage.files import Disk
-from ringmap.storage.repair import Action, repair_folder
+from ringmap.errors import (
+    CorruptError,
+    EnvironmentFault,
+    ExistsError,
+    InputError,
+    LockedError,
+    RingmapError,
+    RoleError,
+)
+from ringmap.storage import birth
+from ringmap.storage.files import Disk, FileHandle
+from ringmap.storage.layout import Paths
+from ringmap.storage.repair import Action, copy_repaired, repair_folder
+from ringmap.storage.salvage import Salvage
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import (
@@ -448,24 +459,169 @@ def open_after_kill(folder, truth):
     buf.close()
 
 
-def test_control_an_order_that_opens_the_buffer_first_is_caught(place, monkeypatch):
-    """Columns before the drops: a kill in between makes a buffer that opens and serves zeros."""
+def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place, monkeypatch):
+    """A kill between the columns and the table makes a buffer that opens and serves zeros."""
 
-    class Hasty(repairing.Plan):
-        def _plan(self):
-            super()._plan()
-            self._steps = [s for s in self._steps if "write_records" not in str(s)] + [
-                s for s in self._steps if "write_records" in str(s)
-            ]
+    class Blind(Paths):
+        def __init__(self, folder):
+            super().__init__(folder)
+            self.swap = os.path.join(folder, "nothing")
 
-    monkeypatch.setattr(repairing, "Plan", Hasty)
-
-    def gaps_alone(v):
-        v.cut(LAST, 4500)
-
-    monkeypatch.setitem(DAMAGES, "gaps", gaps_alone)
+    monkeypatch.setattr(birth, "Paths", Blind)
+    monkeypatch.setitem(DAMAGES, "gaps", lambda v: v.cut(LAST, 4500))
     with pytest.raises((AssertionError, CorruptError)):
         test_killed_at_every_change(place, "gaps", False)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_killed_again_while_it_is_finished(place, damage):
+    v = Vandal(place / "whole")
+    DAMAGES[damage](v)
+    v.folder = shutil.copytree(place / "whole", place / "straight")
+    expected = mended(v, left_after(v.folder))
+    for at in itertools.count():
+        v.folder = shutil.copytree(place / "whole", place / str(at))
+        try:
+            repair_folder(DyingDisk(at, at % 2), str(v.folder), dry_run=False)
+        except Killed:
+            pass
+        else:
+            break
+        if at % 3:
+            with contextlib.suppress(Killed):
+                repair_folder(DyingDisk(at * 7 % 13, at % 2), str(v.folder), dry_run=False)
+        told = [str(action) for action in ringmap.repair(v.folder)]
+        assert list(map(str, ringmap.repair(v.folder, dry_run=False)))[: len(told)] == told
+        assert kept(v.folder, v.truth) == expected, at
+        assert not (v.folder / ".salvage").exists()
+        shutil.rmtree(v.folder)
+    assert at > 8
+
+
+def interrupted(v):
+    """Leave a repair that was killed when it had begun to replace files."""
+    gaps(v)
+
+    class Dying(Disk):
+        def before(self, change, path, *details):
+            if (
+                change in ("write", "extend")
+                and os.path.exists(v.paths.swap)
+                and ".salvage" not in path
+            ):
+                raise Killed
+
+    with pytest.raises(Killed):
+        repair_folder(Dying(), str(v.folder), dry_run=False)
+
+
+def test_an_unfinished_repair_is_named_and_refused(place):
+    v = Vandal(place / "a")
+    interrupted(v)
+    for mode in ("r", "r+"):
+        with pytest.raises(
+            CorruptError, match="a repair was interrupted.* run ringmap.repair again"
+        ):
+            ReplayBuffer.open(v.folder, mode)
+    with pytest.raises(CorruptError, match="run ringmap.repair again"):
+        ReplayBuffer(60, path=v.folder)
+    (finding,) = ringmap.check(v.folder)
+    assert (finding.file, "run ringmap.repair again" in finding.what) == (".salvage", True)
+    assert mended(v) == [8, 11, 12, 13][-len(kept(v.folder, v.truth)) :]
+
+
+def test_a_damaged_journal_is_refused_by_name(place):
+    v = Vandal(place / "a")
+    interrupted(v)
+    v.flip(".salvage/journal", 40)
+    with pytest.raises(CorruptError, match=r"journal of an interrupted repair is damaged"):
+        ringmap.repair(v.folder, dry_run=False)
+
+
+class RottenDisk(Disk):
+    """Writes one bit wrong in files of a name in the folder of the repair."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def create(self, path, size=0):
+        return self._rotten(super().create(path, size), path)
+
+    def open(self, path, write=False):
+        return self._rotten(super().open(path, write), path)
+
+    def _rotten(self, file, path):
+        if path.endswith(f".salvage/{self.name}"):
+            file.__class__ = RottenHandle
+        return file
+
+
+class RottenHandle(FileHandle):
+    __slots__ = ()
+
+    def write(self, data, offset):
+        rotten = bytearray(data)
+        rotten[min(len(rotten) - 1, 128 * 9 + 2)] ^= 4
+        super().write(bytes(rotten), offset)
+
+
+@pytest.mark.parametrize("name", ["episodes.npy", "state.bin", "manifest.json"])
+def test_what_was_written_is_read_back_before_anything_is_replaced(place, name):
+    v = Vandal(place / "a")
+    gaps(v)
+    before = bytes_in(v.folder)
+    with pytest.raises(EnvironmentFault, match="does not keep what is written"):
+        repair_folder(RottenDisk(name), str(v.folder), dry_run=False)
+    assert bytes_in(v.folder).keys() - {"lock"} == before.keys() - {"lock"}
+    assert all(data == before[name] for name, data in bytes_in(v.folder).items() if name != "lock")
+    assert mended(v) != []
+
+
+def test_control_a_swap_before_the_look_is_caught(place, monkeypatch):
+    monkeypatch.setattr(Salvage, "verify", lambda self: None)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_what_was_written_is_read_back_before_anything_is_replaced(place, "episodes.npy")
+
+
+class OrderlyDisk(Disk):
+    """Fails if anything of the buffer changes before all that the journal needs is on the disk itself."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.dirty, self.seen = folder, set(), 0
+
+    def before(self, change, path, *details):
+        inside = f"{os.sep}.salvage" in path
+        if change in ("write", "create", "extend") and inside:
+            self.dirty.add(path)
+        if change in ("create", "mkdir", "rename", "unlink"):
+            self.dirty.add(os.path.dirname(path))
+        if change == "rename" and inside and path in self.dirty and path.endswith(".tmp"):
+            raise AssertionError(f"{path} is named before it is synced")
+        if change in ("sync", "sync_folder"):
+            self.dirty.discard(path)
+        if not inside and change in ("write", "extend") and not path.endswith("lock"):
+            self.seen += 1
+            room = os.path.join(self.folder, ".salvage/room")
+            unsynced = {p for p in self.dirty if ".salvage" in p} - {room, os.path.dirname(room)}
+            assert unsynced == set(), f"{path} is changed before {unsynced} are synced"
+
+
+def test_the_journal_is_synced_before_anything_is_replaced(place):
+    v = Vandal(place / "a")
+    gaps(v)
+    disk = OrderlyDisk(str(v.folder))
+    repair_folder(disk, str(v.folder), dry_run=False)
+    assert disk.seen > 3
+    assert ringmap.check(v.folder) == []
+
+
+def test_control_a_journal_that_is_not_synced_is_caught(place, monkeypatch):
+    put = Disk.put
+    monkeypatch.setattr(Disk, "put", lambda self, *a, **_: put(self, *a[:3], synced=False))
+    with pytest.raises(AssertionError, match="before it is synced"):
+        test_the_journal_is_synced_before_anything_is_replaced(place)
 
 
 class FullDisk(Disk):
@@ -499,3 +655,139 @@ def test_a_full_disk_is_told_and_the_next_try_goes_on(place):
         assert mended(v) == expected
         shutil.rmtree(v.folder)
     assert at > 8
+
+
+class TightDisk(Disk):
+    """Has room for what a repair writes beside, and for nothing else: blocks that are there can be written."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.inside = os.path.join(str(folder), ".salvage")
+
+    def before(self, change, path, *details):
+        if change in ("create", "reserve", "mkdir", "copy") and not path.startswith(self.inside):
+            raise OSError(28, "No space left on device", path)
+        assert path.startswith(os.path.dirname(self.inside)), "outside of the directory"
+
+
+def test_on_a_disk_that_is_full_but_for_the_metadata(place):
+    """Which is so on a mount point, too: all is done inside the directory."""
+    v = Vandal(place / "a")
+    v.cut(LAST, 4500)
+    v.swap(OBS, PIXELS)
+    v.flip("episodes.npy", 4096 + 128 * 10)
+    v.flip("state.bin", 30)
+    shutil.copytree(v.folder, place / "b")
+    repair_folder(TightDisk(v.folder), str(v.folder), dry_run=False)
+    assert ringmap.check(v.folder) == []
+    found = kept(v.folder, v.truth)
+    v.folder = place / "b"
+    assert mended(v) == found
+
+
+def test_a_full_disk_changes_nothing_until_all_is_written(place):
+    v = Vandal(place / "whole")
+    gaps(v)
+    seen = set()
+    for at in itertools.count(1):
+        v.folder = shutil.copytree(place / "whole", place / str(at))
+        before = bytes_in(v.folder)
+        try:
+            repair_folder(FullDisk(at), str(v.folder), dry_run=False)
+        except EnvironmentFault as error:
+            told = str(error)
+        else:
+            break
+        begun = (v.folder / ".salvage/journal").exists()
+        seen.add(begun)
+        if not begun:
+            assert "no file of the buffer was replaced" in told or "can't be opened" not in told
+            assert {
+                k: d for k, d in bytes_in(v.folder).items() if k != "lock"
+            } == before or "done" in told
+        shutil.rmtree(v.folder)
+    assert seen == {False, True}
+
+
+# -- to another place ------------------------------------------------------------------------------
+
+
+class ReadOnlyDisk(Disk):
+    """Refuses each change below a folder, and can't read some of a file in it."""
+
+    def __init__(self, folder, bad="", at=0):
+        super().__init__()
+        self.inside, self.bad, self.at = str(folder) + os.sep, bad, at
+
+    def before(self, change, path, *details):
+        if path.startswith(self.inside):
+            raise OSError(30, "Read-only file system", path)
+
+    def open(self, path, write=False):
+        file = super().open(path, write)
+        if self.bad and path == self.inside + self.bad:
+            file.__class__ = BadSector
+        return file
+
+
+class BadSector(FileHandle):
+    __slots__ = ()
+
+    def read(self, size, offset):
+        if offset <= self.disk.at < offset + size:
+            raise OSError(5, "Input/output error", self.path)
+        return super().read(size, offset)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_copy_of_what_is_whole_from_a_place_that_can_not_be_written(place, damage):
+    v = Vandal(place / "a")
+    DAMAGES[damage](v)
+    before, disk = bytes_in(v.folder), ReadOnlyDisk(v.folder)
+    with pytest.raises(EnvironmentFault, match=r"ringmap.repair\(path, to=...\)"):
+        repair_folder(disk, str(v.folder), dry_run=False)
+    planned = copy_repaired(disk, str(v.folder), str(place / "b"), dry_run=True)
+    assert not (place / "b").exists()
+    done = copy_repaired(disk, str(v.folder), str(place / "b"), dry_run=False)
+    assert list(map(str, planned)) == list(map(str, done))
+    assert bytes_in(v.folder) == before
+    assert ringmap.check(place / "b") == []
+    expected = mended(v)
+    v.folder = place / "b"
+    assert kept(v.folder, v.truth) == expected
+    assert sorted(os.listdir(place)) == ["a", "b"]
+
+
+def test_a_page_that_can_not_be_read_costs_its_episode_alone(place):
+    v = Vandal(place / "a")
+    at = row_of(v, "pixels", 10)
+    disk = ReadOnlyDisk(v.folder, PIXELS, at)
+    copy_repaired(disk, str(v.folder), str(place / "b"), dry_run=False)
+    page = range(at // 4096 * 4096, at // 4096 * 4096 + 4096)
+    lost = [
+        s
+        for s in v.truth.episodes
+        if row_of(v, "pixels", s) in page
+        or row_of(v, "pixels", s) + 16 * v.records[s].length - 1 in page
+    ]
+    assert 10 in lost
+    assert kept(place / "b", v.truth) == [s for s in v.truth.episodes if s not in lost]
+
+
+def test_an_unfinished_repair_is_finished_in_a_copy(place):
+    v = Vandal(place / "a")
+    interrupted(v)
+    done = copy_repaired(ReadOnlyDisk(v.folder), str(v.folder), str(place / "b"), dry_run=False)
+    assert str(done[1]) == ".salvage: finish the repair that was interrupted"
+    assert kept(place / "b", v.truth) == mended(v)
+
+
+def test_a_copy_of_a_sound_buffer_and_where_none_can_go(place):
+    v = Vandal(place / "a")
+    assert [action.file for action in ringmap.repair(v.folder, False, to=place / "b")] == ["."]
+    assert kept(place / "b", v.truth) == list(v.truth.episodes)
+    for dry_run in (True, False):
+        with pytest.raises(ExistsError, match="something is at"):
+            ringmap.repair(v.folder, dry_run, to=place / "b")
+        with pytest.raises(InputError, match="inside the buffer itself"):
+            ringmap.repair(v.folder, dry_run, to=v.folder / "b")

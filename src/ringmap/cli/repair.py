@@ -18,13 +18,18 @@ Apply = Annotated[
     bool, typer.Option("--apply", help="Do it; otherwise only say what would be done.")
 ]
 
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="DIR", help="Mend a copy in DIR; PATH is only read."),
+]
 
-def repair(path: Buffer, apply: Apply = False, as_json: AsJson = False) -> None:
+
+def repair(path: Buffer, apply: Apply = False, to: To = None, as_json: AsJson = False) -> None:
     """Mend a buffer: whole episodes stay, the others are dropped.
 
     Says what would be done and what would be lost; with --apply it is done, under the writer's lock. What is dropped
     does not come back: if you have a backup of a damaged file, put that back first. Close all readers before you
-    apply it. Exit code 0: sound, or mended; 1: there is something to do, or some of it can't be mended; 2: no answer.
+    apply it. With --to, a copy of what is whole is made in DIR: for a disk that is failing, or can't be written to. Exit code 0: sound, or mended; 1: there is something to do, or some of it can't be mended; 2: no answer.
     """
     from ringmap.storage.repair import repair as repair_buffer
 
@@ -33,9 +38,10 @@ def repair(path: Buffer, apply: Apply = False, as_json: AsJson = False) -> None:
     actions = []
     for part, folder in folders_of(path).items():
         with bar(f"repair {part}".strip()) as progress:
-            done = repair_buffer(folder, dry_run=not apply, progress=progress)
+            goal = os.path.join(to, part) if to and part else to
+            done = repair_buffer(folder, dry_run=not apply, progress=progress, to=goal)
         actions += [(f"{part}/{x.file}" if part else x.file, x) for x in done]
-    left = findings_at(path, "repair") if apply or not actions else []
+    left = findings_at(to or path, "repair") if apply or not actions else []
     episodes = sum(action.episodes for _, action in actions)
     steps = sum(action.steps for _, action in actions)
     if as_json:

@@ -59,7 +59,7 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
             f"{folder}: is a file, expected a directory of a buffer; choose another path"
         )
     names = set(disk.names(folder)) - FINE
-    if MANIFEST in names:
+    if MANIFEST in names or disk.exists(Paths(folder).swap):
         return "buffer"
     if names <= {LOCK}:
         return "nothing"
@@ -222,9 +222,13 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
 
     Raises:
         UnknownFormatError: no buffer is there (yet).
-        CorruptError, NewerVersionError: see `Manifest.decode`.
+        CorruptError, NewerVersionError: see `Manifest.decode`; a repair was interrupted.
     """
     path = Paths(folder).manifest
+    if disk.exists(Paths(folder).swap):
+        raise CorruptError(
+            f"{folder}: a repair was interrupted while it replaced files; run ringmap.repair again, which finishes it"
+        )
     try:
         data = disk.read_file(path, read_limit())
         refuse_links(disk, folder)

@@ -37,12 +37,14 @@ import numpy as np
 from ringmap.errors import NewerVersionError
 from ringmap.storage.birth import links_in
 from ringmap.storage.episodes import DROPPED, EPISODE, Record
+from ringmap.storage.evidence import Files
 from ringmap.storage.faults import Finding, faults_in
 from ringmap.storage.files import Disk
-from ringmap.storage.layout import MANIFEST, Paths
+from ringmap.storage.layout import MANIFEST, SALVAGE, Paths
 from ringmap.storage.recovery import Progress
 from ringmap.storage.source import Source
 from ringmap.storage.survey import Survey
+from ringmap.storage.swap import is_unfinished
 
 __all__ = ["Finding", "check", "check_folder", "check_source"]
 
@@ -99,6 +101,9 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
             Finding(n, what.format(disk.kind(p) or "a file"))
             for n, p in zip(links, paths, strict=True)
         ]
+    if is_unfinished(Files(disk, folder)):  # so that half of the files are those of before
+        what = "a repair was interrupted while it replaced files: run ringmap.repair again, which finishes it"
+        return [Finding(SALVAGE, what)]
     try:
         survey = Survey(disk, folder)
     except NewerVersionError as error:

@@ -216,6 +216,18 @@ class EpisodeTable:
         """Tell whether a slot was never written, or was wiped."""
         return not any(self._read(slot, 1).tobytes())
 
+    def save(self, disk: Disk, path: str) -> None:
+        """Write the table to a file of its own, sparse as this one is, and sync it."""
+        self.create(disk, path, self.slots)
+        with closing(disk.open(path, write=True)) as file:
+            at, size = HEADER_NBYTES, self.nbytes(self.slots)
+            while (at := max(at, self._file.next_data(at))) < size:
+                data = self._file.read(HEADER_NBYTES, at)
+                if any(data):
+                    file.write(data, at)
+                at += len(data)
+            file.sync()
+
     def sync(self) -> None:
         """Return once every record written is on the disk itself."""
         self._file.sync()

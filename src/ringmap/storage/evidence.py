@@ -25,7 +25,7 @@ from ringmap.storage.files import Disk, File
 from ringmap.storage.layout import COLUMNS, DATA, OPEN, STREAM
 from ringmap.storage.memory import MemoryFile
 from ringmap.storage.state import State, StateFile
-from ringmap.storage.system import NotAFileError
+from ringmap.storage.system import Data, NotAFileError
 
 __all__ = ["Files", "Part", "copy_of", "words_of"]
 
@@ -148,9 +148,9 @@ class Files:
         """
         try:
             copied = self._look(name, lambda file: copy_of(file, EpisodeTable.nbytes(slots)))
-            blank = copied or MemoryFile(name, EpisodeTable.nbytes(slots))
+            blank = copied or _Copied(name, EpisodeTable.nbytes(slots))
         except MemoryError:
-            slots, blank = 1, MemoryFile(name, EpisodeTable.nbytes(1))
+            slots, blank = 1, _Copied(name, EpisodeTable.nbytes(1))
         return EpisodeTable(blank, slots, uuid)
 
     def _look(self, name: str, what: Callable[[File], Any]) -> Any:
@@ -171,6 +171,16 @@ class _Copied(MemoryFile):
     def __init__(self, path: str, size: int) -> None:
         super().__init__(path, size)
         self.blocks: list[int] = []
+
+    def write(self, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`."""
+        super().write(data, offset)
+        for at in {
+            offset // _BLOCK * _BLOCK,
+            (offset + memoryview(data).nbytes - 1) // _BLOCK * _BLOCK,
+        }:
+            if at not in self.blocks:
+                bisect.insort(self.blocks, at)
 
     def next_data(self, offset: int) -> int:
         """Return the first offset from here on that may hold anything but zeros; the size where none does."""

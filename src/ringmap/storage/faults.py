@@ -17,7 +17,19 @@ from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import EPISODE, Record
 from ringmap.storage.evidence import Part, words_of
 from ringmap.storage.frames import Stream, read_stream
-from ringmap.storage.layout import COLUMNS, DATA, FINE, MANIFEST, NAMES, OPEN, STATE, STREAM, TABLE
+from ringmap.storage.layout import (
+    COLUMNS,
+    DATA,
+    FINE,
+    MANIFEST,
+    NAMES,
+    OPEN,
+    SALVAGE,
+    SALVAGED,
+    STATE,
+    STREAM,
+    TABLE,
+)
 from ringmap.storage.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 from ringmap.storage.survey import Survey
@@ -315,6 +327,9 @@ def _others(survey: Survey) -> Iterator[Finding]:
         if part.at
     }
     ours |= set(survey.find_segments().values())
+    for name in (SALVAGE, SALVAGED):
+        if files.disk.exists(files.path(name)):
+            yield Finding(name, "was left by a repair that was interrupted")
     # Where records are lost, the segments that they named are no news.
     orphans = [] if survey.broken() else orphans_in(survey)
     for index, part in enumerate(parts.columns):

@@ -7,10 +7,11 @@
     state.bin        with the buffer    written                   its two states; written again
     data/            with the buffer    live blobs                blobs; a bad one drops its episode
     open/            with the buffer    empty                     frames; cut after the last whole one
+    .salvage/        by a repair        no                        finished or removed by the next repair
     columns/         first episode      live rows                 rows; a bad one drops its episode
     a sidecar        when it is used    `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
 
-Only segments (`data/N.bin`), streams (`open/ID/steps.bin`) and sidecars' temporary files are ever removed.
+Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what a repair replaces, and sidecars' temporary files are ever removed.
 
 Invariants: nothing else in the package says what such a file is called; nothing else in the directory is ours.
 Not here: what is in the files; the names of columns and segments, which the manifest and the records tell.
@@ -25,8 +26,8 @@ from typing import Literal
 from ringmap.storage.sidecars import SIDECARS
 
 __all__ = [
-    "COLUMNS", "DATA", "ENTRIES", "FINE", "FOLDERS", "FROM_BIRTH", "LOCK", "MANIFEST", "NAMES", "OPEN", "SIGNS", "STATE", "STREAM",
-    "TABLE", "Entry", "Paths",
+    "COLUMNS", "DATA", "ENTRIES", "FINE", "FOLDERS", "FROM_BIRTH", "LOCK", "MANIFEST", "NAMES", "OPEN", "SALVAGE", "SALVAGED", "SIGNS", "STATE",
+    "STREAM", "TABLE", "Entry", "Paths",
 ]  # fmt: skip
 
 LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
@@ -34,6 +35,9 @@ DATA, OPEN, COLUMNS = "data", "open", "columns"
 
 STREAM = "steps.bin"
 """The file in a folder of `open/`."""
+
+SALVAGE, SALVAGED = ".salvage", ".salvage.done"
+"""The folder of a repair that is under way, and its name once all of it is done."""
 
 _UNFINISHED = ".tmp"
 
@@ -65,6 +69,7 @@ ENTRIES = (
     Entry(STATE, "birth", sign=True),
     Entry(MANIFEST, "last", sign=True, temporary=(MANIFEST + _UNFINISHED,)),
     Entry(COLUMNS, "first episode", folder=True, sign=True, temporary=(COLUMNS + _UNFINISHED,)),
+    Entry(SALVAGE, "use", folder=True, temporary=(SALVAGED,)),
     *(Entry(n, "use", temporary=s.temporary) for s in SIDECARS for n in s.names),
 )
 
@@ -92,3 +97,4 @@ class Paths:
         self.data = os.path.join(folder, DATA)
         self.open = os.path.join(folder, OPEN)
         self.lock = os.path.join(folder, LOCK)
+        self.swap = os.path.join(folder, SALVAGE, "journal")

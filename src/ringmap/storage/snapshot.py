@@ -12,7 +12,7 @@ began with. On the writer's own handle the last round keeps writing out, so that
 
 Invariants: the source is only read; nothing is at the target before all of it is there and synced; what is in the
 copy was one committed state. It has a UUID of its own, which labels, records and states carry.
-Not here: what is copied in a round (copying.py), how a disk shares bytes (system.py).
+Not here: what is copied in a round (copying.py), the place and the name (workplace.py), how a disk shares bytes (system.py).
 """
 
 from __future__ import annotations
@@ -24,20 +24,15 @@ from typing import Any
 
 from ringmap.errors import (
     CorruptError,
-    ExistsError,
-    InputError,
     LappedError,
-    LockedError,
 )
-from ringmap.storage.advice import clear_errors
-from ringmap.storage.birth import make_folder
 from ringmap.storage.copying import Anew, Copy, Kept, Look, look
 from ringmap.storage.files import Disk
-from ringmap.storage.layout import LOCK, NAMES, Paths
-from ringmap.storage.lock import WriterLock, describe, holder_of
+from ringmap.storage.layout import LOCK
 from ringmap.storage.reader import Reader
 from ringmap.storage.source import Source
 from ringmap.storage.store import Store
+from ringmap.storage.workplace import workplace
 
 __all__ = ["snapshot"]
 
@@ -62,76 +57,9 @@ def snapshot(
         where: the method to name in an error.
         kept: what the handle has in memory of its sidecars.
     """
-    folder = os.path.realpath(folder)
-    _refuse(source, disk, folder, where)
-    beside = os.path.join(
-        os.path.dirname(folder), f".{os.path.basename(folder)}.ringmap-unfinished"
-    )
-    said = f"nothing is at {folder}, and the buffer is as it was"
-    with clear_errors(where, folder, lambda: said):
-        make_folder(disk, os.path.dirname(folder))
-        with _workplace(disk, beside, folder, where), _followed(source) as followed:
-            _refuse(source, disk, folder, where)  # another one may have come first
-            _make(followed, disk, beside, where, kept or {})
-            disk.rename(beside, folder)
-            try:
-                disk.sync_folder(os.path.dirname(folder))
-            except OSError:  # it may be there after a power cut, or not: better not
-                disk.remove_folder(folder)
-                raise
-
-
-def _refuse(source: Source, disk: Disk, folder: str, where: str) -> None:
-    """Raise unless a copy may go there."""
-    own = os.path.realpath(source.folder)
-    if not source.disk.volatile and (folder == own or folder.startswith(own + os.sep)):
-        raise InputError(f"{where}: {folder} lies inside the buffer itself; choose a path outside")
-    if not disk.exists(folder):
-        return
-    if not disk.is_folder(folder) or disk.names(folder):
-        raise ExistsError(
-            f"{where}: something is at {folder} already; expected a directory that is new or empty"
-        )
-    if os.path.ismount(folder):
-        raise InputError(
-            f"{where}: {folder} is a mount point, which nothing can be renamed to; name a directory in it"
-        )
-
-
-@contextlib.contextmanager
-def _workplace(disk: Disk, beside: str, folder: str, where: str) -> Iterator[None]:
-    """Hold an empty directory under the temporary name, and leave nothing there if the block fails."""
-    with contextlib.suppress(FileExistsError):
-        disk.make_folder(beside)
-    lock = WriterLock(disk, Paths(beside).lock, beside)
-    try:
-        lock.acquire()
-    except LockedError:
-        raise LockedError(
-            f"{where}: a snapshot to {folder} is being made by {describe(holder_of(Paths(beside).lock))}; "
-            "wait for it, or choose another path"
-        ) from None
-    except BaseException:
-        if set(disk.names(beside)) <= {LOCK}:
-            disk.remove_folder(beside)
-        raise
-    try:
-        left = set(disk.names(beside)) - {LOCK}
-        if foreign := left - NAMES:
-            raise ExistsError(
-                f"{where}: {beside} holds something that no snapshot left there ({', '.join(sorted(foreign)[:3])}); "
-                "move it away"
-            )
-        try:
-            for name in left:  # of a try that was killed
-                disk.discard(os.path.join(beside, name))
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):  # what stays goes with the next try
-                disk.remove_folder(beside)
-            raise
-    finally:
-        lock.release()
+    own = "" if source.disk.volatile else source.folder
+    with workplace(own, disk, folder, where) as beside, _followed(source) as followed:
+        _make(followed, disk, beside, where, kept or {})
 
 
 @contextlib.contextmanager

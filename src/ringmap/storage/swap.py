@@ -1,0 +1,250 @@
+"""The swap: how the files that a repair has written take the places of those that are damaged.
+
+    .salvage/ written, synced, read back -> .salvage/journal -> moves -> steps -> synced -> .salvage.done -> gone
+
+Until the journal has its name, nothing that counts was changed, and the folder is worth nothing. From then
+on no handle opens the buffer, and the next repair does all that the journal names, however far this one came.
+A table and a state whose files are as large as they must be keep them: live readers have them open.
+
+Invariants: each move and each step may be done twice; moves only take away, steps only put in place.
+Not here: what is written, and why (salvage.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from ringmap.errors import CorruptError
+from ringmap.storage.canonical import json_checksum
+from ringmap.storage.columns.backends import BACKENDS
+from ringmap.storage.evidence import Files
+from ringmap.storage.faults import home_of, sidecar_faults
+from ringmap.storage.files import File
+from ringmap.storage.identity import decode
+from ringmap.storage.layout import (
+    COLUMNS,
+    DATA,
+    MANIFEST,
+    OPEN,
+    SALVAGE,
+    SALVAGED,
+    STATE,
+    TABLE,
+)  # fmt: skip
+from ringmap.storage.manifest import Manifest, read_limit
+from ringmap.storage.sidecars import SIDECARS
+from ringmap.storage.survey import Survey
+
+__all__ = ["Swap", "finish", "is_unfinished"]
+
+_JOURNAL, _REST, _ROOM = f"{SALVAGE}/journal", f"{SALVAGE}/rest", f"{SALVAGE}/room"
+_ROOM_NBYTES = 1 << 16
+_BLOCK, _PAGE = 1 << 20, 4096
+
+
+class Swap:
+    """What a repair replaces. Names are relative to the buffer's directory.
+
+    Attributes:
+        began: whether the journal may have its name: then all of it is to be done.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._moves: list[tuple[str, str]] = []
+        self._steps: list[list[Any]] = []
+        self.began = False
+
+    def inside(self, name: str) -> str:
+        """Return the name of a file that is written beside."""
+        return f"{SALVAGE}/{name}"
+
+    def take(self, name: str) -> str:
+        """Move a file into the folder of the repair, ahead of all steps; return its name there."""
+        taken = self.inside(str(len(self._moves)))
+        self._moves.append((name, taken))
+        return taken
+
+    def move(self, source: str, target: str) -> None:
+        """Give a file another name, ahead of all steps."""
+        self._moves.append((source, target))
+
+    def step(self, verb: str, *args: Any) -> None:
+        """Add a step; see `_STEPS`."""
+        self._steps.append([verb, *args])
+
+    def begin(self) -> None:
+        """Make the folder, and keep room in it for the last pages of files that were cut."""
+        disk = self._files.disk
+        for name in (SALVAGE, SALVAGED):
+            disk.discard(self._files.path(name))
+        disk.make_folder(self._files.path(SALVAGE))
+        columns = sum(step[0] == "column" for step in self._steps)
+        with closing(disk.create(self._files.path(_ROOM))) as file:
+            file.reserve(0, _ROOM_NBYTES + 2 * _PAGE * columns)
+
+    def undo(self) -> None:
+        """Remove the folder, of which nothing counts yet."""
+        with contextlib.suppress(OSError):
+            self._files.disk.discard(self._files.path(SALVAGE))
+
+    def carry_out(self) -> None:
+        """Write the journal, which makes the repair count, and do what it names."""
+        files, disk = self._files, self._files.disk
+        disk.put(files.path(_REST), files.path(_REST + ".tmp"), _encode([], self._steps), True)
+        self._sync_before()
+        disk.put(
+            files.path(_JOURNAL), files.path(_JOURNAL + ".tmp"), _encode(self._moves, self._steps), True
+        )  # fmt: skip
+        self.began = True
+        disk.sync_folder(files.path(SALVAGE))
+        finish(files)
+
+    def _sync_before(self) -> None:
+        for folder in (SALVAGE, ""):
+            self._files.disk.sync_folder(self._files.path(folder))
+
+
+def is_unfinished(files: Files) -> bool:
+    """Tell whether a repair was interrupted while it replaced files."""
+    return files.disk.exists(files.path(_JOURNAL))
+
+
+def finish(files: Files) -> None:
+    """Do all that the journal names, and forget it.
+
+    Raises:
+        CorruptError: the journal is damaged.
+    """
+    disk, path = files.disk, files.path(_JOURNAL)
+    moves, steps = _decode(disk.read_file(path, read_limit()), path)
+    manifest = decode(files, f"{SALVAGE}/{MANIFEST}")[0] or decode(files, MANIFEST)[0]
+    for source, target in moves:
+        _rename(files, manifest, source, target)
+    if moves:
+        for folder in sorted({os.path.dirname(source) for source, _ in moves} | {SALVAGE}):
+            disk.sync_folder(files.path(folder))
+        # From here on a name that was moved away may be another file's: the moves are not to be done again.
+        disk.rename(files.path(_REST), path)
+        disk.sync_folder(files.path(SALVAGE))
+    disk.discard(files.path(_ROOM))
+    for verb, *args in steps:
+        if verb != "sidecar":
+            _STEPS[verb](files, manifest, *args)
+    _sync(files)
+    _mend_sidecars(files, {args[0] for verb, *args in steps if verb == "sidecar"})
+    disk.rename(files.path(SALVAGE), files.path(SALVAGED))
+    disk.sync_folder(files.folder)
+    disk.discard(files.path(SALVAGED))
+
+
+def _encode(moves: list[tuple[str, str]], steps: list[list[Any]]) -> bytes:
+    body = {"version": 1, "moves": moves, "steps": steps}
+    return json.dumps({**body, "checksum": json_checksum(json.loads(json.dumps(body)))}).encode()
+
+
+def _decode(data: bytes, path: str) -> tuple[list[list[str]], list[list[Any]]]:
+    try:
+        body = json.loads(data)
+        if body.pop("checksum") != json_checksum(body) or body["version"] != 1:
+            raise ValueError("its checksum or version is wrong")
+        return body["moves"], body["steps"]
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise CorruptError(
+            f"{path}: the journal of an interrupted repair is damaged ({error}); move the files in its folder that are "
+            "yours to the buffer's directory, remove the folder, and run ringmap.repair: it finds each by what is in it"
+        ) from None
+
+
+# -- the steps -------------------------------------------------------------------------------------
+
+
+def _make_folder(files: Files, manifest: Manifest | None, name: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        files.disk.make_folder(files.path(name))
+
+
+def _rename(files: Files, manifest: Manifest | None, source: str, target: str) -> None:
+    if files.disk.exists(files.path(source)):
+        files.disk.rename(files.path(source), files.path(target))
+
+
+def _remove(files: Files, manifest: Manifest | None, name: str) -> None:
+    files.disk.discard(files.path(name))
+
+
+def _resize(files: Files, manifest: Manifest | None, name: str, nbytes: int) -> None:
+    if files.is_file(name) and files.size(name) != nbytes:
+        files.disk.extend(files.path(name), nbytes)
+
+
+def _mend_column(files: Files, manifest: Manifest | None, index: int) -> None:
+    """Give a column its size, header and label back."""
+    assert manifest is not None
+    assert manifest.schema is not None
+    backend, path = BACKENDS[manifest.backends[index]], files.path(manifest.files[index])
+    spec, label = manifest.schema.columns[index], manifest.label(index)
+    backend.mend(files.disk, path, spec, manifest.rows, label)
+
+
+def _overwrite(files: Files, manifest: Manifest | None, source: str, target: str) -> None:
+    """Write into a file the pages in which another one of the same size differs. Its inode stays."""
+
+    def read(file: File, at: int) -> bytes:
+        try:
+            return file.read(_BLOCK, at)
+        except OSError:  # a bad sector: writing may heal it
+            return b""
+
+    with (
+        closing(files.disk.open(files.path(source))) as new,
+        closing(files.disk.open(files.path(target), write=True)) as old,
+    ):
+        at = 0
+        while (
+            at := max(at, min(new.next_data(at), old.next_data(at)) // _PAGE * _PAGE)
+        ) < new.size():
+            data, there = new.read(_BLOCK, at), read(old, at)
+            for i in range(0, len(data), _PAGE):
+                if data[i : i + _PAGE] != there[i : i + _PAGE]:
+                    old.write(data[i : i + _PAGE], at + i)
+            at += len(data)
+
+
+_STEPS: dict[str, Callable[..., None]] = {
+    "make": _make_folder, "rename": _rename, "remove": _remove, "resize": _resize, "column": _mend_column,
+    "overwrite": _overwrite,
+}  # fmt: skip
+
+
+def _mend_sidecars(files: Files, names: set[str]) -> None:
+    survey = Survey(files.disk, files.folder)
+    try:
+        for sidecar in SIDECARS:
+            if sidecar.names[0] in names and sidecar_faults(survey, sidecar, survey.newest()):
+                mend = sidecar.mend(home_of(survey), survey.newest())
+                if mend is not None:
+                    mend[1]()
+    finally:
+        survey.close()
+
+
+def _sync(files: Files) -> None:
+    """Return once the files, and the names in the folders, are on the disk itself."""
+    manifest, disk = decode(files, MANIFEST)[0], files.disk
+    columns = manifest.files if manifest is not None else ()
+    for name in (TABLE, STATE, *columns):
+        path = files.path(name)
+        if disk.is_folder(path):  # what is in it is replaced by synced files only
+            disk.sync_folder(path)
+        elif disk.is_file(path):
+            with closing(disk.open(path, write=True)) as file:
+                file.sync()
+    for folder in (OPEN, DATA, COLUMNS, ""):
+        if disk.is_folder(files.path(folder)):
+            disk.sync_folder(files.path(folder))
