@@ -141,3 +141,17 @@ def test_progress_is_drawn_for_people_only(cli, replay, monkeypatch):
     assert (done.code, done.out) == (0, "replay: sound\n")
     assert "check: " in done.err
     monkeypatch.undo()
+
+
+def test_repair_of_a_copy(cli, hurt, tmp_path):
+    before = contents(tmp_path / "replay")
+    done = cli("repair", hurt, "--to", "kept")
+    assert done.code == 1
+    assert "1 episode" in done.out
+    assert not (tmp_path / "kept").exists()
+    done = cli("repair", hurt, "--to", "kept", "--apply")
+    assert (done.code, contents(tmp_path / "replay")) == (0, before)
+    assert "copy what can be read to" in done.out
+    assert cli("check", "kept").code == 0
+    assert cli("check", hurt).code == 1
+    assert cli("repair", hurt, "--to", "kept", "--apply").code == 2

@@ -15,7 +15,7 @@ from ringmap.storage.advice import clear_errors
 from ringmap.storage.birth import refuse_links
 from ringmap.storage.evidence import Files
 from ringmap.storage.files import Disk
-from ringmap.storage.layout import LOCK, SALVAGE, Paths
+from ringmap.storage.layout import LOCK, SALVAGE, SALVAGED, Paths
 from ringmap.storage.lock import WriterLock
 from ringmap.storage.recovery import Progress
 from ringmap.storage.salvage import Action, Salvage
@@ -129,6 +129,8 @@ def _finishing(files: Files) -> list[Action]:
 def _became(files: Files) -> str:
     if is_unfinished(files):
         return "some files are replaced and some are not, so the buffer can't be opened yet"
+    if files.disk.exists(files.path(SALVAGED)):
+        return f"all is mended, but {SALVAGED} is there yet"
     return "no file of the buffer was replaced"
 
 

@@ -133,10 +133,11 @@ class Salvage:
                     file.write(blob, offset)
                     file.sync()
             self.verify()
+            self.swap.carry_out()
         except BaseException:
-            self.swap.undo()
+            if not self.swap.began:
+                self.swap.undo()
             raise
-        self.swap.carry_out()
 
     def verify(self) -> None:
         """Read what was written, by the code that an opening reads by.
