@@ -173,14 +173,10 @@ class _Copied(MemoryFile):
         self.blocks: list[int] = []
 
     def write(self, data: Data, offset: int) -> None:
-        """Write all of `data` at `offset`."""
+        """Write a record."""
         super().write(data, offset)
-        for at in {
-            offset // _BLOCK * _BLOCK,
-            (offset + memoryview(data).nbytes - 1) // _BLOCK * _BLOCK,
-        }:
-            if at not in self.blocks:
-                bisect.insort(self.blocks, at)
+        if (at := offset // _BLOCK * _BLOCK) not in self.blocks:  # a record never crosses one
+            bisect.insort(self.blocks, at)
 
     def next_data(self, offset: int) -> int:
         """Return the first offset from here on that may hold anything but zeros; the size where none does."""

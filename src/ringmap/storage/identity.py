@@ -25,7 +25,7 @@ from ringmap.storage.layout import COLUMNS, MANIFEST, SIGNS, STATE, TABLE
 from ringmap.storage.manifest import VERSION, Manifest, read_limit, stored_options
 from ringmap.storage.schema import Schema, stored_spec
 
-__all__ = ["Identity", "decode"]
+__all__ = ["Identity", "decode", "sizes_of"]
 
 Label = dict[str, Any]
 
@@ -121,15 +121,13 @@ class Identity:
             made = made.with_columns(Schema(specs), backends, options, locked=False)
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
-            sizes = [
-                BACKENDS[backends[i]].nbytes(s, made.rows, labels[i]) for i, s in enumerate(specs)
-            ]
+            made = replace(made, sizes=sizes_of(made))
         except (KeyError, TypeError, ValueError):
             return None
         slots = self.slots()
         if slots <= 0 or EpisodeTable.faults(self.files.disk, self.files.path(TABLE), slots):
             slots = made.rows + SPARE_SLOTS
-        return replace(made, sizes=tuple(sizes), table_slots=slots)
+        return replace(made, table_slots=slots)
 
     def _salvage(self) -> Manifest | None:
         """Take what a damaged manifest of a buffer without columns still says, if state and table agree."""
@@ -144,6 +142,13 @@ class Identity:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
         return made if agreed and fits and not self.labels else None
+
+
+def sizes_of(manifest: Manifest) -> tuple[int, ...]:
+    """Return the sizes that the columns must have. Their backends are known."""
+    specs = manifest.schema.columns if manifest.schema is not None else ()
+    described = enumerate(zip(specs, manifest.backends, strict=True))
+    return tuple(BACKENDS[b].nbytes(s, manifest.rows, manifest.label(i)) for i, (s, b) in described)
 
 
 def _labels_of(files: Files, names: list[str]) -> dict[str, Label]:

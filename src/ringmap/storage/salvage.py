@@ -45,7 +45,7 @@ from ringmap.storage.faults import (
     stream_of,
 )  # fmt: skip
 from ringmap.storage.files import Disk
-from ringmap.storage.identity import decode
+from ringmap.storage.identity import decode, sizes_of
 from ringmap.storage.layout import (
     COLUMNS,
     DATA,
@@ -109,7 +109,8 @@ class Salvage:
         self.files, self.parts = survey.files, survey.parts
         self.actions: list[Action] = []
         self.swap = Swap(self.files)
-        self._written: dict[str, Callable[[str], None]] = {}  # files beside
+        self._data: dict[str, bytes] = {}  # what is written beside
+        self._made: dict[str, Callable[[str], None]] = {}
         self._blobs: list[tuple[str, bytes, int]] = []
         try:
             self.findings = list(faults_in(survey, progress))
@@ -117,6 +118,8 @@ class Salvage:
                 self.manifest = self._refuse_hopeless()
                 self.table, self._table_changed = survey.table, False
                 self._decide()
+            if self.actions:
+                self._opened(self._data, self.table)  # raises where an opening would
         finally:
             survey.close()
 
@@ -126,8 +129,12 @@ class Salvage:
             return
         try:
             self.swap.begin()
-            for name, write in self._written.items():
-                write(self.files.path(self.swap.inside(name)))
+            for name, make in self._made.items():
+                make(self._beside(name))
+            for name, data in self._data.items():
+                with closing(self.files.disk.create(self._beside(name))) as file:
+                    file.write(data, 0)
+                    file.sync()
             for name, blob, offset in self._blobs:  # behind the end: no record names it yet
                 with closing(self.files.disk.open(self.files.path(name), write=True)) as file:
                     file.write(blob, offset)
@@ -139,44 +146,48 @@ class Salvage:
                 self.swap.undo()
             raise
 
+    def _beside(self, name: str) -> str:
+        return self.files.path(self.swap.inside(name))
+
     def verify(self) -> None:
-        """Read what was written, by the code that an opening reads by.
-
-        Raises:
-            EnvironmentFault: it is not what was written. Nothing was changed.
-        """
-        disk, manifest, there = self.files.disk, self.manifest, self.files.path
+        """Read what was written, and raise EnvironmentFault unless it is what was decided."""
+        disk, manifest = self.files.disk, self.manifest
+        read = {name: disk.read_file(self._beside(name), read_limit()) for name in self._data}
         try:
-            if MANIFEST in self._written:
-                path = there(self.swap.inside(MANIFEST))
-                manifest = Manifest.decode(disk.read_file(path, read_limit()), path)
-            slots, uuid = manifest.table_slots, manifest.uuid
-            path = there(self.swap.inside(STATE))
-            with closing(StateFile.open(disk, path, uuid, write=False)) as states:
-                shown, whole = states.newest(), all(states.slots())
             table = self.table
-            if TABLE in self._written:
-                path = there(self.swap.inside(TABLE))
-                table = EpisodeTable.open(disk, path, slots, uuid, write=False, mapped=False)
-            try:
-                taken = self._taken(table, shown, manifest, path)
-            finally:
-                if table is not self.table:
-                    table.close()
-            if not whole or taken != self._taken(self.table, shown, self.manifest, path):
-                raise CorruptError(f"{path}: it is not what was written")
+            if TABLE in self._made:
+                path = self._beside(TABLE)
+                table = EpisodeTable.open(
+                    disk, path, table.slots, manifest.uuid, False, mapped=False
+                )
+            if self._opened(read, table) == self._opened(self._data, self.table):
+                return
+            what = f"{self._beside('')}: is not what was written there"
         except DamageError as error:
-            raise EnvironmentFault(
-                errno.EIO, f"{error}; so the disk does not keep what is written to it: nothing was changed; copy what is "
-                "whole to another disk, ringmap.repair(path, to=...)",
-            ) from error  # fmt: skip
+            what = str(error)
+        raise EnvironmentFault(
+            errno.EIO, f"{what}; the disk does not keep what is written to it, and no file of the buffer was replaced: "
+            "mend a copy of what is whole elsewhere, ringmap.repair(path, to=...)",
+        )  # fmt: skip
 
-    def _taken(
-        self, table: EpisodeTable, shown: State | None, manifest: Manifest, path: str
-    ) -> tuple[Any, ...]:
-        """Return the state that an opening takes."""
-        found = find(table, shown, None, manifest, path)
-        return found.seq, found.first, found.tail, found.head, bytes(found.records)
+    def _opened(self, data: dict[str, bytes], table: EpisodeTable) -> list[Any]:
+        """Return what an opening takes from a manifest, a state and a table, by its own code."""
+        manifest, path = self.manifest, self.files.path(TABLE)
+        if MANIFEST in data:
+            manifest = Manifest.decode(data[MANIFEST], self.files.path(MANIFEST))
+        states = MemoryFile(STATE, 0)
+        states.write(data[STATE], 0)
+        shown = StateFile(states, manifest.uuid).slots()
+        found = find(table, shown[0], None, manifest, path)
+        return [
+            manifest.encode(),
+            shown,
+            found.seq,
+            found.first,
+            found.tail,
+            found.head,
+            bytes(found.records),
+        ]
 
     def _act(
         self, file: str, what: str, seq: int | None = None, episodes: int = 0, steps: int = 0
@@ -336,7 +347,7 @@ class Salvage:
         if part.at is None:
             name = f"column-{index}"
             self._act(part.file, "make it anew, empty")
-            self._written[name] = lambda path: backend.create(disk, path, spec, rows, label)
+            self._made[name] = lambda path: backend.create(disk, path, spec, rows, label)
             self.swap.step("rename", self.swap.inside(name), part.file)
         elif words_of(
             lambda: backend.faults(disk, self.files.path(part.at or ""), spec, rows, label)
@@ -357,7 +368,7 @@ class Salvage:
                     self._set_aside(name)
         for finding in self.findings:
             name, folder = finding.file, finding.file.removesuffix(f"/{STREAM}")
-            if name in (SALVAGE, SALVAGED):  # which the next one removes when it begins
+            if name in (SALVAGE, SALVAGED):  # which is removed when the next one begins
                 self._act(name, "remove it: nothing names it")
             elif finding.what == ORPHAN or name.endswith(FRESH):
                 self._remove(name, "remove it: nothing names it")
@@ -418,7 +429,7 @@ class Salvage:
         for name in orphans_in(survey, lost) if lost else []:
             self._remove(name, "remove it: no record names it any more")
         if path or self._table_changed:
-            self._written[TABLE] = partial(self.table.save, disk)
+            self._made[TABLE] = partial(self.table.save, disk)
             self._put(TABLE, keeps=not path)
         return lost
 
@@ -481,13 +492,6 @@ class Salvage:
         if not lost and not stale and not any(f.file == MANIFEST for f in self.findings):
             return
         count = sum(int(seq) not in lost for seq in self.survey.live()["seq"])
-        if manifest.schema is not None:
-            described = zip(manifest.schema.columns, manifest.backends, strict=True)
-            sizes = [
-                BACKENDS[backend].nbytes(spec, manifest.rows, manifest.label(i))
-                for i, (spec, backend) in enumerate(described)
-            ]
-            manifest = replace(manifest, sizes=tuple(sizes))
         counts = {
             "count": count, "first": reached.first, "tail": reached.tail,
             "head": reached.head, "seq": reached.seq,
@@ -495,12 +499,14 @@ class Salvage:
         carried = manifest.carried
         if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
             carried = {}
-        self.manifest = manifest = replace(manifest, table=counts, carried=carried)
+        self.manifest = manifest = replace(
+            manifest, table=counts, carried=carried, sizes=sizes_of(manifest)
+        )
         what = f"write it again: {count} episodes"
         if self.parts.manifest_part.at is None:
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"
         self._act(MANIFEST, what)
-        self._written[MANIFEST] = partial(self._save, manifest.encode())
+        self._data[MANIFEST] = manifest.encode()
         self._put(MANIFEST, keeps=False)
 
     def _write_state(self) -> None:
@@ -522,10 +528,5 @@ class Salvage:
         )  # fmt: skip
         faults = words_of(lambda: StateFile.faults(self.files.disk, self.files.path(STATE)))
         self._act(STATE, "show readers the repaired state")
-        self._written[STATE] = partial(self._save, data.read(StateFile.nbytes, 0))
+        self._data[STATE] = data.read(StateFile.nbytes, 0)
         self._put(STATE, keeps=part.at == STATE and not faults)
-
-    def _save(self, data: bytes, path: str) -> None:
-        with closing(self.files.disk.create(path)) as file:
-            file.write(data, 0)
-            file.sync()

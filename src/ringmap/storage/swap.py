@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -24,7 +23,7 @@ from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.evidence import Files
 from ringmap.storage.faults import home_of, sidecar_faults
-from ringmap.storage.files import File
+from ringmap.storage.files import Disk, File
 from ringmap.storage.identity import decode
 from ringmap.storage.layout import (
     COLUMNS,
@@ -75,7 +74,7 @@ class Swap:
         self._moves.append((source, target))
 
     def step(self, verb: str, *args: Any) -> None:
-        """Add a step; see `_STEPS`."""
+        """Add a step; see `_do`."""
         self._steps.append([verb, *args])
 
     def begin(self) -> None:
@@ -96,18 +95,14 @@ class Swap:
     def carry_out(self) -> None:
         """Write the journal, which makes the repair count, and do what it names."""
         files, disk = self._files, self._files.disk
-        disk.put(files.path(_REST), files.path(_REST + ".tmp"), _encode([], self._steps), True)
-        self._sync_before()
-        disk.put(
-            files.path(_JOURNAL), files.path(_JOURNAL + ".tmp"), _encode(self._moves, self._steps), True
-        )  # fmt: skip
+        for name, moves in ((_REST, []), (_JOURNAL, self._moves)):
+            for folder in (SALVAGE, ""):
+                disk.sync_folder(files.path(folder))
+            data = _encode(moves, self._steps)
+            disk.put(files.path(name), files.path(name + ".tmp"), data, synced=True)
         self.began = True
         disk.sync_folder(files.path(SALVAGE))
         finish(files)
-
-    def _sync_before(self) -> None:
-        for folder in (SALVAGE, ""):
-            self._files.disk.sync_folder(self._files.path(folder))
 
 
 def is_unfinished(files: Files) -> bool:
@@ -125,7 +120,7 @@ def finish(files: Files) -> None:
     moves, steps = _decode(disk.read_file(path, read_limit()), path)
     manifest = decode(files, f"{SALVAGE}/{MANIFEST}")[0] or decode(files, MANIFEST)[0]
     for source, target in moves:
-        _rename(files, manifest, source, target)
+        _do(files, None, "rename", source, target)
     if moves:
         for folder in sorted({os.path.dirname(source) for source, _ in moves} | {SALVAGE}):
             disk.sync_folder(files.path(folder))
@@ -133,9 +128,8 @@ def finish(files: Files) -> None:
         disk.rename(files.path(_REST), path)
         disk.sync_folder(files.path(SALVAGE))
     disk.discard(files.path(_ROOM))
-    for verb, *args in steps:
-        if verb != "sidecar":
-            _STEPS[verb](files, manifest, *args)
+    for step in steps:
+        _do(files, manifest, *step)
     _sync(files)
     _mend_sidecars(files, {args[0] for verb, *args in steps if verb == "sidecar"})
     disk.rename(files.path(SALVAGE), files.path(SALVAGED))
@@ -164,23 +158,21 @@ def _decode(data: bytes, path: str) -> tuple[list[list[str]], list[list[Any]]]:
 # -- the steps -------------------------------------------------------------------------------------
 
 
-def _make_folder(files: Files, manifest: Manifest | None, name: str) -> None:
-    with contextlib.suppress(FileExistsError):
-        files.disk.make_folder(files.path(name))
-
-
-def _rename(files: Files, manifest: Manifest | None, source: str, target: str) -> None:
-    if files.disk.exists(files.path(source)):
-        files.disk.rename(files.path(source), files.path(target))
-
-
-def _remove(files: Files, manifest: Manifest | None, name: str) -> None:
-    files.disk.discard(files.path(name))
-
-
-def _resize(files: Files, manifest: Manifest | None, name: str, nbytes: int) -> None:
-    if files.is_file(name) and files.size(name) != nbytes:
-        files.disk.extend(files.path(name), nbytes)
+def _do(files: Files, manifest: Manifest | None, verb: str, name: Any, *args: Any) -> None:
+    """Do a step, again if need be."""
+    disk, path = files.disk, files.path(str(name))
+    if verb == "make" and not disk.exists(path):
+        disk.make_folder(path)
+    elif verb == "rename" and disk.exists(path):
+        disk.rename(path, files.path(args[0]))
+    elif verb == "remove":
+        disk.discard(path)
+    elif verb == "resize" and files.is_file(name) and files.size(name) != args[0]:
+        disk.extend(path, args[0])
+    elif verb == "overwrite":
+        _overwrite(disk, path, files.path(args[0]))
+    elif verb == "column":
+        _mend_column(files, manifest, name)
 
 
 def _mend_column(files: Files, manifest: Manifest | None, index: int) -> None:
@@ -192,7 +184,7 @@ def _mend_column(files: Files, manifest: Manifest | None, index: int) -> None:
     backend.mend(files.disk, path, spec, manifest.rows, label)
 
 
-def _overwrite(files: Files, manifest: Manifest | None, source: str, target: str) -> None:
+def _overwrite(disk: Disk, source: str, target: str) -> None:
     """Write into a file the pages in which another one of the same size differs. Its inode stays."""
 
     def read(file: File, at: int) -> bytes:
@@ -202,8 +194,8 @@ def _overwrite(files: Files, manifest: Manifest | None, source: str, target: str
             return b""
 
     with (
-        closing(files.disk.open(files.path(source))) as new,
-        closing(files.disk.open(files.path(target), write=True)) as old,
+        closing(disk.open(source)) as new,
+        closing(disk.open(target, write=True)) as old,
     ):
         at = 0
         while (
@@ -214,12 +206,6 @@ def _overwrite(files: Files, manifest: Manifest | None, source: str, target: str
                 if data[i : i + _PAGE] != there[i : i + _PAGE]:
                     old.write(data[i : i + _PAGE], at + i)
             at += len(data)
-
-
-_STEPS: dict[str, Callable[..., None]] = {
-    "make": _make_folder, "rename": _rename, "remove": _remove, "resize": _resize, "column": _mend_column,
-    "overwrite": _overwrite,
-}  # fmt: skip
 
 
 def _mend_sidecars(files: Files, names: set[str]) -> None:
