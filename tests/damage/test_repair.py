@@ -528,12 +528,27 @@ def test_an_unfinished_repair_is_named_and_refused(place):
     mended(v)
 
 
-def test_a_damaged_journal_is_refused_by_name(place):
-    v = Vandal(place / "a")
-    interrupted(v)
-    v.flip(".salvage/journal", 40)
-    with pytest.raises(CorruptError, match=r"journal of an interrupted repair is damaged"):
-        ringmap.repair(v.folder, dry_run=False)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_journal_costs_nothing_else(place, damage):
+    v = Vandal(place / "whole")
+    DAMAGES[damage](v)
+    v.folder = shutil.copytree(place / "whole", place / "straight")
+    expected = mended(v, left_after(v.folder))
+    for at in itertools.count():
+        v.folder = shutil.copytree(place / "whole", place / str(at))
+        try:
+            repair_folder(DyingDisk(at, False), str(v.folder), dry_run=False)
+        except Killed:
+            pass
+        else:
+            break
+        if (v.folder / ".salvage/journal").exists():
+            v.flip(".salvage/journal", 40)
+            ringmap.repair(v.folder, dry_run=False)
+            found = {finding.file for finding in ringmap.check(v.folder)}
+            assert found == set(left_after(v.folder))
+            assert kept(v.folder, v.truth, found) == expected, at
+        shutil.rmtree(v.folder)
 
 
 class RottenDisk(Disk):

@@ -18,7 +18,17 @@ from ringmap.storage.episodes import EPISODE, Record
 from ringmap.storage.evidence import Part, words_of
 from ringmap.storage.frames import Stream, read_stream
 from ringmap.storage.layout import (
-    COLUMNS, DATA, FINE, MANIFEST, NAMES, OPEN, SALVAGE, SALVAGED, STATE, STREAM, TABLE,
+    COLUMNS,
+    DATA,
+    FINE,
+    MANIFEST,
+    NAMES,
+    OPEN,
+    SALVAGE,
+    SALVAGED,
+    STATE,
+    STREAM,
+    TABLE,
 )  # fmt: skip
 from ringmap.storage.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar

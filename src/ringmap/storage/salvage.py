@@ -35,7 +35,6 @@ from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.evidence import Part, words_of
 from ringmap.storage.faults import (
-    ASIDE,
     FRESH,
     ORPHAN,
     faults_in,
@@ -64,7 +63,7 @@ from ringmap.storage.rows import combine
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.state import NO_BOOT, State, StateFile
 from ringmap.storage.survey import Survey
-from ringmap.storage.swap import Swap
+from ringmap.storage.swap import Swap, free_aside
 
 __all__ = ["Action", "Salvage"]
 
@@ -325,9 +324,7 @@ class Salvage:
                 self.swap.step("rename", taken, file)
 
     def _set_aside(self, name: str) -> None:
-        aside = name + ASIDE
-        while self.files.disk.exists(self.files.path(aside)):
-            aside += ASIDE
+        aside = free_aside(self.files, name)
         self._act(name, f"set aside what lies there, as {aside}")
         self.swap.move(name, aside)
 

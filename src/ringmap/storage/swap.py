@@ -18,11 +18,11 @@ import os
 from contextlib import closing
 from typing import Any
 
-from ringmap.errors import CorruptError
+from ringmap.errors import NewerVersionError
 from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.evidence import Files
-from ringmap.storage.faults import home_of, sidecar_faults
+from ringmap.storage.faults import ASIDE, home_of, sidecar_faults
 from ringmap.storage.files import Disk, File
 from ringmap.storage.identity import decode
 from ringmap.storage.layout import (
@@ -39,7 +39,7 @@ from ringmap.storage.manifest import Manifest, read_limit
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.survey import Survey
 
-__all__ = ["Swap", "finish", "is_unfinished"]
+__all__ = ["Swap", "finish", "free_aside", "is_unfinished"]
 
 _JOURNAL, _REST, _ROOM = f"{SALVAGE}/journal", f"{SALVAGE}/rest", f"{SALVAGE}/room"
 _ROOM_NBYTES = 1 << 16
@@ -105,19 +105,29 @@ class Swap:
         finish(files)
 
 
+def free_aside(files: Files, name: str) -> str:
+    """Return a name that nothing has, for a file that is set aside."""
+    name += ASIDE
+    return name if not files.disk.exists(files.path(name)) else free_aside(files, name)
+
+
 def is_unfinished(files: Files) -> bool:
     """Tell whether a repair was interrupted while it replaced files."""
     return files.disk.exists(files.path(_JOURNAL))
 
 
 def finish(files: Files) -> None:
-    """Do all that the journal names, and forget it.
+    """Do all that the journal names, and forget it; if it is damaged, set aside what lies in its folder.
 
     Raises:
-        CorruptError: the journal is damaged.
+        NewerVersionError: it is from a newer ringmap.
     """
     disk, path = files.disk, files.path(_JOURNAL)
-    moves, steps = _decode(disk.read_file(path, read_limit()), path)
+    todo = _decode(disk.read_file(path, read_limit()), path)
+    if todo is None:
+        _set_all_aside(files)
+        return
+    moves, steps = todo
     manifest = decode(files, f"{SALVAGE}/{MANIFEST}")[0] or decode(files, MANIFEST)[0]
     for source, target in moves:
         _do(files, None, "rename", source, target)
@@ -142,17 +152,29 @@ def _encode(moves: list[tuple[str, str]], steps: list[list[Any]]) -> bytes:
     return json.dumps({**body, "checksum": json_checksum(json.loads(json.dumps(body)))}).encode()
 
 
-def _decode(data: bytes, path: str) -> tuple[list[list[str]], list[list[Any]]]:
+def _decode(data: bytes, path: str) -> tuple[list[list[str]], list[list[Any]]] | None:
+    """Return moves and steps, None if the journal is damaged."""
     try:
         body = json.loads(data)
-        if body.pop("checksum") != json_checksum(body) or body["version"] != 1:
-            raise ValueError("its checksum or version is wrong")
-        return body["moves"], body["steps"]
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise CorruptError(
-            f"{path}: the journal of an interrupted repair is damaged ({error}); move the files in its folder that are "
-            "yours to the buffer's directory, remove the folder, and run ringmap.repair: it finds each by what is in it"
-        ) from None
+        if body.pop("checksum") != json_checksum(body):
+            return None
+        version, todo = body["version"], (body["moves"], body["steps"])
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return None
+    if version != 1:
+        raise NewerVersionError(f"{path}: version {version}, this ringmap reads 1; upgrade ringmap")
+    return todo
+
+
+def _set_all_aside(files: Files) -> None:
+    """Move what lies in the folder into the directory, where the next look finds each file by what is in it."""
+    for name in files.names(SALVAGE):
+        if name not in (_JOURNAL, _REST, _ROOM):
+            files.disk.rename(
+                files.path(name), files.path(free_aside(files, name.partition("/")[2]))
+            )
+    files.disk.sync_folder(files.folder)
+    files.disk.discard(files.path(SALVAGE))
 
 
 # -- the steps -------------------------------------------------------------------------------------
