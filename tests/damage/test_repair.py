@@ -1,5 +1,6 @@
 import contextlib
 import itertools
+import json
 import os
 import shutil
 
@@ -14,10 +15,12 @@ from ringmap.errors import (
     ExistsError,
     InputError,
     LockedError,
+    NewerVersionError,
     RingmapError,
     RoleError,
 )
 from ringmap.storage import birth
+from ringmap.storage.canonical import json_checksum
 from ringmap.storage.files import Disk, FileHandle
 from ringmap.storage.layout import Paths
 from ringmap.storage.repair import Action, copy_repaired, repair_folder
@@ -549,6 +552,51 @@ def test_a_damaged_journal_costs_nothing_else(place, damage):
             assert found == set(left_after(v.folder))
             assert kept(v.folder, v.truth, found) == expected, at
         shutil.rmtree(v.folder)
+
+
+HOSTILE = {
+    "remove above": ([], [["remove", "../victim"]]),
+    "remove by its path": ([], [["remove", "{victim}"]]),
+    "overwrite through a link": ([], [["overwrite", "manifest.json", "link/victim"]]),
+    "rename through a link": ([], [["rename", "link/victim", "stolen"]]),
+    "move above": ([["state.bin", "../victim"]], []),
+    "a column that there is not": ([], [["column", 99]]),
+    "a verb that there is not": ([], [["run", "x"]]),
+    "no list": ([], [7]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_journal_that_a_stranger_made_leads_nowhere(place, name):
+    v = Vandal(place / "a")
+    (place / "victim").write_text("mine")
+    os.symlink(place, v.folder / "link")
+    moves, steps = HOSTILE[name]
+    steps = json.loads(json.dumps(steps).replace("{victim}", str(place / "victim")))
+    body = {"version": 1, "moves": moves, "steps": steps}
+    (v.folder / ".salvage").mkdir()
+    for file in ("journal", "rest"):
+        (v.folder / ".salvage" / file).write_text(
+            json.dumps({**body, "checksum": json_checksum(body)})
+        )
+    ringmap.repair(v.folder, dry_run=False)
+    assert (place / "victim").read_text() == "mine"
+    assert sorted(os.listdir(place)) == ["a", "victim"]
+    assert {finding.file for finding in ringmap.check(v.folder)} == {"link"}
+    assert kept(v.folder, v.truth, ["link"]) == list(v.truth.episodes)
+
+
+def test_a_journal_of_a_newer_version_is_refused(place):
+    v = Vandal(place / "a")
+    body = {"version": 2, "moves": [], "steps": []}
+    (v.folder / ".salvage").mkdir()
+    (v.folder / ".salvage/journal").write_text(
+        json.dumps({**body, "checksum": json_checksum(body)})
+    )
+    before = bytes_in(v.folder)
+    with pytest.raises(NewerVersionError, match="upgrade ringmap"):
+        ringmap.repair(v.folder, dry_run=False)
+    assert {k for k, d in bytes_in(v.folder).items() if d != before[k]} <= {"lock"}
 
 
 class RottenDisk(Disk):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from contextlib import closing
 from typing import Any
 
@@ -159,11 +160,32 @@ def _decode(data: bytes, path: str) -> tuple[list[list[str]], list[list[Any]]] |
         if body.pop("checksum") != json_checksum(body):
             return None
         version, todo = body["version"], (body["moves"], body["steps"])
+        if version == 1 and not all(_makes_sense(*step) for step in todo[1]):
+            return None
+        if version == 1 and not all(_makes_sense("rename", *move) for move in todo[0]):
+            return None
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return None
     if version != 1:
         raise NewerVersionError(f"{path}: version {version}, this ringmap reads 1; upgrade ringmap")
     return todo
+
+
+_TAKES: dict[str, tuple[type, ...]] = {
+    "make": (str,), "rename": (str, str), "overwrite": (str, str), "remove": (str,), "resize": (str, int),
+    "column": (int,), "sidecar": (str,),
+}  # fmt: skip
+
+
+def _makes_sense(verb: str, *args: Any) -> bool:
+    """Tell whether a step is one of ours, and stays in the directory: a stranger may have written it."""
+    names = [arg for arg in args if isinstance(arg, str)]
+    inside = all(
+        re.fullmatch(r"[^\\:\0]+", n) and not {"", ".", ".."} & {*n.split("/")} for n in names
+    )
+    return inside and tuple(map(type, args)) == _TAKES[verb] and all(
+        arg >= 0 for arg in args if isinstance(arg, int)
+    )  # fmt: skip
 
 
 def _set_all_aside(files: Files) -> None:
@@ -181,7 +203,11 @@ def _set_all_aside(files: Files) -> None:
 
 
 def _do(files: Files, manifest: Manifest | None, verb: str, name: Any, *args: Any) -> None:
-    """Do a step, again if need be."""
+    """Do a step, again if need be. What is left undone, the look that follows finds."""
+    for inner in (arg for arg in (name, *args) if isinstance(arg, str)):
+        above = inner.rpartition("/")[0]
+        if above and not files.is_folder(above):  # a link, which may lead elsewhere
+            return
     disk, path = files.disk, files.path(str(name))
     if verb == "make" and not disk.exists(path):
         disk.make_folder(path)
@@ -199,8 +225,8 @@ def _do(files: Files, manifest: Manifest | None, verb: str, name: Any, *args: An
 
 def _mend_column(files: Files, manifest: Manifest | None, index: int) -> None:
     """Give a column its size, header and label back."""
-    assert manifest is not None
-    assert manifest.schema is not None
+    if manifest is None or manifest.schema is None or index >= len(manifest.files):
+        return
     backend, path = BACKENDS[manifest.backends[index]], files.path(manifest.files[index])
     spec, label = manifest.schema.columns[index], manifest.label(index)
     backend.mend(files.disk, path, spec, manifest.rows, label)
