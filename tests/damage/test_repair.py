@@ -147,7 +147,8 @@ def test_a_ring_of_swapped_files_is_put_back(place):
 
 def test_a_file_that_was_misplaced_is_found(place):
     v = Vandal(place / "a")
-    os.rename(v.folder / PIXELS, v.folder / "columns/pixels.npy")
+    odd = "columns/pixels.npy" if os.name == "nt" else "columns/C:\\pixels \udc80\n.npy"
+    os.rename(v.folder / PIXELS, v.folder / odd)
     os.rename(v.folder / "manifest.json", v.folder / "manifest.json.bak")
     os.rename(v.folder / "episodes.npy", v.folder / "data/table")
     assert mended(v) == list(v.truth.episodes)

@@ -180,9 +180,8 @@ _TAKES: dict[str, tuple[type, ...]] = {
 def _makes_sense(verb: str, *args: Any) -> bool:
     """Tell whether a step is one of ours, and stays in the directory: a stranger may have written it."""
     names = [arg for arg in args if isinstance(arg, str)]
-    inside = all(
-        re.fullmatch(r"[^\\:\0]+", n) and not {"", ".", ".."} & {*n.split("/")} for n in names
-    )
+    foreign = r"[\0\\:]" if os.name == "nt" else r"\0"
+    inside = not any(re.search(foreign, n) or {"", ".", ".."} & {*n.split("/")} for n in names)
     return inside and tuple(map(type, args)) == _TAKES[verb] and all(
         arg >= 0 for arg in args if isinstance(arg, int)
     )  # fmt: skip
