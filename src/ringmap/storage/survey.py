@@ -5,7 +5,7 @@
 What a live writer changes meanwhile is told from damage as a reader does it: look, read, look again.
 
 Invariants: reads only, and plainly; believes nothing without a checksum.
-Not here: where the files lie (parts.py), what is reported (faults.py), what is done about it (plan.py).
+Not here: where the files lie (parts.py), what is reported (faults.py), what is done about it (salvage.py).
 """
 
 from __future__ import annotations
