@@ -438,7 +438,8 @@ class ReplayBuffer(Sampled):
         """Episodes stored."""
         return len(self.engine.source.live)
 
-    def _num_rows(self) -> int:
+    def count_rows(self) -> int:
+        """Return how many rows there are: the steps stored."""
         return self.num_steps_stored
 
     @property

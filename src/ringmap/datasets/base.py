@@ -370,9 +370,9 @@ class Dataset(_Base):
 
     def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
         """Return row numbers as an array, checked, negative ones counted from the end."""
-        return in_range(idx, self._num_rows(), "row", type(self).__name__)
+        return in_range(idx, self.count_rows(), "row", type(self).__name__)
 
-    def _num_rows(self) -> int:
+    def count_rows(self) -> int:
         """Return how many rows there are, as of one moment."""
         return num_rows(self.lengths, self.offsets)
 

@@ -33,7 +33,7 @@ from ringmap.storage.rows import Rows, sum_of
 from ringmap.storage.schema import Schema
 from ringmap.storage.sidecars import Home
 
-__all__ = ["Source"]
+__all__ = ["Source", "is_mine"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -92,8 +92,7 @@ class Source:
     @property
     def is_held(self) -> bool:
         """Whether this thread holds `memory`: it is in the middle of a search, or of a change."""
-        held: bool = self.memory._is_owned()  # type: ignore[attr-defined]
-        return held
+        return is_mine(self.memory)
 
     def refuse_if_held(self, where: str) -> None:
         """Raise where this thread holds `memory`: a handler, or a callable, calls in the middle of another call."""
@@ -241,3 +240,9 @@ class Source:
         self.table.close()
         self.is_open = False
         self.disk.let_go()
+
+
+def is_mine(lock: Any) -> bool:
+    """Tell whether this thread holds a reentrant lock; Python asks the same for its conditions, by a private name."""
+    held: bool = lock._is_owned()
+    return held

@@ -69,7 +69,7 @@ from ringmap.storage.ring import Ring
 from ringmap.storage.rows import Rows, combine, sum_of
 from ringmap.storage.schema import Schema
 from ringmap.storage.sidecars import SIDECARS
-from ringmap.storage.source import Source
+from ringmap.storage.source import Source, is_mine
 from ringmap.storage.sync import BackgroundSync
 
 __all__ = ["Settings", "Store"]
@@ -365,13 +365,13 @@ class Store(Source):
             where: what was called, for the message.
             locks: reentrant ones that such a call holds as well.
         """
-        if self._is_in_use or any(lock._is_owned() for lock in locks):
+        if self._is_in_use or any(map(is_mine, locks)):
             self._refuse(where)
 
     @property
     def _is_in_use(self) -> bool:
         """Whether this thread holds one of the locks: it is a handler's, or a callable's, that is called."""
-        return self.is_held or any(lock._is_owned() for lock in (self._mutex, self._syncing))  # type: ignore[attr-defined]
+        return self.is_held or any(map(is_mine, (self._mutex, self._syncing)))
 
     @property
     def carried(self) -> dict[str, Any]:
