@@ -29,7 +29,7 @@ import numpy as np
 
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.buffers.options import check_whole
+from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import why_no_clips
@@ -506,10 +506,14 @@ class Engine(Forkable):
     # -- copies ------------------------------------------------------------------------------
 
     def to_send(self) -> dict[str, Any]:
-        """Return what `received` makes a copy of: path and settings; of a ring in RAM, what is stored."""
+        """Return what `received` makes a copy of: path and settings; of a ring in RAM, what is stored.
+
+        Raises:
+            InputError: the sampler is a lambda or a local function.
+        """
         owned = self.owned
         state = {
-            "sampler": self.sampler.given, "threads": self.threads, "beacon": self.pins.beacon,
+            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads, "beacon": self.pins.beacon,
         }  # fmt: skip
         if not isinstance(owned, Store) or not owned.disk.volatile:
             uuid = owned.manifest.uuid
