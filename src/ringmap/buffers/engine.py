@@ -49,6 +49,7 @@ from ringmap.storage.blobs import encode_data
 from ringmap.storage.copying import Kept
 from ringmap.storage.files import Disk
 from ringmap.storage.forks import Forkable
+from ringmap.storage.integers import Ordinal
 from ringmap.storage.lock import describe, holder_of
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
@@ -520,7 +521,7 @@ class Engine(Forkable):
             return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}
         self.source  # noqa: B018 - a closed one says so
         seq, episodes = owned.seq, list[Any]()
-        for ordinal in range(owned.live.first, owned.live.last):
+        for ordinal in map(Ordinal, range(owned.live.first, owned.live.last)):
             found = owned.read_episode(ordinal)
             if found is None:  # evicted by another thread, and all before it too
                 episodes.clear()

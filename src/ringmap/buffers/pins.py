@@ -17,6 +17,7 @@ from ringmap.buffers.beacon import Beacon
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
+from ringmap.storage.integers import Position
 
 __all__ = ["Pins"]
 
@@ -76,7 +77,7 @@ class Pins:
             self._told = told
             if reader.source.head < head:
                 reader.source.refresh()
-            self._of[span] = pinned = reader.pin_before(head, count, span)
+            self._of[span] = pinned = reader.pin_before(Position(head), count, span)
         return pinned
 
     def count_redraws(self, redraws: int) -> None:

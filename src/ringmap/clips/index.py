@@ -27,6 +27,7 @@ import numpy as np
 
 from ringmap.clips.signposts import Signposts
 from ringmap.errors import ClipIndexError
+from ringmap.storage.integers import ClipNumber, Position
 from ringmap.storage.live import Deque, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
@@ -92,8 +93,8 @@ class SpanIndex:
         live = self.live
         self._era = _BETWEEN
         self._upto = self.first = self.last = live.first
-        self.base = 0
-        self._ends = Deque(np.empty(0, np.int64), live.first)
+        self.base = ClipNumber(0)
+        self._ends: Deque[ClipNumber] = Deque(np.empty(0, np.int64), live.first)
         clips = live.num_steps - len(live) * (self.span - 1)
         self._posts = Signposts(0, max(0, clips), len(live))
 
@@ -124,7 +125,7 @@ class SpanIndex:
             self._restart()
         self._era = _BETWEEN
         if last != self._upto:
-            seen = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
+            seen: int = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
             fresh = max(self._upto, first)
             if last - fresh == 1 and fresh == self._upto:
                 seen += max(0, live.length(fresh) - self.span + 1)
@@ -133,7 +134,7 @@ class SpanIndex:
             else:
                 if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
                     self._ends = Deque(np.empty(0, np.int64), fresh)
-                    self.first, self.base = fresh, seen
+                    self.first, self.base = fresh, ClipNumber(seen)
                 self._ends.reserve(last - fresh, self.first)
                 for at in range(fresh, last, _PART):
                     lengths = live.lengths_since(at)[:_PART].astype(np.int64)
@@ -157,11 +158,11 @@ class SpanIndex:
             self._posts.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
 
     @property
-    def end(self) -> int:
+    def end(self) -> ClipNumber:
         """One past the number of the newest clip."""
         return self._ends.at(self.last - 1) if self.last > self.first else self.base
 
-    def end_before(self, position: int) -> int:
+    def end_before(self, position: Position) -> ClipNumber:
         """Return one past the number of the last clip of the episodes that start before `position`. O(log episodes)."""
         count = int(self.live.starts.searchsorted(position))
         return self._ends.at(self.first + count - 1) if count else self.base

@@ -24,6 +24,7 @@ from ringmap.errors import CorruptError, SyncFailedError
 from ringmap.storage.blobs import Segments, encode_blob
 from ringmap.storage.episodes import DROPPED, EpisodeTable, Record
 from ringmap.storage.files import Disk, File
+from ringmap.storage.integers import Position
 from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.recovery import Found, find, small_state_of
@@ -116,7 +117,7 @@ class Journal:
                 if len(
                     behind
                 ):  # last thing before the sync: what is rewritten above is not to be hurried
-                    start = int(behind["start"].min())
+                    start = Position(int(behind["start"].min()))
                     rows.touched(start, found.head - start)
                 rows.sync()
             self.segments.sync_all(_segments_in(found))

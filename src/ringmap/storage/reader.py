@@ -21,6 +21,7 @@ from ringmap.errors import CorruptError, EnvironmentFault, LappedError, Replaced
 from ringmap.storage.birth import hold, read_manifest
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Position
 from ringmap.storage.lock import holder_of
 from ringmap.storage.recovery import (
     Found,
@@ -201,7 +202,7 @@ class Reader(Source):
             )
         return shown
 
-    def newest_tail(self) -> int:
+    def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now. Two system calls.
 
         Raises:

@@ -38,6 +38,7 @@ from ringmap.storage.episodes import (
     EpisodeTable,
     Record,
 )
+from ringmap.storage.integers import ORIGIN, Position
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
@@ -80,8 +81,8 @@ class Found:
 
     seq: int = 0
     first: int = 1
-    tail: int = 0
-    head: int = 0
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
     mark: int = 0
     epoch: int = 0
     generation: int = 0

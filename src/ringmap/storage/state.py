@@ -23,6 +23,7 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.episodes import MOST
 from ringmap.storage.files import Disk, File, closed
+from ringmap.storage.integers import ORIGIN, Position
 
 __all__ = ["NO_BOOT", "State", "StateFile"]
 
@@ -47,8 +48,8 @@ class State:
     generation: int = 0
     seq: int = 0
     first: int = 1
-    tail: int = 0
-    head: int = 0
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
     mark: int = 0
     epoch: int = 0
     boot: bytes = NO_BOOT
