@@ -68,8 +68,8 @@ class Pins:
 
     def _as_told(self, reader: ClipReader, span: int) -> Pinned:
         told = self.beacon.told()
-        turn, how, head, count = told[:4]
-        if not turn or how == _NEWEST:
+        generation, how, head, count = told[:4]
+        if not generation or how == _NEWEST:
             reader.source.refresh()
             return reader.pin(span)
         pinned = self._of.get(span)

@@ -80,13 +80,13 @@ class SpanIndex:
     """Clip numbers of one span over live episodes that grow and are evicted."""
 
     __slots__ = (
-        "_ends", "_era", "_posts", "_turn", "_upto", "base", "first", "last", "live", "span",
+        "_ends", "_era", "_follower", "_posts", "_upto", "base", "first", "last", "live", "span",
     )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int) -> None:
         self.live = live
         self.span = span
-        self._turn = 0
+        self._follower = object()
         self._restart()
 
     def _restart(self) -> None:
@@ -102,19 +102,19 @@ class SpanIndex:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
 
         A signal handler may draw in the middle of it, in the same thread. It finds the index being changed, and starts
-        over; what it interrupted finds that it was overtaken, and starts over in turn.
+        over; what it interrupted finds that it was overtaken, and starts over, too.
         """
         live = self.live
         if live.era == self._era and live.first == self.first and live.last == self._upto:
             return
         while True:
-            turn = self._turn = self._turn + 1
+            mine = self._follower = object()  # one that comes in between takes its place
             try:
                 self._catch_up(live)
             except (IndexError, ValueError):
-                if self._turn == turn:
+                if self._follower is mine:
                     raise
-            if self._turn == turn:
+            if self._follower is mine:
                 self._era = live.era
                 return
             self._era = _BETWEEN

@@ -287,7 +287,7 @@ class Copy:
         ) as states:
             boot = self.disk.boot_id() or NO_BOOT
             states.write_both(
-                State(2, now.seq, now.first, now.tail, now.head, now.seq, epoch=1, boot=boot)
+                State(2, now.seq, now.first, now.tail, now.head, now.seq, era=1, boot=boot)
             )
             states.sync()
 

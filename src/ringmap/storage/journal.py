@@ -92,7 +92,7 @@ class Journal:
             found.tail,
             found.head,
             found.mark,
-            found.epoch,
+            found.era,
         )
         for seq, fault in bad.items():
             log.warning("%s: dropped a damaged episode: %s", self.paths.folder, fault)
@@ -141,7 +141,7 @@ class Journal:
     def _show(self, found: Found, boot: bytes) -> None:
         state = State(
             self.state.generation + 1, found.seq, found.first, found.tail, found.head,
-            found.seq, found.epoch + 1, boot,
+            found.seq, found.era + 1, boot,
         )  # fmt: skip
         self.state_file.write(state)
         self.state = state
@@ -249,7 +249,7 @@ class Journal:
         self._publish(
             State(
                 old.generation + 1, record.seq, record.first, record.tail, record.head,
-                mark, old.epoch, old.boot,
+                mark, old.era, old.boot,
             )
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ class Journal:
 
     def mark_synced(self, upto: State, segments: Mapping[int, File], gone: list[str]) -> None:
         """Record that everything up to state `upto` is on the disk, unless a recovery came in between."""
-        if self.state.epoch != upto.epoch:
+        if self.state.era != upto.era:
             return
         self.segments.forget_synced(segments)
         self._table_is_synced(upto)

@@ -8,7 +8,7 @@ wrap, so that an eviction only moves `first` and nothing is renumbered:
     [..|e7  e8  e9  e10|  free  ]     starts[o - offset], lengths[o - offset]
 
 Invariants: first <= last; starts never decrease; lengths are positive; `era`
-changes whenever ordinals are handed out anew (a recovery), never otherwise.
+changes whenever ordinals are handed out anew (a recovery, a reader that starts over), never otherwise.
 Not here: clips, files, rows. 12 bytes per episode, plus growth slack.
 """
 
@@ -82,7 +82,7 @@ class LiveEpisodes:
     Args:
         starts: absolute position of the first step of each episode, int64.
         lengths: steps of each episode.
-        era: number of recoveries before this one; a follower that sees it change starts over.
+        era: how often this process had handed ordinals out anew before; a follower that sees it change starts over.
     """
 
     __slots__ = ("_lengths", "_starts", "era", "first", "last", "num_steps")

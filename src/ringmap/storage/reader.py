@@ -42,7 +42,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES = 10
 
-_BETWEEN = State(epoch=-1)
+_BETWEEN = State(era=-1)
 """Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
 
 
@@ -179,9 +179,9 @@ class Reader(Source):
         self.disk.check_held("ReplayBuffer")
         for _ in range(_TRIES):
             shown = self._look()
-            if shown.seq == self._shown.seq and shown.epoch == self._shown.epoch:
+            if shown.seq == self._shown.seq and shown.era == self._shown.era:
                 return False
-            if shown.epoch != self._shown.epoch:
+            if shown.era != self._shown.era:
                 self._load()
                 return True
             if self._follow(shown, max(self.seq + 1, shown.first), anew=False):
@@ -214,7 +214,7 @@ class Reader(Source):
         # What was found after a reboot may be another state than the one still shown.
         if shown == self._shown:
             return self.tail
-        if shown.epoch != self._shown.epoch and not self._is_stored_still():
+        if shown.era != self._shown.era and not self._is_stored_still():
             return max(self.head, shown.tail)  # nothing that was known is sure
         return shown.tail
 
@@ -236,7 +236,7 @@ class Reader(Source):
             again = self._state_file.look()
             if (
                 again is not None
-                and again.epoch == shown.epoch
+                and again.era == shown.era
                 and again.first <= fresh + int(np.argmin(valid))
             ):
                 bad = fresh + int(np.argmin(valid))
@@ -273,7 +273,7 @@ class Reader(Source):
 
         with self.memory:
             if not anew and (
-                shown.epoch != self._shown.epoch
+                shown.era != self._shown.era
                 or shown.seq < self.seq
                 or fresh != max(self.seq + 1, shown.first)
             ):

@@ -84,7 +84,7 @@ class Found:
     tail: Position = ORIGIN
     head: Position = ORIGIN
     mark: int = 0
-    epoch: int = 0
+    era: int = 0
     generation: int = 0
     clean: bool = True
     records: Array = field(default_factory=lambda: np.empty(0, RECORD))
@@ -141,7 +141,7 @@ def find(
     )
     found.clean = clean
     if shown is not None:
-        found.mark, found.epoch, found.generation = shown.mark, shown.epoch, shown.generation
+        found.mark, found.era, found.generation = shown.mark, shown.era, shown.generation
     witness = max(manifest.witness, found.mark)
     if found.seq < witness:
         raise CorruptError(
