@@ -507,20 +507,20 @@ class Salvage:
         self._put(MANIFEST, keeps=False)
 
     def _write_state(self) -> None:
-        """Write both states, of an epoch that no reader has seen, so that each looks at everything anew.
+        """Write both states, of an era that no reader has seen, so that each looks at everything anew.
 
         The boot id is left out: the next writer verifies, and makes durable, what no sync vouches for.
         """
         reached, part = self.survey.reached, self.parts.state
         known = [state for state in self.survey.states if state is not None]
-        # Without a valid state nothing tells the last epoch; the clock is ahead of any count of openings.
-        epoch = max((state.epoch for state in known), default=time.time_ns())
+        # Without a valid state nothing tells the last era; the clock is ahead of any count of openings.
+        era = max((state.era for state in known), default=time.time_ns())
         generation = max((state.generation for state in known), default=0)
         mark = min(reached.seq, max((state.mark for state in known), default=0))
         data = MemoryFile(STATE, StateFile.nbytes)
         StateFile(data, self.manifest.uuid).write_both(
             State(
-                generation + 1, reached.seq, reached.first, reached.tail, reached.head, mark, epoch + 1, NO_BOOT
+                generation + 1, reached.seq, reached.first, reached.tail, reached.head, mark, era + 1, NO_BOOT
             )
         )  # fmt: skip
         faults = words_of(lambda: StateFile.faults(self.files.disk, self.files.path(STATE)))
