@@ -419,7 +419,7 @@ def first_line(error):
 LAST_USER_GONE, PUT = FileHandle.__del__, Disk.put
 TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {
-    "errors of the system come out as they are": (store, "_clear_errors", Untranslated),
+    "errors of the system come out as they are": (store, "clear_errors", Untranslated),
     "an error after the record is raised": (Journal, "_publish", failing_after_the_record),
     "an error at the record is swallowed": (Journal, "append", forgetful(Journal.append)),
     "a failed sync may be tried again": (Journal, "poisoned", retrying),
