@@ -15,6 +15,11 @@ from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.schema import ColumnSpec
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of
 
+EVERY_SPEC = [
+    ColumnSpec("obs", shape, dtype)
+    for shape in {spec.shape: None for spec in SPECS}
+    for dtype in {spec.dtype: None for spec in SPECS}
+]
 LABEL = {"uuid": "00" * 16, "column": 0, "name": "obs"}
 
 
@@ -71,6 +76,20 @@ class TestMemmapByReads(TestMemmapOnDisk):
         yield maker
         for column in maker.opened:
             column.close()
+
+
+@pytest.mark.campaign
+class TestEveryShapeOfEveryDtype(TestMemmapOnDisk):
+    """The suite takes all dtypes in one shape and all shapes of one dtype; here is each with each."""
+
+    @pytest.fixture(params=EVERY_SPEC, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
+    def spec(self, request):
+        return request.param
+
+
+def test_the_suite_has_every_dtype_and_every_shape():
+    assert len(SPECS) == len({(s.shape, s.dtype) for s in SPECS}) == 16
+    assert len(EVERY_SPEC) == 52
 
 
 def test_every_backend_is_under_the_suite():
