@@ -64,7 +64,9 @@ def run(place: Place) -> list[Table]:
         found = _in_a_process(folder, *numbers, "rivals")
         # What Lance and the libraries of the others take together leaves no room for rows, or for workers.
         found["ways"] |= _in_a_process(folder, *numbers, "lance")["ways"]
-        found |= _in_a_process(folder, *numbers, "loops")
+        found |= (
+            _in_loops(folder, *numbers) if place.tiny else _in_a_process(folder, *numbers, "loops")
+        )
     table.notes += found["notes"]
     for name, one in found["ways"].items():
         table.add(name, one["seconds"])
@@ -102,6 +104,7 @@ _PLAIN = "np.memmap, one fancy index"
 
 
 def _in_a_process(folder: Path, *arguments: object) -> dict[str, Any]:
+    """Run a part in a process of its own, whose memory can be limited."""
     command = [sys.executable, "-m", "benchmarks.cold", str(folder), *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
