@@ -114,7 +114,7 @@ def check(values, target):
         assert got.tobytes() == real.astype(target).tobytes()
 
 
-@settings(max_examples=20 * settings.default.max_examples)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(source=st.sampled_from(NUMBERS), target=st.sampled_from(NUMBERS), data=st.data())
 def test_numbers_pass_if_and_only_if_they_fit(source, target, data):
     dtype = np.dtype(source)

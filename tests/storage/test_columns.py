@@ -20,6 +20,17 @@ EVERY_SPEC = [
     for shape in {spec.shape: None for spec in SPECS}
     for dtype in {spec.dtype: None for spec in SPECS}
 ]
+FEW = [
+    ColumnSpec("obs", shape, np.dtype(dtype))
+    for shape, dtype in [
+        ((), "?"),
+        ((3,), "f4"),
+        ((2, 2), "i8"),
+        ((0,), "u1"),
+        ((3,), "U5"),
+        ((), "M8[ns]"),
+    ]
+]
 LABEL = {"uuid": "00" * 16, "column": 0, "name": "obs"}
 
 
@@ -63,12 +74,16 @@ class TestMemmapOnDisk(ColumnTests):
 
 
 class TestMemmapInRam(TestMemmapOnDisk):
+    @pytest.fixture(params=FEW, ids=str)
+    def spec(self, request):
+        return request.param
+
     @pytest.fixture
     def maker(self):
         return Memmaps(MemoryDisk(), "RAM")
 
 
-class TestMemmapByReads(TestMemmapOnDisk):
+class TestMemmapByReads(TestMemmapInRam):
     @pytest.fixture
     def maker(self, tmp_path, monkeypatch):
         monkeypatch.setattr(FileHandle, "map", None)  # no path may touch it
