@@ -61,12 +61,13 @@ def run(place: Place) -> list[Table]:
                 Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
             )
         numbers = (steps, length, place.size(5, 0), 0 if place.tiny else limit)
-        found = _in_a_process(folder, *numbers, "rivals")
+        if place.tiny:
+            found = _beside_rivals(folder, *numbers)
+        else:
+            found = _in_a_process(folder, *numbers, "rivals")
         # What Lance and the libraries of the others take together leaves no room for rows, or for workers.
         found["ways"] |= _in_a_process(folder, *numbers, "lance")["ways"]
-        found |= (
-            _in_loops(folder, *numbers) if place.tiny else _in_a_process(folder, *numbers, "loops")
-        )
+        found |= _in_a_process(folder, *numbers, "loops")
     table.notes += found["notes"]
     for name, one in found["ways"].items():
         table.add(name, one["seconds"])
