@@ -44,7 +44,7 @@ def run(kinds, home, **env):
     found = {}
     done = subprocess.run(
         [sys.executable, HERE / "child.py", *kinds],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "TMPDIR": str(home), **env},
+        capture_output=True, text=True, timeout=900, env={**os.environ, "TMPDIR": str(home), **env},
     )  # fmt: skip
     for line in done.stdout.splitlines():
         result = json.loads(line)
