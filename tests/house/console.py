@@ -79,7 +79,7 @@ def printed_by(command, folder="."):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=800,
     )
     text = done.stdout.replace(f"{Path(folder).absolute()}/", ".../")
     return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
