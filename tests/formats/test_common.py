@@ -198,7 +198,7 @@ def test_a_replaced_dataset_is_refused(tmp_path, name):
         dataset[0]
 
 
-@pytest.mark.parametrize(("name", "start"), [("lance", "spawn"), ("zarr", "fork")])
+@pytest.mark.parametrize(("name", "start"), [("lance", "forkserver"), ("zarr", "fork")])
 def test_goals_in_workers(tmp_path, name, start):
     """Two workers read without hanging or warning, and draw other goals."""
     path = write(place(tmp_path, name), name, [make_episode(0, 200)])
