@@ -183,7 +183,8 @@ def whole(told, ledger, before):
     until = time.monotonic() + 3.0
     while True:
         gc.collect()
-        left = [t for t in threading.enumerate() if t.name.startswith("ringmap")]
+        # One whose start was interrupted is listed by Python for good, and does not run.
+        left = [t for t in threading.enumerate() if t.name.startswith("ringmap") and t.is_alive()]
         more = [where for where in acting.descriptors() if where not in before]
         if not told.is_interrupted and not told.loader:
             left = [t for t in threading.enumerate()[1:] if not t.name.startswith(THEIRS)]
