@@ -1,6 +1,7 @@
 """Roles and processes: the lock, forks, spawns, pickles, threads."""
 
 import copy
+import functools
 import multiprocessing
 import os
 import pickle
@@ -12,10 +13,11 @@ import time
 import filelock
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from ringmap import ReplayBuffer
 from ringmap.buffers import replay
-from ringmap.errors import ClosedError, LockedError, ReadOnlyError
+from ringmap.errors import ClosedError, InputError, LockedError, ReadOnlyError
 from tests import ROOT
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import COLUMNS, clip, columns, episode, prove, same, snapshot, stored
@@ -494,6 +496,48 @@ def test_a_pickle_of_a_reader_is_a_reader(disk_buffer, home):
     copied.close()
     assert stored(reader) == [0, 1, 2]
     reader.close()
+
+
+def _local():
+    return lambda *given: given[0]
+
+
+class _Kept:
+    def __call__(self, step, buffer, batch_size, history_len):
+        return np.zeros(batch_size, int)
+
+
+def _local_object():
+    class Local(_Kept):
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize("name", ["sampler", "transform", "key_filter"])
+@pytest.mark.parametrize("path", [None, "buf"], ids=["ram", "disk"])
+def test_what_has_no_name_in_another_process_is_refused_by_name(home, name, path):
+    buf = fill(ReplayBuffer, path=path and home / path)
+    for value in (_local(), functools.partial(_local(), 1), _local_object()):
+        setattr(buf, name, value)
+        with pytest.raises(InputError, match=f"ReplayBuffer: {name} is .*top of a module"):
+            pickle.dumps(buf)
+    assert len(buf.lengths) == 3, "it goes on"
+    for value in (_Kept(), first_clips, functools.partial(first_clips), np.asarray):
+        setattr(buf, name, value)
+        copied = pickle.loads(pickle.dumps(buf))
+        assert type(getattr(copied, name)) is type(value)
+        copied.close()
+    buf.close()
+
+
+def test_a_spawned_worker_is_not_sent_a_lambda(home):
+    buf = fill(ReplayBuffer, path=home / "buf")
+    buf.transform = lambda clip: clip
+    with pytest.raises(InputError, match="transform is <function .*<lambda>"):
+        next(iter(DataLoader(buf, 2, num_workers=1, multiprocessing_context="spawn")))
+    assert len(next(iter(DataLoader(buf, 2, num_workers=1, multiprocessing_context="fork")))) > 1
+    buf.close()
 
 
 def test_a_pickle_of_a_ram_buffer_holds_what_is_stored_and_no_more():

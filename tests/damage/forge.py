@@ -43,7 +43,7 @@ RECORD = struct.Struct("<QqqqQQQQQQBB38sQ")
 RECORD_FIELDS = ("seq", "start", "length", "tail", "first", "rows_sum", "blob_segment", "blob_offset", "blob_size",
                  "blob_sum", "kind", "flags", "reserved")  # fmt: skip
 STATE = struct.Struct("<8sQQQqqQQ16s")
-STATE_FIELDS = ("magic", "generation", "seq", "first", "tail", "head", "mark", "epoch", "boot")
+STATE_FIELDS = ("magic", "generation", "seq", "first", "tail", "head", "mark", "era", "boot")
 
 
 def prioritized(path, base=0, pause=lambda: None):

@@ -1,6 +1,6 @@
 """What the process that owns a loader tells its workers, and they it: a few numbers in memory that they share.
 
-    owner   tell(...)  --> | turn | 6 numbers       |  --> told()      worker, batch by batch
+    owner   tell(...)  --> | gen. | 6 numbers       |  --> told()      worker, batch by batch
             counted()  <-- | a number of each worker |  <-- count(n)
 
 Forked workers inherit the block; spawned ones get one of their own with the pickled buffer. A pickle that is not on
@@ -63,13 +63,13 @@ class Beacon:
         """Replace what is told, by up to 6 numbers."""
         with self._telling:
             for block in self._blocks:
-                turn = int(block[0]) | 1  # odd: being written, or left so by an interrupt
-                block[0] = turn
+                generation = int(block[0]) | 1  # odd: being written, or left so by an interrupt
+                block[0] = generation
                 block[1 : 1 + len(numbers)] = numbers
-                block[0] = turn + 1
+                block[0] = generation + 1
 
     def told(self) -> tuple[int, ...]:
-        """Return how often something was told (0: never, or by nobody who lives), and the numbers told last."""
+        """Return the generation of what was told (0: nothing, or by nobody who lives), and the numbers told last."""
         block, until = self._blocks[0], 0.0
         while True:
             seen = block[: _NUMBERS + 1].copy()

@@ -29,7 +29,7 @@ import numpy as np
 
 from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.buffers.options import check_whole
+from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import why_no_clips
@@ -49,6 +49,7 @@ from ringmap.storage.blobs import encode_data
 from ringmap.storage.copying import Kept
 from ringmap.storage.files import Disk
 from ringmap.storage.forks import Forkable
+from ringmap.storage.integers import Ordinal
 from ringmap.storage.lock import describe, holder_of
 from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.reader import Reader
@@ -506,17 +507,21 @@ class Engine(Forkable):
     # -- copies ------------------------------------------------------------------------------
 
     def to_send(self) -> dict[str, Any]:
-        """Return what `received` makes a copy of: path and settings; of a ring in RAM, what is stored."""
+        """Return what `received` makes a copy of: path and settings; of a ring in RAM, what is stored.
+
+        Raises:
+            InputError: the sampler is a lambda or a local function.
+        """
         owned = self.owned
         state = {
-            "sampler": self.sampler.given, "threads": self.threads, "beacon": self.pins.beacon,
+            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads, "beacon": self.pins.beacon,
         }  # fmt: skip
         if not isinstance(owned, Store) or not owned.disk.volatile:
             uuid = owned.manifest.uuid
             return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}
         self.source  # noqa: B018 - a closed one says so
         seq, episodes = owned.seq, list[Any]()
-        for ordinal in range(owned.live.first, owned.live.last):
+        for ordinal in map(Ordinal, range(owned.live.first, owned.live.last)):
             found = owned.read_episode(ordinal)
             if found is None:  # evicted by another thread, and all before it too
                 episodes.clear()

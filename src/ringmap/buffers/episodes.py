@@ -18,6 +18,7 @@ from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.blobs import decode_blob, decode_data
 from ringmap.storage.episodes import DROPPED, EPISODE, Record
+from ringmap.storage.integers import Ordinal, Position
 from ringmap.storage.read_live import read_whole
 from ringmap.storage.source import Source
 
@@ -42,7 +43,7 @@ class StoredEpisodes:
         position, stop = source.tail, source.head
         while (next_one := source.episode_from(position, stop)) is not None:
             start, record = next_one
-            position = start + 1
+            position = Position(start + 1)
             found = source.read_record(record)
             if found is None:
                 continue
@@ -75,7 +76,7 @@ class StoredEpisodes:
             raise ClipIndexError(
                 f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
             )
-        steps = source.read_steps(position + start, end - start)
+        steps = source.read_steps(Position(position + start), end - start)
         if steps is None:
             raise _evicted(where, index)
         return steps
@@ -110,7 +111,7 @@ class StoredEpisodes:
         live, names = self._source.live, self._names
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
-        for ordinal in range(max(names.last, live.first), live.last):
+        for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
             names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
         return names.since(live.first)
 
@@ -147,12 +148,12 @@ class _Names:
         self.last = 0
         self._episodes: dict[tuple[str, ...], deque[int]] = {}
 
-    def add(self, ordinal: int, names: tuple[str, ...]) -> None:
+    def add(self, ordinal: Ordinal, names: tuple[str, ...]) -> None:
         self.last = ordinal + 1
         if names:
             self._episodes.setdefault(names, deque()).append(ordinal)
 
-    def since(self, first: int) -> list[str]:
+    def since(self, first: Ordinal) -> list[str]:
         """Return the names in use from episode `first` on, first seen first."""
         for names, ordinals in list(self._episodes.items()):
             while ordinals and ordinals[0] < first:

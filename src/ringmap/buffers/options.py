@@ -5,9 +5,11 @@ Not here: what they do (replay.py, storage/).
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 import threading
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -27,6 +29,7 @@ __all__ = [
     "log_progress",
     "must_agree",
     "positive",
+    "sendable",
     "settings_of",
     "spare_of",
 ]
@@ -97,6 +100,25 @@ def fraction(where: str, name: str, value: Any) -> None:
         good = False
     if not good:
         raise InputError(f"{where}: {name} must lie between 0 and 1, got {value!r}")
+
+
+def sendable(where: str, name: str, value: Any) -> Any:
+    """Return what is to be pickled, if another process can find it by its name.
+
+    Raises:
+        InputError: it is a lambda or was made inside a function, or is a `functools.partial` of such, or an object of a
+            class that was made there.
+    """
+    found = value
+    while isinstance(found, functools.partial):
+        found = found.func
+    named = found if isinstance(found, types.FunctionType | type) else type(found)
+    if "<" in named.__qualname__:  # <lambda>, <locals>
+        raise InputError(
+            f"{where}: {name} is {value!r}, which can't be pickled for another process: a lambda, or what is made inside a "
+            "function, has no name there; give a function at the top of a module, or a functools.partial of one"
+        )
+    return value
 
 
 def check_whole(where: str, state: Any, names: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ from ringmap.buffers.beacon import Beacon
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
+from ringmap.storage.integers import Position
 
 __all__ = ["Pins"]
 
@@ -67,8 +68,8 @@ class Pins:
 
     def _as_told(self, reader: ClipReader, span: int) -> Pinned:
         told = self.beacon.told()
-        turn, how, head, count = told[:4]
-        if not turn or how == _NEWEST:
+        generation, how, head, count = told[:4]
+        if not generation or how == _NEWEST:
             reader.source.refresh()
             return reader.pin(span)
         pinned = self._of.get(span)
@@ -76,7 +77,7 @@ class Pins:
             self._told = told
             if reader.source.head < head:
                 reader.source.refresh()
-            self._of[span] = pinned = reader.pin_before(head, count, span)
+            self._of[span] = pinned = reader.pin_before(Position(head), count, span)
         return pinned
 
     def count_redraws(self, redraws: int) -> None:

@@ -30,6 +30,7 @@ from ringmap.buffers.options import (
     log_progress,
     must_agree,
     positive,
+    sendable,
     settings_of,
     spare_of,
 )
@@ -438,7 +439,8 @@ class ReplayBuffer(Sampled):
         """Episodes stored."""
         return len(self.engine.source.live)
 
-    def _num_rows(self) -> int:
+    def count_rows(self) -> int:
+        """Return how many rows there are: the steps stored."""
         return self.num_steps_stored
 
     @property
@@ -629,11 +631,11 @@ class ReplayBuffer(Sampled):
     # -- copies ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle path and settings; a buffer in RAM pickles what is stored."""
+        """Pickle path and settings; a buffer in RAM pickles what is stored. What has no name elsewhere is refused."""
         cut: dict[str, Any] = {"history_len": self.num_steps, "frameskip": self.frameskip}
         return {
-            "options": asdict(replace(self.options, **cut)), "transform": self.transform,
-            "key_filter": self.key_filter, "engine": self.engine.to_send(),
+            "options": asdict(replace(self.options, **cut)), "transform": sendable("ReplayBuffer", "transform", self.transform),
+            "key_filter": sendable("ReplayBuffer", "key_filter", self.key_filter), "engine": self.engine.to_send(),
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:

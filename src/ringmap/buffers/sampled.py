@@ -30,6 +30,7 @@ from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.integers import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
 
@@ -122,7 +123,7 @@ class Sampled(Dataset):
                     if size
                     else f"ReplayBuffer: empty: {self._why_no_clips()}"
                 )
-            number %= size
+            number = ClipId(number % size)
         return self._lookup.one(number)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, N
 from ringmap.storage.birth import examine, make_folder, read_manifest
 from ringmap.storage.blobs import decode_small_state
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import ClipNumber
 from ringmap.storage.read_live import look_again, lost, read_whole
 from ringmap.storage.ring import spare_rows
 from ringmap.storage.schema import Schema, as_columns
@@ -134,7 +135,7 @@ class StepRing:
         source = self.engine.source
         with source.memory:
             index = self.engine.reader.index.of(1)
-            oldest = max(index.base, index.end - self.capacity)
+            oldest = ClipNumber(max(index.base, index.end - self.capacity))
             return Window(source, index, oldest, index.end, has_episodes=False)
 
     def __len__(self) -> int:

@@ -21,6 +21,7 @@ from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.cold import Watch
 from ringmap.storage.forks import Forkable
+from ringmap.storage.integers import ClipNumber, Position
 from ringmap.storage.read_live import lost, read_again
 from ringmap.storage.rows import Rows
 from ringmap.storage.source import Source
@@ -41,7 +42,7 @@ class Pinned:
 
     __slots__ = ("base", "end", "era", "head")
 
-    def __init__(self, base: int, end: int, era: int, head: int) -> None:
+    def __init__(self, base: ClipNumber, end: ClipNumber, era: int, head: Position) -> None:
         self.base, self.end, self.era, self.head = base, end, era, head
 
     @property
@@ -147,11 +148,11 @@ class ClipReader(Forkable):
             steps = positions - starts.take(episodes)
             return np.where((steps >= 0) & (steps + span <= lengths.take(episodes)), positions, -1)
 
-    def pin_before(self, head: int, count: int, span: int) -> Pinned:
+    def pin_before(self, head: Position, count: int, span: int) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: another's moment."""
         with self.source.memory:
             end = self.index.of(span).end_before(head)
-            return Pinned(end - count, end, self.source.live.era, head)
+            return Pinned(ClipNumber(end - count), end, self.source.live.era, head)
 
     def place(self, numbers: Array, pinned: Pinned, span: int) -> Array:
         """Return where the clips with these numbers start; one that is gone is drawn anew."""

@@ -27,6 +27,7 @@ import numpy as np
 
 from ringmap.clips.signposts import Signposts
 from ringmap.errors import ClipIndexError
+from ringmap.storage.integers import ClipNumber, Position
 from ringmap.storage.live import Deque, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
@@ -79,21 +80,21 @@ class SpanIndex:
     """Clip numbers of one span over live episodes that grow and are evicted."""
 
     __slots__ = (
-        "_ends", "_era", "_posts", "_turn", "_upto", "base", "first", "last", "live", "span",
+        "_ends", "_era", "_follower", "_posts", "_upto", "base", "first", "last", "live", "span",
     )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int) -> None:
         self.live = live
         self.span = span
-        self._turn = 0
+        self._follower = object()
         self._restart()
 
     def _restart(self) -> None:
         live = self.live
         self._era = _BETWEEN
         self._upto = self.first = self.last = live.first
-        self.base = 0
-        self._ends = Deque(np.empty(0, np.int64), live.first)
+        self.base = ClipNumber(0)
+        self._ends: Deque[ClipNumber] = Deque(np.empty(0, np.int64), live.first)
         clips = live.num_steps - len(live) * (self.span - 1)
         self._posts = Signposts(0, max(0, clips), len(live))
 
@@ -101,19 +102,19 @@ class SpanIndex:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
 
         A signal handler may draw in the middle of it, in the same thread. It finds the index being changed, and starts
-        over; what it interrupted finds that it was overtaken, and starts over in turn.
+        over; what it interrupted finds that it was overtaken, and starts over, too.
         """
         live = self.live
         if live.era == self._era and live.first == self.first and live.last == self._upto:
             return
         while True:
-            turn = self._turn = self._turn + 1
+            mine = self._follower = object()  # one that comes in between takes its place
             try:
                 self._catch_up(live)
             except (IndexError, ValueError):
-                if self._turn == turn:
+                if self._follower is mine:
                     raise
-            if self._turn == turn:
+            if self._follower is mine:
                 self._era = live.era
                 return
             self._era = _BETWEEN
@@ -124,7 +125,7 @@ class SpanIndex:
             self._restart()
         self._era = _BETWEEN
         if last != self._upto:
-            seen = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
+            seen: int = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
             fresh = max(self._upto, first)
             if last - fresh == 1 and fresh == self._upto:
                 seen += max(0, live.length(fresh) - self.span + 1)
@@ -133,7 +134,7 @@ class SpanIndex:
             else:
                 if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
                     self._ends = Deque(np.empty(0, np.int64), fresh)
-                    self.first, self.base = fresh, seen
+                    self.first, self.base = fresh, ClipNumber(seen)
                 self._ends.reserve(last - fresh, self.first)
                 for at in range(fresh, last, _PART):
                     lengths = live.lengths_since(at)[:_PART].astype(np.int64)
@@ -157,11 +158,11 @@ class SpanIndex:
             self._posts.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
 
     @property
-    def end(self) -> int:
+    def end(self) -> ClipNumber:
         """One past the number of the newest clip."""
         return self._ends.at(self.last - 1) if self.last > self.first else self.base
 
-    def end_before(self, position: int) -> int:
+    def end_before(self, position: Position) -> ClipNumber:
         """Return one past the number of the last clip of the episodes that start before `position`. O(log episodes)."""
         count = int(self.live.starts.searchsorted(position))
         return self._ends.at(self.first + count - 1) if count else self.base

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.storage.integers import Ordinal
 from ringmap.storage.live import Deque
 
 __all__ = ["Signposts"]
@@ -41,7 +42,7 @@ class Signposts:
     def __init__(self, number: int, clips: int, episodes: int) -> None:
         self._shift = (clips // max(1, episodes)).bit_length()
         self._stop = number >> self._shift
-        self._posts = Deque(np.empty(0, np.int64), self._stop)
+        self._posts: Deque[Ordinal] = Deque(np.empty(0, np.int64), self._stop)
         self._posts.reserve((clips >> self._shift) + 1, self._stop)
 
     def fit(self, base: int, episodes: int) -> bool:

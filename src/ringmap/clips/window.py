@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.clips.index import SpanIndex
+from ringmap.storage.integers import ClipNumber, Position
 from ringmap.storage.live import LiveEpisodes
 from ringmap.storage.source import Source
 
@@ -43,8 +44,8 @@ class Window:
 
     source: Source
     index: SpanIndex
-    base: int
-    end: int
+    base: ClipNumber
+    end: ClipNumber
     has_episodes: bool = True
 
     @property
@@ -63,18 +64,18 @@ class Window:
         return self.source.live
 
     @property
-    def head(self) -> int:
+    def head(self) -> Position:
         """One past the newest position."""
         return self.source.head
 
     @property
-    def low(self) -> int:
+    def low(self) -> Position:
         """The position of the oldest clip that counts; the head when there is none."""
         if self.end == self.base:
             return self.source.head
-        return int(self.index.positions(np.array([self.base]))[0])
+        return Position(int(self.index.positions(np.array([self.base]))[0]))
 
-    def end_before(self, head: int) -> int:
+    def end_before(self, head: Position) -> ClipNumber:
         """Return one past the number of the last clip whose episode starts before position `head`."""
         return self.index.end_before(head)
 

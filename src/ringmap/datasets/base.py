@@ -24,6 +24,7 @@ from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
 from ringmap.datasets.layout import stored_layout
 from ringmap.datasets.to_loader import as_clip
 from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
+from ringmap.storage.integers import ClipId
 from ringmap.storage.live import LiveEpisodes
 
 __all__ = ["Dataset", "Transform", "clip_id", "clip_ids", "fold_actions", "in_range", "num_rows"]
@@ -370,9 +371,9 @@ class Dataset(_Base):
 
     def _row_numbers(self, idx: int | Sequence[int] | Array) -> Array:
         """Return row numbers as an array, checked, negative ones counted from the end."""
-        return in_range(idx, self._num_rows(), "row", type(self).__name__)
+        return in_range(idx, self.count_rows(), "row", type(self).__name__)
 
-    def _num_rows(self) -> int:
+    def count_rows(self) -> int:
         """Return how many rows there are, as of one moment."""
         return num_rows(self.lengths, self.offsets)
 
@@ -414,7 +415,7 @@ def in_range(idx: Any, count: int, what: str, where: str) -> Array:
     return np.where(numbers < 0, numbers + count, numbers)
 
 
-def clip_id(idx: Any, where: str, has_batches: bool = False) -> int:
+def clip_id(idx: Any, where: str, has_batches: bool = False) -> ClipId:
     """Return what stands in the brackets of a dataset as an integer.
 
     Args:
@@ -426,7 +427,7 @@ def clip_id(idx: Any, where: str, has_batches: bool = False) -> int:
         SubscriptError: it is no integer.
     """
     try:
-        return operator.index(idx)
+        return ClipId(operator.index(idx))
     except TypeError:
         pass
     instead = (

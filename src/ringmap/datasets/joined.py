@@ -249,7 +249,7 @@ class ConcatDataset(_Joined):
     @property
     def offsets(self) -> Array:
         """Row of each episode's first step, int64."""
-        before = np.cumsum([0, *map(_num_rows, self.datasets)])
+        before = np.cumsum([0, *map(_rows_of, self.datasets)])
         return np.concatenate(
             [
                 np.asarray(p.offsets, np.int64) + n
@@ -327,7 +327,7 @@ class ConcatDataset(_Joined):
         """Return steps by row, all columns, in the order asked for."""
         rows = self._row_numbers(row_idx)
         found: dict[str, list[Any]] = {}
-        for part, where, local in self._grouped(rows, list(map(_num_rows, self.datasets))):
+        for part, where, local in self._grouped(rows, list(map(_rows_of, self.datasets))):
             for name, values in part.get_row_data(local).items():
                 column = found.setdefault(name, [None] * len(rows))
                 for at, value in zip(where.tolist(), values, strict=True):
@@ -402,7 +402,7 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
     return [part[i] for i in ids]
 
 
-def _num_rows(part: Any) -> int:
+def _rows_of(part: Any) -> int:
     if isinstance(part, Dataset):
-        return part._num_rows()
+        return part.count_rows()
     return num_rows(np.asarray(part.lengths), np.asarray(part.offsets))

@@ -1,6 +1,6 @@
 """The recording wrapper around a single environment: a batch of one.
 
-Not here: buffers and rows (wrapper.py, recorder.py).
+Not here: buffers and rows (base.py, recorder.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from ringmap.recording.base import Recording
 from ringmap.recording.keys import Leaf
-from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 
-__all__ = ["RecordedEnv"]
+__all__ = ["SingleRecording"]
 
 
-class RecordedEnv(ReplayBufferCollectionWrapper, gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Records a `gymnasium.Env`; made by `ReplayBufferCollectionWrapper`."""
+class SingleRecording(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Steps a `gymnasium.Env`, and records it."""
 
     @staticmethod
     def _mode_of(env: Any) -> AutoresetMode:

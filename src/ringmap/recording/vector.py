@@ -1,6 +1,6 @@
 """The recording wrapper around a vector environment.
 
-Not here: buffers and rows (wrapper.py, recorder.py).
+Not here: buffers and rows (base.py, recorder.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 from ringmap.errors import InputError
+from ringmap.recording.base import WHERE, Recording
 from ringmap.recording.slots import NEXT_STEP, WAITING
-from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 
-__all__ = ["RecordedVectorEnv"]
+__all__ = ["VectorRecording"]
 
 if TYPE_CHECKING:
 
@@ -24,11 +24,10 @@ else:  # which takes no parameters at run time before Gymnasium 1.3
     _VectorWrapper = VectorWrapper
 
 Row = tuple[Any, Any, Any, Any, dict[str, Any]]
-_WHERE = "ReplayBufferCollectionWrapper"
 
 
-class RecordedVectorEnv(ReplayBufferCollectionWrapper, _VectorWrapper):
-    """Records a `gymnasium.vector.VectorEnv`; made by `ReplayBufferCollectionWrapper`."""
+class VectorRecording(Recording, _VectorWrapper):
+    """Steps a `gymnasium.vector.VectorEnv`, and records it."""
 
     _reset_asked: tuple[Any, Any, Any] | None = None
 
@@ -178,7 +177,7 @@ class RecordedVectorEnv(ReplayBufferCollectionWrapper, _VectorWrapper):
     ) -> tuple[dict[str, Any] | None, tuple[list[int], Any, list[Any]]]:
         """Return the options for the environment, and (which are reset, options, a seed for each)."""
         num = self.num_envs
-        where = f"{_WHERE}.{method}"
+        where = f"{WHERE}.{method}"
         if mask is not None:
             if options is not None and "reset_mask" in options:
                 raise InputError(f"{where}: give mask, or reset_mask in the options, not both")

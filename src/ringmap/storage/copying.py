@@ -25,6 +25,7 @@ from ringmap.storage.blobs import Segments, decode_small_state, segment_name
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Position
 from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.recovery import bad_rows
@@ -49,8 +50,8 @@ class Look:
     era: int
     seq: int
     first: int
-    tail: int
-    head: int
+    tail: Position
+    head: Position
     starts: Array
 
 
@@ -214,7 +215,7 @@ class Copy:
     def _take_rows(self, now: Look) -> bool:
         assert self._rows is not None
         assert self.source.rows is not None
-        start = max(self._head, now.tail)
+        start = Position(max(self._head, now.tail))
         for slot, count in self._rows.ring.pieces(start, now.head - start):
             for target, source in zip(self._rows.columns, self.source.rows.columns, strict=True):
                 self._fresh.append(target.copy_from(source, slot, count))
@@ -286,7 +287,7 @@ class Copy:
         ) as states:
             boot = self.disk.boot_id() or NO_BOOT
             states.write_both(
-                State(2, now.seq, now.first, now.tail, now.head, now.seq, epoch=1, boot=boot)
+                State(2, now.seq, now.first, now.tail, now.head, now.seq, era=1, boot=boot)
             )
             states.sync()
 

@@ -25,6 +25,7 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.files import Disk, File, closed
+from ringmap.storage.integers import Position
 from ringmap.storage.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
 
@@ -85,9 +86,9 @@ class Record:
     """What one commit made true. See the module for the fields."""
 
     seq: int
-    start: int
+    start: Position
     length: int
-    tail: int
+    tail: Position
     first: int
     rows_sum: int = 0
     blob_segment: int = 0
@@ -98,9 +99,9 @@ class Record:
     flags: int = 0
 
     @property
-    def head(self) -> int:
+    def head(self) -> Position:
         """One past the newest position after this commit."""
-        return self.start + self.length
+        return Position(self.start + self.length)
 
     @property
     def live(self) -> bool:
@@ -110,7 +111,8 @@ class Record:
     @classmethod
     def of(cls, row: Any) -> Record:
         """Read a record from one element of a RECORD array."""
-        return cls(*(int(row[name]) for name in cls.__dataclass_fields__))
+        fields: Any = (int(row[name]) for name in cls.__dataclass_fields__)
+        return cls(*fields)
 
 
 class EpisodeTable:
@@ -188,13 +190,13 @@ class EpisodeTable:
             return None
         return Record(*fields[:-1])
 
-    def start_of(self, seq: int) -> int:
+    def start_of(self, seq: int) -> Position:
         """Return where record `seq` starts, unchecked: for walking a range that was checked."""
         slot = seq % self.slots
         walk = self._walk
-        return int(self._read(slot, 1)["start"][0] if walk is None else walk[0][slot])
+        return Position(int(self._read(slot, 1)["start"][0] if walk is None else walk[0][slot]))
 
-    def first_live(self, seq: int, stop: int, tail: int) -> int:
+    def first_live(self, seq: int, stop: int, tail: Position) -> int:
         """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
         walk = self._walk
         if walk is None:

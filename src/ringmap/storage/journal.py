@@ -25,6 +25,7 @@ from ringmap.errors import CorruptError, SyncFailedError
 from ringmap.storage.blobs import Segments, encode_blob
 from ringmap.storage.episodes import DROPPED, EpisodeTable, Record
 from ringmap.storage.files import Disk, File
+from ringmap.storage.integers import Position
 from ringmap.storage.layout import Paths
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.recovery import Found, find, small_state_of
@@ -92,7 +93,7 @@ class Journal:
             found.tail,
             found.head,
             found.mark,
-            found.epoch,
+            found.era,
         )
         for seq, fault in bad.items():
             log.warning("%s: dropped a damaged episode: %s", self.paths.folder, fault)
@@ -117,7 +118,7 @@ class Journal:
                 if len(
                     behind
                 ):  # last thing before the sync: what is rewritten above is not to be hurried
-                    start = int(behind["start"].min())
+                    start = Position(int(behind["start"].min()))
                     rows.touched(start, found.head - start)
                 rows.sync()
             self.segments.sync_all(_segments_in(found))
@@ -141,7 +142,7 @@ class Journal:
     def _show(self, found: Found, boot: bytes) -> None:
         state = State(
             self.state.generation + 1, found.seq, found.first, found.tail, found.head,
-            found.seq, found.epoch + 1, boot,
+            found.seq, found.era + 1, boot,
         )  # fmt: skip
         self.state_file.write(state)
         self.state = state
@@ -249,7 +250,7 @@ class Journal:
         self._publish(
             State(
                 old.generation + 1, record.seq, record.first, record.tail, record.head,
-                mark, old.epoch, old.boot,
+                mark, old.era, old.boot,
             )
         )  # fmt: skip
 
@@ -290,7 +291,7 @@ class Journal:
 
     def mark_synced(self, upto: State, segments: Mapping[int, File], gone: list[str]) -> None:
         """Record that everything up to state `upto` is on the disk, unless a recovery came in between."""
-        if self.state.epoch != upto.epoch:
+        if self.state.era != upto.era:
             return
         self.segments.forget_synced(segments)
         self._table_is_synced(upto)

@@ -8,22 +8,25 @@ wrap, so that an eviction only moves `first` and nothing is renumbered:
     [..|e7  e8  e9  e10|  free  ]     starts[o - offset], lengths[o - offset]
 
 Invariants: first <= last; starts never decrease; lengths are positive; `era`
-changes whenever ordinals are handed out anew (a recovery), never otherwise.
+changes whenever ordinals are handed out anew (a recovery, a reader that starts over), never otherwise.
 Not here: clips, files, rows. 12 bytes per episode, plus growth slack.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+
+from ringmap.storage.integers import Ordinal, Position
 
 __all__ = ["Deque", "LiveEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+N = TypeVar("N", bound=int)
 
 
-class Deque:
+class Deque(Generic[N]):
     """A NumPy array that grows at one end and is forgotten at the other.
 
     Append and forget are O(1) amortised; a slice is a view. A list of Python
@@ -68,7 +71,7 @@ class Deque:
         """Return the values of ordinals `[first, last)`: a view, valid until the next append."""
         return self._data[first - self._offset : last - self._offset]
 
-    def at(self, ordinal: int) -> int:
+    def at(self, ordinal: int) -> N:
         """Return one value. O(1)."""
         return self._data.item(ordinal - self._offset)  # type: ignore[no-any-return]
 
@@ -79,7 +82,7 @@ class LiveEpisodes:
     Args:
         starts: absolute position of the first step of each episode, int64.
         lengths: steps of each episode.
-        era: number of recoveries before this one; a follower that sees it change starts over.
+        era: how often this process had handed ordinals out anew before; a follower that sees it change starts over.
     """
 
     __slots__ = ("_lengths", "_starts", "era", "first", "last", "num_steps")
@@ -89,10 +92,10 @@ class LiveEpisodes:
         self._set(starts, lengths)
 
     def _set(self, starts: Array, lengths: Array) -> None:
-        self._starts = Deque(np.array(starts, np.int64))
-        self._lengths = Deque(np.array(lengths, np.int32))
-        self.first = 0
-        self.last = len(starts)
+        self._starts: Deque[Position] = Deque(np.array(starts, np.int64))
+        self._lengths: Deque[int] = Deque(np.array(lengths, np.int32))
+        self.first = Ordinal(0)
+        self.last = Ordinal(len(starts))
         self.num_steps = int(np.sum(lengths, dtype=np.int64))
 
     def reset(self, starts: Array, lengths: Array) -> None:
@@ -109,57 +112,62 @@ class LiveEpisodes:
     def __len__(self) -> int:
         return self.last - self.first
 
-    def append(self, start: int, length: int) -> None:
+    def append(self, start: Position, length: int) -> None:
         """Add the newest episode. O(1) amortised."""
         self._starts.append(start, self.first)
         self._lengths.append(length, self.first)
-        self.last += 1
+        self.last = Ordinal(self.last + 1)
         self.num_steps += length
 
     def extend(self, starts: Array, lengths: Array) -> None:
         """Add several newest episodes at once."""
         self._starts.extend(starts, self.first)
         self._lengths.extend(lengths, self.first)
-        self.last += len(starts)
+        self.last = Ordinal(self.last + len(starts))
         self.num_steps += int(np.sum(lengths, dtype=np.int64))
 
-    def evict_before(self, tail: int) -> None:
+    def evict_before(self, tail: Position) -> None:
         """Forget every episode that starts before position `tail`. O(evicted)."""
         while self.first < self.last and self._starts.at(self.first) < tail:
             self.num_steps -= self._lengths.at(self.first)
-            self.first += 1
+            self.first = Ordinal(self.first + 1)
 
-    def tail_for(self, head: int, limit: int) -> int:
+    def tail_for(self, head: int, limit: int) -> Position:
         """Return the smallest episode boundary so that at most `limit` steps lie in `[tail, head)`.
 
         `head` may lie beyond the last episode: the steps to come count. O(episodes that go).
         """
-        ordinal = self.first
+        ordinal: int = self.first
         while ordinal < self.last:
             start = self._starts.at(ordinal)
             if head - start <= limit:
                 return start
             ordinal += 1
-        return -1
+        return Position(-1)
+
+    @property
+    def newest(self) -> Ordinal:
+        """The ordinal of the newest episode; there must be one."""
+        return Ordinal(self.last - 1)
 
     @property
     def is_dense(self) -> bool:
         """Whether the episodes lie end to end: none was dropped from between them."""
         if self.first == self.last:
             return False
-        newest = self.last - 1
+        newest = self.newest
         stop = self._starts.at(newest) + self._lengths.at(newest)
         return stop - self._starts.at(self.first) == self.num_steps
 
-    def ordinal_from(self, position: int) -> int:
+    def ordinal_from(self, position: Position) -> Ordinal:
         """Return the ordinal of the first episode that starts at or after a position; `last` if there is none."""
-        return self.first + int(self.starts.searchsorted(position))
+        return Ordinal(self.first + int(self.starts.searchsorted(position)))
 
-    def start(self, ordinal: int) -> int:
+    def start(self, ordinal: Ordinal) -> Position:
         """Return the position of the first step of the episode with this ordinal."""
         return self._starts.at(ordinal)
 
-    def length(self, ordinal: int) -> int:
+    def length(self, ordinal: Ordinal) -> int:
         """Return the number of steps of the episode with this ordinal."""
         return self._lengths.at(ordinal)
 

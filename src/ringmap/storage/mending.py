@@ -102,7 +102,7 @@ class Hands:
             self.disk.sync_folder(self.path(folder))
 
     def show(self, reached: Reached, known: list[State], missing: bool) -> None:
-        """Write both states, of an epoch that no reader has seen, so that each looks at everything anew.
+        """Write both states, of an era that no reader has seen, so that each looks at everything anew.
 
         The boot id is left out: the next writer verifies, and makes durable, what no sync vouches for.
         """
@@ -111,8 +111,8 @@ class Hands:
             self.renew(STATE, partial(_create_state, self.disk, self._uuid))
         elif self.disk.size(path) != StateFile.nbytes:
             self.disk.extend(path, StateFile.nbytes)
-        # Without a valid state nothing tells the last epoch; the clock is ahead of any count of openings.
-        epoch = max((state.epoch for state in known), default=time.time_ns())
+        # Without a valid state nothing tells the last era; the clock is ahead of any count of eras.
+        era = max((state.era for state in known), default=time.time_ns())
         generation = max((state.generation for state in known), default=0)
         mark = min(reached.seq, max((state.mark for state in known), default=0))
         with self._opened(STATE) as file:
@@ -120,7 +120,7 @@ class Hands:
             state_file.write_both(
                 State(
                     generation + 1, reached.seq, reached.first, reached.tail, reached.head,
-                    mark, epoch + 1, NO_BOOT,
+                    mark, era + 1, NO_BOOT,
                 )
             )  # fmt: skip
             state_file.sync()

@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ringmap.errors import LappedError
+from ringmap.storage.integers import Position
 
 __all__ = ["MOST", "Live", "is_live", "look_again", "lost", "read_again", "read_whole"]
 
@@ -43,7 +44,7 @@ MOST = 10
 class Live(Protocol):
     """What is read while it changes: see `Source`."""
 
-    def newest_tail(self) -> int:
+    def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now."""
 
     def refresh(self) -> bool:

@@ -21,6 +21,7 @@ from ringmap.errors import CorruptError, EnvironmentFault, LappedError, Replaced
 from ringmap.storage.birth import hold, read_manifest
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Position
 from ringmap.storage.lock import holder_of
 from ringmap.storage.recovery import (
     Found,
@@ -41,7 +42,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES = 10
 
-_BETWEEN = State(epoch=-1)
+_BETWEEN = State(era=-1)
 """Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
 
 
@@ -178,9 +179,9 @@ class Reader(Source):
         self.disk.check_held("ReplayBuffer")
         for _ in range(_TRIES):
             shown = self._look()
-            if shown.seq == self._shown.seq and shown.epoch == self._shown.epoch:
+            if shown.seq == self._shown.seq and shown.era == self._shown.era:
                 return False
-            if shown.epoch != self._shown.epoch:
+            if shown.era != self._shown.era:
                 self._load()
                 return True
             if self._follow(shown, max(self.seq + 1, shown.first), anew=False):
@@ -201,7 +202,7 @@ class Reader(Source):
             )
         return shown
 
-    def newest_tail(self) -> int:
+    def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now. Two system calls.
 
         Raises:
@@ -213,7 +214,7 @@ class Reader(Source):
         # What was found after a reboot may be another state than the one still shown.
         if shown == self._shown:
             return self.tail
-        if shown.epoch != self._shown.epoch and not self._is_stored_still():
+        if shown.era != self._shown.era and not self._is_stored_still():
             return max(self.head, shown.tail)  # nothing that was known is sure
         return shown.tail
 
@@ -235,7 +236,7 @@ class Reader(Source):
             again = self._state_file.look()
             if (
                 again is not None
-                and again.epoch == shown.epoch
+                and again.era == shown.era
                 and again.first <= fresh + int(np.argmin(valid))
             ):
                 bad = fresh + int(np.argmin(valid))
@@ -272,7 +273,7 @@ class Reader(Source):
 
         with self.memory:
             if not anew and (
-                shown.epoch != self._shown.epoch
+                shown.era != self._shown.era
                 or shown.seq < self.seq
                 or fresh != max(self.seq + 1, shown.first)
             ):

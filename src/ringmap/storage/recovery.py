@@ -38,6 +38,7 @@ from ringmap.storage.episodes import (
     EpisodeTable,
     Record,
 )
+from ringmap.storage.integers import ORIGIN, Position
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.rows import Rows, combine
 from ringmap.storage.state import NO_BOOT, State
@@ -80,10 +81,10 @@ class Found:
 
     seq: int = 0
     first: int = 1
-    tail: int = 0
-    head: int = 0
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
     mark: int = 0
-    epoch: int = 0
+    era: int = 0
     generation: int = 0
     clean: bool = True
     records: Array = field(default_factory=lambda: np.empty(0, RECORD))
@@ -140,7 +141,7 @@ def find(
     )
     found.clean = clean
     if shown is not None:
-        found.mark, found.epoch, found.generation = shown.mark, shown.epoch, shown.generation
+        found.mark, found.era, found.generation = shown.mark, shown.era, shown.generation
     witness = max(manifest.witness, found.mark)
     if found.seq < witness:
         raise CorruptError(

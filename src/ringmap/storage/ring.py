@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringmap.storage.integers import Position, Slot
+
 __all__ = ["Ring", "spare_rows"]
 
 
@@ -38,12 +40,12 @@ class Ring:
         """Rows of every column."""
         return self.max_steps + self.spare
 
-    def overwritten(self, head: int) -> int:
+    def overwritten(self, head: int) -> Position:
         """Return the position below which every row is overwritten once `head` positions were written."""
-        return head - self.rows
+        return Position(head - self.rows)
 
-    def pieces(self, position: int, count: int) -> list[tuple[int, int]]:
+    def pieces(self, position: Position, count: int) -> list[tuple[Slot, int]]:
         """Return the one or two runs `(slot, steps)` that `count` steps from `position` fall into."""
-        slot = position % self.rows
+        slot = Slot(position % self.rows)
         first = min(count, self.rows - slot)
-        return [(slot, first)] if first == count else [(slot, first), (0, count - first)]
+        return [(slot, first)] if first == count else [(slot, first), (Slot(0), count - first)]

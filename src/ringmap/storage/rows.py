@@ -20,6 +20,7 @@ from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Position
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.ring import Ring
 from ringmap.storage.schema import Schema
@@ -92,13 +93,13 @@ class Rows:
             raise
         return cls(manifest.schema, columns, ring)
 
-    def reserve(self, position: int, count: int) -> None:
+    def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""
         for slot, steps in self.ring.pieces(position, count):
             for column in self.columns:
                 column.reserve(slot, steps)
 
-    def write(self, position: int, arrays: list[Array], live: Live | None = None) -> None:
+    def write(self, position: Position, arrays: list[Array], live: Live | None = None) -> None:
         """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for `Column.write`."""
         pieces = self.ring.pieces(position, len(arrays[0]))
         if len(pieces) == 1:
@@ -106,12 +107,12 @@ class Rows:
             for column, values in zip(self.columns, arrays, strict=True):
                 column.write(slot, values, live)
             return
-        (slot, steps), _ = pieces
+        (slot, steps), (begin, _) = pieces
         for column, values in zip(self.columns, arrays, strict=True):
             column.write(slot, values[:steps], live)
-            column.write(0, values[steps:], live)
+            column.write(begin, values[steps:], live)
 
-    def read(self, position: int, count: int) -> list[Array]:
+    def read(self, position: Position, count: int) -> list[Array]:
         """Return a copy of the rows of every column, schema order."""
         pieces = self.ring.pieces(position, count)
         if len(pieces) == 1:
@@ -125,11 +126,11 @@ class Rows:
         """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
         return self.by_name[name].take(positions % self.ring.rows)
 
-    def sums(self, position: int, count: int) -> list[int]:
+    def sums(self, position: Position, count: int) -> list[int]:
         """Return the checksum of each column's rows as they stand; UNREADABLE where they can't be decoded."""
         return [self._sum(column, position, count) for column in self.columns]
 
-    def _sum(self, column: Column, position: int, count: int) -> int:
+    def _sum(self, column: Column, position: Position, count: int) -> int:
         pieces = self.ring.pieces(position, count)
         try:
             if len(pieces) == 1:
@@ -138,13 +139,13 @@ class Rows:
         except Undecodable:
             return UNREADABLE
 
-    def rewrite(self, position: int, count: int) -> None:
+    def rewrite(self, position: Position, count: int) -> None:
         """Write rows again, same bytes, so that the next `sync` counts."""
         for slot, steps in self.ring.pieces(position, count):
             for column in self.columns:
                 column.rewrite(slot, steps)
 
-    def touched(self, position: int, count: int) -> None:
+    def touched(self, position: Position, count: int) -> None:
         """Let the next `sync` cover these rows, whoever wrote them."""
         for slot, steps in self.ring.pieces(position, min(count, self.ring.rows)):
             for column in self.columns:

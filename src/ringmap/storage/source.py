@@ -24,6 +24,7 @@ from ringmap.errors import ClipIndexError, CorruptError, RoleError
 from ringmap.storage.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.episodes import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import ORIGIN, Ordinal, Position
 from ringmap.storage.layout import Paths
 from ringmap.storage.live import LiveEpisodes
 from ringmap.storage.manifest import Manifest
@@ -33,7 +34,7 @@ from ringmap.storage.rows import Rows, sum_of
 from ringmap.storage.schema import Schema
 from ringmap.storage.sidecars import Home
 
-__all__ = ["Source"]
+__all__ = ["Source", "is_mine"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,8 +58,8 @@ class Source:
         self.is_open = True
         self.seq = 0
         self.first = 1
-        self.tail = 0
-        self.head = 0
+        self.tail = ORIGIN
+        self.head = ORIGIN
 
     @property
     def schema(self) -> Schema | None:
@@ -85,15 +86,14 @@ class Source:
         """Catch up with the writer; tell whether anything changed."""
         return False
 
-    def newest_tail(self) -> int:
+    def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now."""
         return self.tail
 
     @property
     def is_held(self) -> bool:
         """Whether this thread holds `memory`: it is in the middle of a search, or of a change."""
-        held: bool = self.memory._is_owned()  # type: ignore[attr-defined]
-        return held
+        return is_mine(self.memory)
 
     def refuse_if_held(self, where: str) -> None:
         """Raise where this thread holds `memory`: a handler, or a callable, calls in the middle of another call."""
@@ -114,7 +114,7 @@ class Source:
         self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
         self.live.reset(live["start"], live["length"])
 
-    def ordinal(self, index: int, where: str) -> int:
+    def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""
         with self.memory:
             count = len(self.live)
@@ -122,9 +122,9 @@ class Source:
                 raise ClipIndexError(
                     f"{where}: episode {index} is out of range for {count} episodes"
                 )
-            return self.live.first + index % count
+            return Ordinal(self.live.first + index % count)
 
-    def record_of(self, ordinal: int) -> Record | None:
+    def record_of(self, ordinal: Ordinal) -> Record | None:
         """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""
         start = self.live.start(ordinal)
         low, high = self.first, self.seq
@@ -148,24 +148,25 @@ class Source:
             record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
         )
 
-    def read_steps(self, position: int, count: int) -> list[Array] | None:
+    def read_steps(self, position: Position, count: int) -> list[Array] | None:
         """Return `count` steps from a position on, or None when they were evicted while being read."""
         rows = self.rows
         assert rows is not None
         steps = rows.read(position, count)
         return steps if is_live(self, position) else None
 
-    def episode_from(self, position: int, stop: int) -> tuple[int, Record | None] | None:
+    def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
         """Return where the first episode from a position on starts, and its record, None when that was evicted meanwhile.
 
         None when no episode starts before `stop`.
         """
         with self.memory:  # as long, an ordinal means the same
             ordinal = self.live.ordinal_from(position)
-            start = self.live.start(ordinal) if ordinal < self.live.last else stop
-            return None if start >= stop else (start, self.live_record(ordinal))
+            if ordinal == self.live.last or (start := self.live.start(ordinal)) >= stop:
+                return None
+            return start, self.live_record(ordinal)
 
-    def read_episode(self, ordinal: int) -> tuple[list[Array], dict[str, Any], Record] | None:
+    def read_episode(self, ordinal: Ordinal) -> tuple[list[Array], dict[str, Any], Record] | None:
         """Return all steps of an episode, its data and its record; None when it was evicted meanwhile.
 
         Raises:
@@ -192,7 +193,7 @@ class Source:
             )
         return steps, self._data_in(blob, record), record
 
-    def read_data(self, ordinal: int) -> dict[str, Any] | None:
+    def read_data(self, ordinal: Ordinal) -> dict[str, Any] | None:
         """Return an episode's data, or None when it was evicted meanwhile."""
         record = self.live_record(ordinal)
         if record is None:
@@ -202,7 +203,7 @@ class Source:
             return None
         return self._data_in(blob, record)
 
-    def live_record(self, ordinal: int) -> Record | None:
+    def live_record(self, ordinal: Ordinal) -> Record | None:
         """Return the record of an episode, or None when it was evicted meanwhile.
 
         Raises:
@@ -241,3 +242,9 @@ class Source:
         self.table.close()
         self.is_open = False
         self.disk.let_go()
+
+
+def is_mine(lock: Any) -> bool:
+    """Tell whether this thread holds a reentrant lock; Python asks the same for its conditions, by a private name."""
+    held: bool = lock._is_owned()
+    return held

@@ -23,6 +23,7 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.episodes import MOST
 from ringmap.storage.files import Disk, File, closed
+from ringmap.storage.integers import ORIGIN, Position
 
 __all__ = ["NO_BOOT", "State", "StateFile"]
 
@@ -40,23 +41,23 @@ class State:
     """A committed state.
 
     `seq, first, tail, head` as in the newest record; `mark`: every episode up to this record is
-    on the disk itself, rows and all; `epoch`: openings by a writer so far; `boot`: the boot
-    during which the page cache can be trusted.
+    on the disk itself, rows and all; `era`: openings and recoveries by a writer so far; `boot`: the
+    boot during which the page cache can be trusted.
     """
 
     generation: int = 0
     seq: int = 0
     first: int = 1
-    tail: int = 0
-    head: int = 0
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
     mark: int = 0
-    epoch: int = 0
+    era: int = 0
     boot: bytes = NO_BOOT
 
     @property
     def is_possible(self) -> bool:
         """Whether a writer could have shown this: who forges a state gives it a checksum that holds."""
-        counts = self.generation, self.seq, self.mark, self.epoch, self.head
+        counts = self.generation, self.seq, self.mark, self.era, self.head
         return (
             all(count < MOST for count in counts)
             and 1 <= self.first <= self.seq + 1
@@ -137,7 +138,7 @@ class StateFile:
         """Write a state into the slot of its generation. O(1)."""
         packed = _PACK.pack(
             _MAGIC, state.generation, state.seq, state.first, state.tail, state.head,
-            state.mark, state.epoch, state.boot,
+            state.mark, state.era, state.boot,
         )  # fmt: skip
         check = xxhash.xxh3_64_intdigest(self._salt + packed).to_bytes(8, "little")
         self._file.write(packed + check, (state.generation % 2) * _SLOT)

@@ -60,6 +60,7 @@ from ringmap.storage.episodes import (
     Record,
 )
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Position
 from ringmap.storage.journal import Journal
 from ringmap.storage.layout import Paths
 from ringmap.storage.lock import WriterLock, describe, holder_of
@@ -69,7 +70,7 @@ from ringmap.storage.ring import Ring
 from ringmap.storage.rows import Rows, combine, sum_of
 from ringmap.storage.schema import Schema
 from ringmap.storage.sidecars import SIDECARS
-from ringmap.storage.source import Source
+from ringmap.storage.source import Source, is_mine
 from ringmap.storage.sync import BackgroundSync
 
 __all__ = ["Settings", "Store"]
@@ -365,13 +366,13 @@ class Store(Source):
             where: what was called, for the message.
             locks: reentrant ones that such a call holds as well.
         """
-        if self._is_in_use or any(lock._is_owned() for lock in locks):
+        if self._is_in_use or any(map(is_mine, locks)):
             self._refuse(where)
 
     @property
     def _is_in_use(self) -> bool:
         """Whether this thread holds one of the locks: it is a handler's, or a callable's, that is called."""
-        return self.is_held or any(lock._is_owned() for lock in (self._mutex, self._syncing))  # type: ignore[attr-defined]
+        return self.is_held or any(map(is_mine, (self._mutex, self._syncing)))
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -388,7 +389,7 @@ class Store(Source):
         """Whether this process may write: not a forked child, not closed."""
         return not self._child and not self._closed
 
-    def begin_at(self, position: int) -> None:
+    def begin_at(self, position: Position) -> None:
         """Lay the first episode at this position: the copy of another ring. Before any commit only."""
         if self.seq or len(self.live):
             raise RoleError(f"Store.begin_at: {self.folder} has commits already")
@@ -490,7 +491,7 @@ class Store(Source):
         journal.publish_again()
         self._stale = False
 
-    def _commit_mark(self, journal: Journal, kind: int, tail: int) -> None:
+    def _commit_mark(self, journal: Journal, kind: int, tail: Position) -> None:
         """Commit a record without rows."""
         seq = self.seq + 1
         tail, first = self._after(seq, self.head, tail)
@@ -515,7 +516,7 @@ class Store(Source):
             self.tail, self.head = record.tail, record.head
             self._torn_memory = False
 
-    def _after(self, seq: int, head: int, tail: int) -> tuple[int, int]:
+    def _after(self, seq: int, head: int, tail: Position) -> tuple[Position, int]:
         """Return tail and oldest live record once record `seq` ends at `head`: what fits stays."""
         live, table = self.live, self.table
         if head - tail > self.ring.max_steps:
@@ -692,7 +693,7 @@ class Store(Source):
         if background is not None:
             background.join()  # with no lock held: it may be waiting for one
 
-    def newest_tail(self) -> int:
+    def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now.
 
         Raises:

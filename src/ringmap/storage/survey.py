@@ -25,6 +25,7 @@ from ringmap.storage.columns.base import Column
 from ringmap.storage.episodes import DROPPED, EPISODE, MOST, RECORD, Record
 from ringmap.storage.evidence import Files, Part
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import ORIGIN, Position
 from ringmap.storage.layout import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.parts import Parts
 from ringmap.storage.recovery import Progress, SmallState, find, is_clean, possible, small_state_of
@@ -48,8 +49,8 @@ class Reached:
 
     seq: int = 0
     first: int = 1
-    tail: int = 0
-    head: int = 0
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
     by: str = ""
 
 
@@ -176,8 +177,9 @@ class Survey:
                 claim(Reached(shown.seq, shown.first, shown.tail, shown.head, STATE))
         counts = manifest.table
         if {"seq", "first", "tail", "head"} <= counts.keys() and counts["seq"] > claims[-1].seq:
-            at = (counts["seq"], counts["first"], counts["tail"], counts["head"])
-            claim(Reached(*at, MANIFEST))
+            seq, first = counts["seq"], counts["first"]
+            tail, head = Position(counts["tail"]), Position(counts["head"])
+            claim(Reached(seq, first, tail, head, MANIFEST))
         return claims[-1]
 
     def live(self) -> Array:

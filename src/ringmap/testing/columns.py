@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from ringmap.storage.columns.base import Column
+from ringmap.storage.integers import Position
 from ringmap.storage.ring import Ring
 from ringmap.storage.schema import ColumnSpec
 
@@ -192,7 +193,7 @@ class ColumnTests:
         column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
         rows = rows_of(spec, 20)
         done = 0
-        for slot, count in ring.pieces(_ROWS * 3 - 5, 20):
+        for slot, count in ring.pieces(Position(_ROWS * 3 - 5), 20):
             _write(column, slot, rows[done : done + count])
             done += count
         slots = (np.arange(20) + _ROWS * 3 - 5) % _ROWS
@@ -235,7 +236,7 @@ class ColumnTests:
             _same(other.take(asked % _ROWS, None, head), rows[asked % _ROWS])
             fresh = rows_of(spec, 7, 700 + 10 * number)
             done = 0
-            for slot, count in ring.pieces(head, 7):
+            for slot, count in ring.pieces(Position(head), 7):
                 _write(column, slot, fresh[done : done + count])
                 rows[slot : slot + count] = fresh[done : done + count]
                 done += count

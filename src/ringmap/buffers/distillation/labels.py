@@ -176,7 +176,7 @@ class LabelLog:
         that one at most.
         """
         log, source = self.log, self.log.engine.source
-        done = source.tail
+        done: int = source.tail
         while done < source.head + count - log.max_steps:
             with source.memory:
                 at = int(source.live.starts.searchsorted(done))

@@ -22,6 +22,7 @@ import numpy as np
 from ringmap.errors import CorruptError
 from ringmap.storage.advice import clear_errors
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Ordinal
 from ringmap.storage.manifest import Manifest
 from ringmap.storage.read_live import is_live
 from ringmap.storage.rows import combine, sum_of
@@ -95,7 +96,7 @@ class Following:
         """Return what the files say that the newest rows lead to, with the head that these had then."""
         with source.memory:
             head = source.head
-            record = source.record_of(source.live.last - 1) if len(source.live) else None
+            record = source.record_of(source.live.newest) if len(source.live) else None
         if record is None:
             return Newest(head, None)
         return Newest(head, self.files.find(record.head, record.rows_sum))
@@ -125,7 +126,7 @@ class Following:
     def put_back(self, source: Source, newest: Observations) -> None:
         """Begin a buffer in RAM with what its newest rows lead to."""
         self._newest = Newest(source.head, newest)
-        record = source.record_of(source.live.last - 1)
+        record = source.record_of(source.live.newest)
         assert record is not None
         self.files.write(record.head, record.rows_sum, newest)
         self.files.turn()
@@ -152,11 +153,11 @@ class Following:
             at = int(live.starts.searchsorted(position, side="right")) - 1
             if at < 0 or at + 1 >= len(live):
                 return None
-            ordinal = live.first + at
+            ordinal, after = Ordinal(live.first + at), Ordinal(live.first + at + 1)
             start, stop = live.start(ordinal), live.start(ordinal) + live.length(ordinal)
-            if not start <= position < stop or live.start(ordinal + 1) != stop:
+            if not start <= position < stop or live.start(after) != stop:
                 return None
-        apart = self._apart(source, ordinal + 1, stop)
+        apart = self._apart(source, after, stop)
         if apart is None or "lanes" not in apart:
             return None
         lane = int(np.searchsorted(apart["lanes"], position - start))
@@ -174,7 +175,7 @@ class Following:
                 newest = self._newest
         return newest.observations if newest.head == head else None
 
-    def _apart(self, source: Source, ordinal: int, start: int) -> dict[str, Any] | None:
+    def _apart(self, source: Source, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
         """Return what was stored apart with the call whose first row is at `start`."""
         with self.lock:
             if start in self._kept:
@@ -213,8 +214,8 @@ class Following:
 
 def _stop(source: Source) -> int:
     """Return where the newest call ends."""
-    last = source.live.last - 1
-    return source.live.start(last) + source.live.length(last)
+    live = source.live
+    return live.start(live.newest) + live.length(live.newest)
 
 
 def partings(

@@ -105,10 +105,11 @@ class TransitionReader:
         assert rows is not None
         with source.memory:
             head, live = source.head, source.live
-            newest = stop = head
+            newest: int = head
+            stop: int = head
             if len(live):  # else another thread cleared it meanwhile
-                newest = live.start(live.last - 1)
-                stop = newest + live.length(live.last - 1)
+                newest = live.start(live.newest)
+                stop = newest + live.length(live.newest)
             dense = live.is_dense
         ring = rows.ring.rows
 

@@ -10,6 +10,7 @@ import numpy as np
 from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
 from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import InputError
+from ringmap.storage.integers import Position
 
 __all__ = ["EpochSampler"]
 
@@ -80,7 +81,7 @@ class EpochSampler(BaseSampler):
             self._order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)
         taken = self._order[self._taken : self._taken + count]
         self._taken += len(taken)
-        ids: Array = taken + (window.end_before(self._head) - self._count - window.base)
+        ids: Array = taken + (window.end_before(Position(self._head)) - self._count - window.base)
         return ids[ids >= 0]
 
     def small_state(self) -> dict[str, Any]:

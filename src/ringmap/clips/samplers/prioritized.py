@@ -30,6 +30,7 @@ from ringmap.clips.sumtree import SumTree
 from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import InputError
 from ringmap.storage.forks import Renew
+from ringmap.storage.integers import Position, Slot
 from ringmap.storage.ring import Ring
 from ringmap.storage.sidecars.priorities import Leaves
 from ringmap.storage.sidecars.stored_priorities import StoredPriorities
@@ -446,6 +447,6 @@ class PrioritizedSampler(Draws):
         self._forget()
 
 
-def _pieces(position: int, count: int, rows: int) -> list[tuple[int, int]]:
+def _pieces(position: int, count: int, rows: int) -> list[tuple[Slot, int]]:
     """Return the one or two runs `(slot, count)` that `count` positions fall into."""
-    return Ring(rows, 0).pieces(position, count) if count > 0 else []
+    return Ring(rows, 0).pieces(Position(position), count) if count > 0 else []

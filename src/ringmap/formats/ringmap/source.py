@@ -15,6 +15,7 @@ import numpy as np
 from ringmap.errors import ReplacedError
 from ringmap.formats.common.source import DirectorySource, offsets_of, steps_of
 from ringmap.storage.files import Disk
+from ringmap.storage.integers import Ordinal
 from ringmap.storage.read_live import is_live
 from ringmap.storage.reader import Reader
 from ringmap.storage.schema import Schema
@@ -84,7 +85,7 @@ class BufferSource(DirectorySource):
             at = int(np.searchsorted(handle.live.starts, self._starts[episode]))
             if at >= len(handle.live) or handle.live.starts[at] != self._starts[episode]:
                 raise self._evicted()
-            ordinal = handle.live.first + at
+            ordinal = Ordinal(handle.live.first + at)
         data = handle.read_data(ordinal)
         if data is None:
             raise self._evicted()

@@ -1,0 +1,32 @@
+"""Names for the integers that say where something is: a type checker tells them apart, at run time they are `int`.
+
+    clip id --- + base ---> clip number --- ClipIndex ---> position --- % rows ---> slot
+                               ordinal --- LiveEpisodes ---^
+
+Scalars carry these types; of an array the docstring says which of them it holds. Arithmetic gives a plain `int`, and who does
+it names the result: `Slot(position % rows)`. The table of them, with their ranges, is in docs/explanation/glossary.md.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+__all__ = ["ORIGIN", "ClipId", "ClipNumber", "Ordinal", "Position", "Slot"]
+
+Position = NewType("Position", int)
+"""Of a step, counted from the first one ever stored: for life, in every process."""
+
+ORIGIN = Position(0)
+"""Of the first step ever stored."""
+
+Slot = NewType("Slot", int)
+"""Of a row in the columns: position % rows."""
+
+Ordinal = NewType("Ordinal", int)
+"""Of an episode, counted from the oldest one that this process has seen: for life, until an era ends."""
+
+ClipNumber = NewType("ClipNumber", int)
+"""Of a clip of one span, counted as ordinals are: for life, until an era ends."""
+
+ClipId = NewType("ClipId", int)
+"""Of a clip among those that there are: 0 is the oldest one, and an eviction moves them all."""
