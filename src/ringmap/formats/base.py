@@ -1,8 +1,10 @@
 """The contract of a format: what a reader and a writer of one on-disk layout owe.
 
     path --detect--> Format --open_reader--> dataset        (episodes come out)
-                            --open_writer--> Writer         (episodes go in)
+                            --export, extend-->             (episodes go in: the easy way)
+                            --open_writer--> Writer         (... or a writer of the format's own)
 
+A format with `export` has a writer: one that logs each episode, and exports them in groups (common/staged.py).
 Every writer: takes per-step lists and bulk arrays alike; an empty episode changes nothing;
 the schema of the first episode holds from then on, and an episode that does not fit raises
 before a byte is written; killed at any moment, it leaves every episode readable whose
@@ -87,12 +89,12 @@ class Format:
     @classmethod
     def can_read(cls) -> bool:
         """Tell whether there is a reader: whether `open_reader` is the format's own."""
-        return cls.open_reader.__func__ is not Format.open_reader.__func__  # type: ignore[attr-defined]
+        return cls._has("open_reader")
 
     @classmethod
     def can_write(cls) -> bool:
-        """Tell whether there is a writer: whether `open_writer` is the format's own."""
-        return cls.open_writer.__func__ is not Format.open_writer.__func__  # type: ignore[attr-defined]
+        """Tell whether there is a writer: whether `export` or `open_writer` is the format's own."""
+        return cls._has("export") or cls._has("open_writer")
 
     @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
@@ -104,9 +106,55 @@ class Format:
         raise NotImplementedError(f"format {cls.name!r} does not support reading")
 
     @classmethod
+    def open_dataset(cls, path: str | PathLike[str], **options: Any) -> Any:
+        """Return the dataset at `path`, with the episodes that a writer, killed or at work, has only logged as yet.
+
+        Changes nothing. `load_dataset` calls this; `options` are those of `open_reader`.
+        """
+        if not cls._has("export"):
+            return cls.open_reader(path, **options)
+        from ringmap.formats.common.exported import open_exported
+
+        return open_exported(cls, path, options)
+
+    @classmethod
+    def export(
+        cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any
+    ) -> None:
+        """Write a new dataset at `path`, where nothing is. Kills and full disks are no concern of it.
+
+        Args:
+            episodes: none or more, column -> array (T, ...), and `_episode_data` if the format holds it; they may be
+                gone through more than once.
+            path: of a file or folder; the folder it lies in is there.
+            options: the writer's.
+        """
+        raise NotImplementedError(f"{cls.__name__}.export")
+
+    @classmethod
+    def extend(
+        cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any
+    ) -> None:
+        """Add episodes to a dataset that is a folder, in new files that count by one rename, the last change.
+
+        Killed in the middle, it is called again, with the episodes that do not count yet, and others after them.
+        A format without it is exported again as a whole, when a block ends that has appended to it.
+        """
+        raise NotImplementedError(f"{cls.__name__}.extend")
+
+    @classmethod
     def open_writer(cls, path: str | PathLike[str], **options: Any) -> Writer:
         """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES`."""
-        raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")
+        if not cls._has("export"):
+            raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")  # fmt: skip
+        from ringmap.formats.common.exported import ExportWriter
+
+        return ExportWriter(cls, path, **options)
+
+    @classmethod
+    def _has(cls, method: str) -> bool:
+        own, base = getattr(cls, method), getattr(Format, method)
+        return own.__func__ is not base.__func__
 
 
 def validate_write_mode(mode: str) -> str:

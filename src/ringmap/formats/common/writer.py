@@ -4,7 +4,7 @@
 
 Invariants: a call that raises has changed nothing that a reader sees; a forked child neither
 writes nor ends its parent's block.
-Not here: files. `DirectoryWriter` (directory.py) is this for formats that are folders.
+Not here: files. `StagedWriter` (staged.py) is this for formats that are exported.
 """
 
 from __future__ import annotations
