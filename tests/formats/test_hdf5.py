@@ -44,11 +44,13 @@ def syncs(monkeypatch):
 class TestHDF5(FormatTests):
     name = "hdf5"
     suffix = ".h5"
+    reading_changes = True
 
 
 class TestCompressed(OtherOptions, FormatTests):
     name = "hdf5"
     suffix = ".hdf5"
+    reading_changes = True
     writer_options: ClassVar = {"compression": "gzip", "compression_opts": 1, "chunk_nbytes": 4096}
 
 
