@@ -61,7 +61,10 @@ def run(place: Place) -> list[Table]:
                 Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
             )
         numbers = (steps, length, place.size(5, 0), 0 if place.tiny else limit)
-        found = _in_a_process(folder, *numbers, "rivals")
+        if place.tiny:
+            found = _beside_rivals(folder, *numbers)
+        else:
+            found = _in_a_process(folder, *numbers, "rivals")
         # What Lance and the libraries of the others take together leaves no room for rows, or for workers.
         found["ways"] |= _in_a_process(folder, *numbers, "lance")["ways"]
         found |= _in_a_process(folder, *numbers, "loops")
@@ -102,6 +105,7 @@ _PLAIN = "np.memmap, one fancy index"
 
 
 def _in_a_process(folder: Path, *arguments: object) -> dict[str, Any]:
+    """Run a part in a process of its own, whose memory can be limited."""
     command = [sys.executable, "-m", "benchmarks.cold", str(folder), *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

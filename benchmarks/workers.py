@@ -48,7 +48,7 @@ def run(place: Place) -> list[Table]:
         memory: dict[str, list[dict[str, float]]] = {name: [] for name in datasets}
         for _ in range(place.size(9, 1)):
             for name, dataset in datasets.items():
-                took, found = _first_batch(dataset, str(folder), place.size(20, 4))
+                took, found = _first_batch(dataset, str(folder), place)
                 started[name].append(took)
                 memory[name].append(found)
         for name in episodes:
@@ -81,16 +81,17 @@ def run(place: Place) -> list[Table]:
     return [table]
 
 
-def _first_batch(dataset: Any, folder: str, more: int) -> tuple[float, dict[str, float]]:
+def _first_batch(dataset: Any, folder: str, place: Place) -> tuple[float, dict[str, float]]:
     """Return the seconds to the first batch, and the worker's memory so many batches later."""
     start = perf_counter()
+    method = "fork" if place.tiny else "spawn"  # a start of Python with torch takes seconds
     loader: Iterable[Any] = DataLoader(
-        dataset, BATCH, shuffle=True, num_workers=1, multiprocessing_context="spawn"
+        dataset, BATCH, shuffle=True, num_workers=1, multiprocessing_context=method
     )
     batches = iter(loader)
     next(batches)
     taken = perf_counter() - start
-    for _ in range(more):  # then all the slots that a pass uses are there
+    for _ in range(place.size(20, 4)):  # then all the slots that a pass uses are there
         next(batches)
     [worker] = multiprocessing.active_children()
     return taken, _private(Path("/proc", str(worker.pid), "smaps"), folder)

@@ -1,9 +1,11 @@
 import contextlib
+import json
 import multiprocessing
 import os
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -24,6 +26,9 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# What is started from a fork server is given its arguments as a spawned process is, and imports none of this again.
+multiprocessing.set_forkserver_preload(["torch.utils.data", "gymnasium", "h5py", "ringmap.data"])
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +58,29 @@ def _turns(request, tmp_path_factory):
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """Return what gives `make()`, which JSON can hold: the first process of pytest-xdist makes it, and the others read it."""
+
+    def get(name, make):
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            return make()
+        file = tmp_path_factory.getbasetemp().parent / f"{name}.json"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                made = json.dumps(make())
+                file.write_text(made)
+        return json.loads(file.read_text())
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Return what runs programs in forks of one process, which has imported what takes long to import."""
+    from tests.house.forked import Forked
+
+    with Forked() as process:
+        yield process

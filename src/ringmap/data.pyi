@@ -23,6 +23,7 @@ from ringmap.formats.registry import (
     get_format,
     list_formats,
     register_format,
+    resolve_format,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "merge",
     "register_dataset",
     "register_format",
+    "resolve_format",
     "split_episode_data",
     "torchrl_storage",
     "validate_write_mode",

@@ -31,7 +31,7 @@ from ringmap.errors import (
     NoClipsError,
     SubscriptError,
 )
-from ringmap.formats.registry import format_of_path
+from ringmap.formats.registry import resolve_format
 from ringmap.storage.files import Disk
 
 
@@ -217,7 +217,7 @@ def test_what_is_no_dataset_is_not_joined(stored, joined, tmp_path):
 @pytest.mark.parametrize("name", ["x.h5", "x.HDF5", "x.zarr", "x.lance", "x.zarr/"])
 def test_a_dump_without_a_format_goes_by_the_suffix(stored, tmp_path, name):
     stored.dump(f"{tmp_path}/{name}", progress=False)
-    assert detect_format(tmp_path / name.rstrip("/")).name == format_of_path(name)
+    assert detect_format(tmp_path / name.rstrip("/")).name == resolve_format(name).name
     assert load_dataset(tmp_path / name.rstrip("/")).lengths.tolist() == [30]
 
 

@@ -386,15 +386,15 @@ def test_a_fork_while_another_thread_writes(buffer):
         thread.join()
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("spare", [None, 2])
-def test_a_fork_at_any_line_of_a_write(buffer, spare):
+def test_a_fork_at_any_line_of_a_write(buffer, spare, every):
     """As another thread could have it: the child sees the state before the call, after it, or, if
     the episode is longer than the spare rows, without the oldest ones."""
     buf = buffer(max_steps=20, history_len=2, spare_rows=spare)
     for number in range(6):
         buf.write_episode(episode(number, AnyLength()[number]))
     before, seen, lines, old = stored(buf), [], 0, sys.gettrace()
-    every = 1 if not buffer.on_disk and spare is None else 7
 
     def trace(frame, event, _):
         if "ringmap/storage" not in frame.f_code.co_filename.replace(os.sep, "/"):

@@ -2,6 +2,7 @@
 
 import sys
 
+import h5py
 import numpy as np
 import pytest
 
@@ -63,6 +64,71 @@ def test_merge(cli, replay, tmp_path):
     assert done.code == 2
     assert "sources must have the same columns" in done.err
     assert not (tmp_path / "no.h5").exists()
+
+
+def test_merge_into_the_last_argument(cli, replay, tmp_path):
+    cli("dump", replay, "a.h5")
+    done = cli("merge", replay, "a.h5", "all.zarr")
+    assert done.out == "wrote all.zarr, format zarr: it holds 8 episodes, 90 steps\n"
+    alone = cli("merge", "a.h5")
+    assert alone.code == 2
+    assert "say at least one source" in alone.err
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_options_of_a_writer(cli, replay, tmp_path, command):
+    cli("dump", replay, "a.h5")
+    source = replay if command == "dump" else "a.h5"
+    assert (
+        cli(command, source, "x.h5", "-O", "compression=gzip", "-O", "compression_opts=9").code == 0
+    )
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert {d.compression for n, d in file.items() if not n.startswith("ep_")} >= {"gzip"}
+    for given, said in (
+        ("nonsense=1", "unknown option 'nonsense'; known: ['mode', 'compression'"),
+        ("level", "-O level: expected KEY=VALUE"),
+        ("mode=append", "-O mode=append: expected KEY=VALUE"),
+    ):
+        done = cli(command, source, "y.h5", "-O", given)
+        assert done.code == 2
+        assert said in done.err
+        assert not (tmp_path / "y.h5").exists()
+
+
+@pytest.mark.parametrize("dest", ["x.h5", "x.zarr"])
+def test_check_of_a_dataset(cli, replay, tmp_path, dest):
+    cli("dump", replay, dest)
+    assert (cli("check", dest).code, cli("check", dest).out) == (0, f"{dest}: sound\n")
+    if dest == "x.h5":
+        (tmp_path / dest).write_bytes((tmp_path / dest).read_bytes()[:-100])
+    else:
+        for chunk in (tmp_path / dest / "data/pixels").glob("[0-9]*"):
+            chunk.write_bytes(b"nonsense")
+    done = cli("check", dest)
+    assert done.code == 1
+    assert "finding" in done.out
+    assert cli("check", "nowhere.h5").code == 2
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_what_is_there_names_the_format(cli, replay, tmp_path, command):
+    """By suffix, then by content; one that contradicts is refused before anything is touched."""
+    assert (
+        cli(command, replay, *(["-o", "x"] if command == "merge" else ["x"]), "-f", "zarr").code
+        == 0
+    )
+    to = ["-o", "x"] if command == "merge" else ["x"]
+    done = cli(command, replay, *to, "--mode", "append")
+    assert done.out == "wrote x, format zarr: it holds 8 episodes, 90 steps\n"
+    done = cli(command, replay, *to, "--mode", "append", "-f", "folder")
+    assert done.code == 2
+    assert "holds a dataset of format 'zarr'" in done.err
+    (tmp_path / "x").rename(tmp_path / "x.h5")
+    done = cli(
+        command, replay, *(["-o", "x.h5"] if command == "merge" else ["x.h5"]), "--mode", "append"
+    )
+    assert done.code == 2
+    assert "holds a dataset of format 'zarr'" in done.err
 
 
 @pytest.mark.parametrize("command", ["dump", "convert", "merge"])

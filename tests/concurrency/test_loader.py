@@ -21,10 +21,14 @@ BATCH = 16
 WORKERS = 2
 WAIT_S = 120
 
-methods = pytest.mark.parametrize("method", ["fork", "spawn"])
+methods = pytest.mark.parametrize("method", ["fork", "forkserver"])
 both = pytest.mark.parametrize(
     ("buffer", "method"),
-    [("writer", "fork"), ("reader", "fork"), ("writer", "spawn")],  # a spawned copy is a reader
+    [
+        ("writer", "fork"),
+        ("reader", "fork"),
+        ("writer", "forkserver"),
+    ],  # a pickled copy is a reader
     indirect=["buffer"],
 )
 

@@ -79,11 +79,11 @@ def _all_kept(told):
     return words[:1] == ["kept"] and words[1] == words[3]
 
 
-def test_300_damages(place):
-    counts, wrong = campaign(place, 0, 300)
+def test_100_damages(place):
+    counts, wrong = campaign(place, 0, 100)
     assert wrong == []
-    assert (counts["cases"], counts["crashed"], counts["served wrong"]) == (300, 0, 0)
-    assert min(counts[what] for what in ("harmless", "harmful", "reported", "refused")) > 50
+    assert (counts["cases"], counts["crashed"], counts["served wrong"]) == (100, 0, 0)
+    assert min(counts[what] for what in ("harmless", "harmful", "reported", "refused")) > 15
 
 
 @pytest.mark.campaign

@@ -9,5 +9,5 @@ PAGE = (ROOT / "docs/how-to/inspect-and-repair.md").read_text()
 SHOWN = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_output_is_real(tmp_path):
-    assert run_page(PAGE, tmp_path) == "".join(SHOWN.findall(PAGE))
+def test_output_is_real(forked, tmp_path):
+    assert run_page(forked, PAGE, tmp_path) == "".join(SHOWN.findall(PAGE))

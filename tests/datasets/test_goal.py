@@ -140,7 +140,7 @@ def test_one_seed_one_sequence():
     assert not np.array_equal(fresh, fresher)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_workers_draw_their_own(start):
     """Two workers that read the same clips draw other goals; another pass, others; the same seed, the same."""
 

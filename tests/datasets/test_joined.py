@@ -6,6 +6,7 @@ import pytest
 from ringmap.data import ConcatDataset, Dataset, MergeDataset, ReplayBuffer, load_dataset
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes
+from tests.formats.others import OtherOptions
 
 
 def write(path, episodes):
@@ -24,7 +25,7 @@ class TestConcat(DatasetTests):
         return ConcatDataset([load_dataset(path, **options) for path in paths])
 
 
-class TestMerge(DatasetTests):
+class TestMerge(OtherOptions, DatasetTests):
     """Two files, each with half of the columns."""
 
     def open(self, tmp_path, episodes, **options):

@@ -1,25 +1,12 @@
-"""Writes that are killed ahead of a change to a file, ours or a library's, in children.
+"""Writes that are killed ahead of a change to a file, ours or a library's, in children."""
 
-    run_killed_at(at, action, *args)          a fork of this process
-    zygote: the same, for Lance               a fork of a process that never used it: its threads do not survive a fork
-
-`python -m tests.formats.killing` is the zygote: it reads pickled calls, and says of each how its child ended.
-"""
-
-import atexit
 import functools
-import os
-import pickle
-import subprocess
-import sys
 
 import pytest
 
 from ringmap.data import get_format, list_formats, load_dataset
 from ringmap.formats.common import disk
 from ringmap.testing.kills import killed_after, reason_why_not
-from tests import ROOT
-from tests.house import PYTHON
 
 LOSSLESS = {
     "hdf5": {},
@@ -62,24 +49,11 @@ def overwrite(path, name, episodes, exchange):
     write(path, name, episodes, mode="overwrite")
 
 
-def append(path, name, episodes, told):
-    """Write episodes, and tell in a file of each that was."""
-    with (
-        get_format(name).open_writer(path, **LOSSLESS[name]) as writer,
-        open(told, "ab", 0) as file,
-    ):
-        for episode in episodes:
-            writer.write_episode(episode)
-            file.write(b".")
-
-
 def run_killed_at(at, action, *args):
     """Run `action` in a child that is killed ahead of change number `at` to a file; return how it ended."""
     if reason := reason_why_not():
         pytest.skip(reason)
-    if "lance" in args:
-        return _Zygote.run(at, action, args)
-    return killed_after(at, functools.partial(action, *args))
+    return killed_after(at, functools.partial(action, *args), fresh="lance" in args)
 
 
 def each_kill(whole, begin, action, most):
@@ -96,45 +70,3 @@ def each_kill(whole, begin, action, most):
     for at in range(calls) if whole else range(0, calls, -(-calls // most)):
         args = begin()
         yield at, run_killed_at(at, action, *args), args
-
-
-class _Zygote:
-    """The other process, started when it is first asked; it ends with this one, which holds its input."""
-
-    process = None
-
-    @classmethod
-    def run(cls, at, action, args):
-        if cls.process is None:
-            cls.process = subprocess.Popen(
-                [PYTHON, "-m", "tests.formats.killing"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )  # fmt: skip
-            atexit.register(cls.end)
-        pickle.dump((at, action.__name__, args), cls.process.stdin)
-        cls.process.stdin.flush()
-        return pickle.load(cls.process.stdout)
-
-    @classmethod
-    def end(cls):
-        with cls.process:
-            cls.process.stdin.close()
-
-
-def serve():
-    """Run what is asked for until nobody asks any more."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            at, action, args = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        assert "lance" not in sys.modules
-        # By name in this very module, which is `__main__` here.
-        work = functools.partial(globals()[action], *args)
-        pickle.dump(killed_after(at, work), answers)
-        answers.flush()
-
-
-if __name__ == "__main__":
-    serve()

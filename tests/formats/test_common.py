@@ -24,7 +24,6 @@ from tests.formats.killing import (
     FOLDERS,
     LOSSLESS,
     WRITERS,
-    append,
     each_kill,
     overwrite,
     place,
@@ -78,51 +77,6 @@ def test_overwrite_killed_at_every_change(tmp_path, name, exchange, whole):
         assert not [n for n in os.listdir(path.parent) if n.startswith(".")]
     assert seen == sorted(seen)  # old ... old, new ... new
     assert not seen[0]
-
-
-def lost_of(tmp_path, name, kept, whole, most):
-    """Return what was lost by kills of a writer that makes a dataset, or extends one by `kept` episodes."""
-    stored = with_data(make_episodes((2, 3, 1)))
-    keep = write(place(tmp_path, name, "kept"), name, stored[:kept]) if kept else None
-    lost = []
-
-    def begin():
-        folder, path = begun(tmp_path, name, keep)
-        told = folder / "told"
-        told.touch()
-        return path, name, stored[kept:], told
-
-    for at, outcome, (path, _, _, told) in each_kill(whole, begin, append, most):
-        sure = kept + told.stat().st_size
-        try:
-            found, data = wheres(path) if sure or path.exists() else ([], [])
-            assert sure <= len(found) <= sure + 1
-            assert found == [e["where"].tolist() for e in stored[: len(found)]]
-            assert data == list(range(len(found)))
-            write(path, name, stored[len(found) :])
-            assert wheres(path)[0] == [e["where"].tolist() for e in stored]
-        except (AssertionError, LookupError, OSError, ValueError) as error:
-            lost.append((at, outcome.calls[-1], str(error)))
-    return lost
-
-
-@pytest.mark.parametrize("whole", EXTENT)
-@pytest.mark.parametrize("kept", [0, 1], ids=["made", "extended"])
-@pytest.mark.parametrize("name", WRITERS)
-def test_append_killed_at_every_change(tmp_path, name, kept, whole):
-    """Every episode whose write had returned is there after a kill, and appending goes on."""
-    assert lost_of(tmp_path, name, kept, whole, 8) == []
-
-
-def test_control_lengths_before_rows(tmp_path, monkeypatch):
-    """Zarr's own order, the metadata of an array ahead of its chunks, must be caught."""
-    from ringmap.formats.zarr.store import InsideStore
-
-    def at_once(self, key, value):
-        self._write(key, value.to_bytes())
-
-    monkeypatch.setattr(InsideStore, "set_sync", at_once)
-    assert lost_of(tmp_path, "zarr", 0, False, 24)
 
 
 # -- overwriting, locks, forks ---------------------------------------------------------------------
@@ -198,7 +152,7 @@ def test_a_replaced_dataset_is_refused(tmp_path, name):
         dataset[0]
 
 
-@pytest.mark.parametrize(("name", "start"), [("lance", "spawn"), ("zarr", "fork")])
+@pytest.mark.parametrize(("name", "start"), [("lance", "forkserver"), ("zarr", "fork")])
 def test_goals_in_workers(tmp_path, name, start):
     """Two workers read without hanging or warning, and draw other goals."""
     path = write(place(tmp_path, name), name, [make_episode(0, 200)])

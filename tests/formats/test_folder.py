@@ -9,6 +9,7 @@ from PIL import Image
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import CorruptError
 from ringmap.testing.formats import FormatTests
+from tests.formats.others import OtherOptions
 
 
 class TestFolder(FormatTests):
@@ -17,7 +18,7 @@ class TestFolder(FormatTests):
     mean_error = 2.0
 
 
-class TestFolderPNG(FormatTests):
+class TestFolderPNG(OtherOptions, FormatTests):
     name = "folder"
     suffix = ".d"
     writer_options: ClassVar = {"image_format": "png"}

@@ -30,6 +30,7 @@ from ringmap.formats.hdf5 import journal
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import FormatTests
+from tests.formats.others import OtherOptions
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +44,13 @@ def syncs(monkeypatch):
 class TestHDF5(FormatTests):
     name = "hdf5"
     suffix = ".h5"
+    reading_changes = True
 
 
-class TestCompressed(FormatTests):
+class TestCompressed(OtherOptions, FormatTests):
     name = "hdf5"
     suffix = ".hdf5"
+    reading_changes = True
     writer_options: ClassVar = {"compression": "gzip", "compression_opts": 1, "chunk_nbytes": 4096}
 
 

@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from ringmap import data, extras
-from ringmap.errors import MissingExtraError
+from ringmap.data import get_format, resolve_format
+from ringmap.errors import InputError, MissingExtraError
 from ringmap.formats import registry
 from ringmap.formats.base import Format, Writer, split_episode_data, validate_write_mode
 from ringmap.formats.registry import BuiltIn, FormatTable
@@ -171,3 +172,27 @@ def test_the_face():
     assert set(data.__all__) <= set(dir(data))
     with pytest.raises(AttributeError, match="nonsense"):
         _ = data.nonsense
+
+
+def test_resolve(tmp_path):
+    """As asked, by suffix, by content, or the default; what contradicts is named."""
+    for path, given, default, expected in (
+        ("a.h5", None, None, "hdf5"), ("a.HDF5", None, "lance", "hdf5"), ("a.zarr/", None, None, "zarr"),
+        ("a", None, "zarr", "zarr"), ("a", "folder", "zarr", "folder"), ("a.b", "hdf5", None, "hdf5"),
+        ("a.folder", None, "zarr", "folder"),
+    ):  # fmt: skip
+        assert resolve_format(tmp_path / path, given, default=default).name == expected
+    there = tmp_path / "there"
+    with get_format("folder").open_writer(there):
+        pass
+    assert resolve_format(there, default="zarr").name == "folder"
+    for mode in ("overwrite", "error"):
+        assert resolve_format(there, "zarr", mode=mode).name == "zarr"
+    for path, given, message in (
+        (there, "zarr", "holds a dataset of format 'folder', to which no 'zarr' can be appended"),
+        (tmp_path / "a.h5", "zarr", "suffix of .*a.h5 names format 'hdf5', but the format is to be 'zarr'"),
+        (tmp_path / "a", None, "mine: the suffix of .* names no format .* say which: format=NAME, one of"),
+        (tmp_path / "a.ringmap", None, "read-only"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            resolve_format(path, given, where="mine")

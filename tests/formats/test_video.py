@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'ringmap[video]')")
 
 from ringmap.testing.formats import FormatTests
+from tests.formats.others import OtherOptions
 
 
 class TestVideo(FormatTests):
@@ -15,7 +16,7 @@ class TestVideo(FormatTests):
     mean_error = 4.0
 
 
-class TestLossless(FormatTests):
+class TestLossless(OtherOptions, FormatTests):
     name = "video"
     suffix = ".v"
     writer_options: ClassVar = {"lossless": True}

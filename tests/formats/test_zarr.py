@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from ringmap.testing.formats import FormatTests
+from tests.formats.others import OtherOptions
 
 
 class TestZarr(FormatTests):
@@ -10,7 +11,7 @@ class TestZarr(FormatTests):
     suffix = ".zarr"
 
 
-class TestSmallChunks(FormatTests):
+class TestSmallChunks(OtherOptions, FormatTests):
     name = "zarr"
     suffix = ".z"
     writer_options: ClassVar = {"chunk_nbytes": 700, "level": None}

@@ -263,7 +263,7 @@ def main(kinds):
     from tests.hostile.makers import CASES
     from tests.hostile.sound import KINDS, SUFFIX
 
-    faulthandler.dump_traceback_later(150, exit=True)
+    faulthandler.dump_traceback_later(850, exit=True)  # a busy machine is no hang
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     for kind in kinds:

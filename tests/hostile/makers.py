@@ -479,11 +479,11 @@ def _(at, out):
         file.write(struct.pack("<8sQQQ", b"RINGMAPL", 1 << 33, 1 << 39, 0))
 
 
-def log_record(files, schema, number=3, row=15):
+def log_record(files, schema, number=3, row=15, columns=None, length=2):
     """Return a record of a log, as a killed writer leaves it."""
     from ringmap.formats.common.log import _HEAD, _MAGIC
 
-    columns, body = [], b""
+    columns, body = columns or [], b""
     for name, dtype, shape in schema:
         part = bytes(2 * int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize)
         part += bytes(-len(part) % 16)
@@ -492,7 +492,7 @@ def log_record(files, schema, number=3, row=15):
     head = {
         "number": number,
         "row": row,
-        "length": 2,
+        "length": length,
         "columns": columns,
         "data": 0,
         "notes": {"columns": files},
@@ -509,10 +509,25 @@ def log_record(files, schema, number=3, row=15):
 @case("folder", "its log has a column that would be written elsewhere", "out/new")
 def _(at, out):
     shutil.rmtree(at)
-    from ringmap.formats.folder.source import LAYOUT
+    from ringmap.data import get_format
 
-    LAYOUT.create(at)
+    with get_format("folder").open_writer(at):
+        pass
     write(join(at, ".ringmap.log"), log_record([["../out/new", "npz"]], [["x", "<f4", [2]]], 0, 0))
+
+
+@case("folder", "its log tells of a thousand million pictures and holds none", ".ringmap.log")
+def _(at, out):
+    from ringmap.formats.common.log import Log
+    from ringmap.formats.common.pending import base_of
+
+    log = Log(join(at, ".ringmap.log"))
+    log.start(base_of(np.load(join(at, "ep_len.npz"))["arr_0"]))
+    log.close()
+    with open(log.path, "ab") as file:
+        file.write(
+            log_record([], [], 3, 15, columns=[["pixels", "|u1", [64, 64, 3], "png"]], length=10**9)
+        )
 
 
 @case(

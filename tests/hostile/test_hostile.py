@@ -44,7 +44,7 @@ def run(kinds, home, **env):
     found = {}
     done = subprocess.run(
         [sys.executable, HERE / "child.py", *kinds],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "TMPDIR": str(home), **env},
+        capture_output=True, text=True, timeout=900, env={**os.environ, "TMPDIR": str(home), **env},
     )  # fmt: skip
     for line in done.stdout.splitlines():
         result = json.loads(line)
@@ -53,19 +53,17 @@ def run(kinds, home, **env):
     return found
 
 
-@pytest.fixture(scope="module")
-def home():
-    """A folder in RAM where there is one: a thousand syncs take a minute elsewhere."""
-    with ram_folder() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def results(home):
+def met():
+    """Meet every case in a folder in RAM, where there is one: a thousand syncs take a minute elsewhere."""
     groups = [[kind for kind in group if available(kind)] for group in GROUPS]
-    with ThreadPoolExecutor(len(groups)) as pool:
+    with ram_folder() as home, ThreadPoolExecutor(len(groups)) as pool:
         parts = list(pool.map(lambda group: run(group, home), groups))
     return {name: surfaces for part in parts for name, surfaces in part.items()}
+
+
+@pytest.fixture(scope="module")
+def results(made_once):
+    return made_once("hostile", met)
 
 
 def faults_of(result, case=None):

@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 
@@ -13,21 +14,23 @@ def test_lower_floors_never_import_upper_ones():
     run(*LINT_IMPORTS, cwd=ROOT)
 
 
-@pytest.mark.parametrize(
-    ("planted", "broken"),
-    [
-        ({"errors": "import ringmap.storage"}, "Lower floors"),
-        ({"storage/planted": "def late():\n    import torch"}, "storage and clips know neither"),
-        ({"formats/a": "", "formats/b": "import ringmap.formats.a"}, "Formats never import"),
-    ],
-)
-def test_control(tmp_path, planted, broken):
+PLANTED = {
+    "errors": "import ringmap.storage",
+    "storage/planted": "def late():\n    import torch",
+    "formats/a": "",
+    "formats/b": "import ringmap.formats.a",
+}
+
+
+def test_control(tmp_path):
     package = shutil.copytree(ROOT / "src/ringmap", tmp_path / "ringmap")
-    for name, line in planted.items():
+    for name, line in PLANTED.items():
         with (package / f"{name}.py").open("a") as module:
             module.write(f"\n{line}\n")
-    with pytest.raises(AssertionError, match=rf"{broken}.* BROKEN"):
+    with pytest.raises(AssertionError) as raised:
         run(*LINT_IMPORTS, "--config", ROOT / "pyproject.toml", cwd=tmp_path)
+    for broken in ("Lower floors", "storage and clips know neither", "Formats never import"):
+        assert re.search(rf"{broken}.* BROKEN", str(raised.value)), broken
 
 
 def test_one_loop_reads_again():

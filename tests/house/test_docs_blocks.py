@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.house import PYTHON, console, run
+from tests.house import console
+from tests.house.forked import Forked
 
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=ticks) *$",
@@ -38,16 +39,16 @@ def script(page: str) -> str:
     return "\n".join(lines)
 
 
-def run_page(page: str, folder) -> str:
+def run_page(forked: Forked, page: str, folder) -> str:
     (folder / "page.py").write_text(script(page))
     (folder / "page_console.py").write_text(Path(console.__file__).read_text())
-    fork = "ignore:This process:DeprecationWarning"
-    return run(PYTHON, "-W", "error", "-W", fork, "page.py", cwd=folder)
+    warn = ["error", "ignore:This process:DeprecationWarning"]
+    return forked.run("page.py", cwd=folder, warn=warn)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if script((ROOT / p).read_text()).strip()])
-def test_blocks_run(page, tmp_path):
-    run_page((ROOT / page).read_text(), tmp_path)
+def test_blocks_run(forked, page, tmp_path):
+    run_page(forked, (ROOT / page).read_text(), tmp_path)
 
 
 PLANTED = """\
@@ -85,8 +86,8 @@ c ... d
 """
 
 
-def test_blocks_share_names_and_skip_with_a_reason(tmp_path):
-    assert run_page(PLANTED, tmp_path) == "x is 1\n"
+def test_blocks_share_names_and_skip_with_a_reason(forked, tmp_path):
+    assert run_page(forked, PLANTED, tmp_path) == "x is 1\n"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,6 @@ def test_blocks_share_names_and_skip_with_a_reason(tmp_path):
         ("```pycon\n>>> 1\n```\n", "write ```python"),
     ],
 )
-def test_control(tmp_path, block, message):
+def test_control(forked, tmp_path, block, message):
     with pytest.raises(AssertionError, match=message):
-        run_page(PLANTED + block, tmp_path)
+        run_page(forked, PLANTED + block, tmp_path)

@@ -10,8 +10,8 @@ EXAMPLES = {ROOT / "examples/main_job.py", *(ROOT / "examples").glob("*.py")}
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES), ids=lambda path: path.stem)
-def test_example_runs(example, tmp_path):
-    run(PYTHON, example, "--tiny", cwd=tmp_path)
+def test_example_runs(forked, example, tmp_path):
+    forked.run(example, "--tiny", cwd=tmp_path)
 
 
 def test_benchmarks_run(tmp_path):

@@ -27,31 +27,42 @@ def wrapped(clips):
     return default_collate(clips)
 
 
-CASES = [  # every worker and method with everything; what costs a start of processes, once each
-    *itertools.product(
-        [None],
-        [0],
-        [False],
-        [False, True],
-        [None, as_it_is, with_tensors],
-        [None, by_hand, wrapped],
-    ),
-    *itertools.product(
-        ["fork"], [1, 2], [False, True], [False], [None, as_it_is], [None, by_hand, wrapped]
-    ),
-    *itertools.product(["fork"], [2], [True], [True], [None, with_tensors], [None, by_hand]),
-    ("spawn", 2, True, False, None, None),
-    ("spawn", 1, False, True, with_tensors, by_hand),
-    ("spawn", 1, False, False, as_it_is, None),
-    ("forkserver", 2, True, True, None, None),
-    ("forkserver", 1, False, False, with_tensors, wrapped),
+TRANSFORMS, COLLATES = [None, as_it_is, with_tensors], [None, by_hand, wrapped]
+ALONE = [
+    (None, 0, False, pin, transform, collate)
+    for pin, transform, collate in itertools.product([False, True], TRANSFORMS, COLLATES)
 ]
+FORKED = [  # each value with each value of every other column
+    ("fork", 1 + i % 2, i // 2 % 2 == 1, i in (1, 3, 8), transform, collate)
+    for i, (transform, collate) in enumerate(itertools.product(TRANSFORMS, COLLATES))
+]
+STARTED = {  # what costs a start of processes, once each with every buffer
+    "ram": [
+        ("spawn", 2, True, False, None, None),
+        ("forkserver", 1, False, False, with_tensors, wrapped),
+    ],
+    "disk": [
+        ("spawn", 1, False, True, with_tensors, by_hand),
+        ("forkserver", 2, True, True, as_it_is, None),
+    ],
+}
+CASES = [(stored, *case) for stored in STARTED for case in [*ALONE, *FORKED, *STARTED[stored]]]
+
+
+def test_the_cases_have_every_pair():
+    for one, other in itertools.combinations(range(1, 6), 2):
+        pairs = {(case[one], case[other]) for case in FORKED}
+        assert len(pairs) == len({p[0] for p in pairs}) * len({p[1] for p in pairs})
 
 
 @pytest.mark.filterwarnings(
     "ignore:'pin_memory' argument"
 )  # without a GPU it does nothing, and says so
-@pytest.mark.parametrize(("method", "workers", "persistent", "pin", "transform", "collate"), CASES)
+@pytest.mark.parametrize(
+    ("buffer", "method", "workers", "persistent", "pin", "transform", "collate"),
+    CASES,
+    indirect=["buffer"],
+)
 def test_each_clip_once_and_as_it_was_written(
     buffer, method, workers, persistent, pin, transform, collate
 ):

@@ -146,7 +146,7 @@ def test_wrong_arguments(disk):
 # -- readers and their workers -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_count_as_the_reader_that_owns_the_loader(disk, method):
     """A reader's ids stand still until it is refreshed, in its workers too: a plain pass is exact."""
     with ReplayBuffer.open(disk.path, seed=0) as reader:
@@ -210,7 +210,7 @@ def test_a_process_that_is_no_worker_counts_for_itself(disk):
     reader.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_persistent_workers_with_an_old_copy_say_so(method):
     buf = ReplayBuffer(2000, HISTORY, SKIP, seed=0)
     fill(buf, 20)
@@ -255,7 +255,7 @@ def test_a_view_stands_still(buffer):
         view[len(view)]
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("method", [None, "fork", "forkserver"])
 def test_a_view_in_a_loader(buffer, method):
     view = buffer.view()
     if buffer.path is not None:
@@ -500,7 +500,7 @@ class Stream(torch.utils.data.IterableDataset):
             yield self.buffer.sample(8)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_draw_apart(buffer, method):
     """Each has a copy of the buffer, not of its generator: no batch comes twice."""
 

@@ -279,7 +279,7 @@ def test_a_copy_that_a_worker_makes_takes_no_slot_for_ever(disk):
 
 
 @linux
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_the_normal_end(wide, method, persistent):
     with nothing_left():

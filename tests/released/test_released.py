@@ -1,5 +1,6 @@
-"""What every released format version wrote opens, whole, for ever."""
+"""Buffers and datasets of every released format version open, whole, for ever."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
-from ringmap.data import DistillationBuffer, load_dataset
+from ringmap.data import DistillationBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import CorruptError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.manifest import VERSION
+from tests.released import datasets
 from tests.released.make import (
     CHAINS,
     FORMATS,
@@ -188,3 +190,37 @@ def test_control_a_byte_of_a_chunk_matters(old):
     ):
         list(buf.episodes())
     buf.close()
+
+
+# -- datasets that a killed writer of a release left ------------------------------------------------
+
+
+@pytest.fixture(params=[f"{n}{f}" for n in datasets.WRITERS for f in ("", "-fresh")])
+def left(request, tmp_path):
+    name = request.param.removesuffix("-fresh")
+    if name not in list_formats():
+        pytest.skip(f"{name} is not installed")
+    unpack((HERE / "datasets-1.txt").read_text(), tmp_path)
+    return name, tmp_path / f"{request.param}{datasets.WRITERS[name][0]}"
+
+
+def test_a_dataset_with_a_log_of_a_release_is_read_and_appended_to(left):
+    name, path = left
+    expected = datasets.episodes()
+    for extra in ([], [datasets.make_episode(4, 2) | {"_episode_data": {"seed": 4}}]):
+        with (
+            get_format(name).open_writer(path, **datasets.WRITERS[name][1])
+            if extra
+            else nullcontext() as writer
+        ):
+            for episode in extra:
+                writer.write_episode(episode)
+        expected += extra
+        dataset = load_dataset(path, layout="HWC")
+        assert dataset.get_episode_data()["seed"] == list(range(len(expected)))
+        for number, wanted in enumerate(expected):
+            got = dataset.load_episode(number)
+            for column in ("pixels", "where", "action", "reward"):
+                np.testing.assert_array_equal(np.asarray(got[column]), wanted[column])
+        dataset.close()
+    assert not (path / ".ringmap.log").exists()

@@ -114,7 +114,7 @@ def check(values, target):
         assert got.tobytes() == real.astype(target).tobytes()
 
 
-@settings(max_examples=20 * settings.default.max_examples)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(source=st.sampled_from(NUMBERS), target=st.sampled_from(NUMBERS), data=st.data())
 def test_numbers_pass_if_and_only_if_they_fit(source, target, data):
     dtype = np.dtype(source)
@@ -122,11 +122,10 @@ def test_numbers_pass_if_and_only_if_they_fit(source, target, data):
     check(np.array(values, dtype), np.dtype(target))
 
 
-@pytest.mark.parametrize("target", NUMBERS)
 @pytest.mark.parametrize("source", NUMBERS)
-def test_every_edge_one_by_one(source, target):
+def test_every_edge_one_by_one(source):
     """The boundaries, all of them, each alone: 2**53, 2**63, uint64, NaN, inf, halves."""
-    dtype, goal = np.dtype(source), np.dtype(target)
+    dtype = np.dtype(source)
     with np.errstate(all="ignore"):
         if dtype.kind == "b":
             values = np.array([False, True])
@@ -135,16 +134,17 @@ def test_every_edge_one_by_one(source, target):
             values = np.array([n for n in EDGES if info.min <= n <= info.max], dtype)
         else:
             values = np.array([*map(float, EDGES), *ODD]).astype(dtype)
-    for value in values:
-        check(np.array([value], dtype), goal)
-    if dtype.kind == "c":
-        for value in (
-            1 + 1j,
-            1 + 1e-30j,
-            complex(1, math.nan),
-            complex(math.inf, 1e300),
-            complex(1e300, math.inf),
-        ):
+    odd = [
+        1 + 1j,
+        1 + 1e-30j,
+        complex(1, math.nan),
+        complex(math.inf, 1e300),
+        complex(1e300, math.inf),
+    ]
+    for goal in map(np.dtype, NUMBERS):
+        for value in values:
+            check(np.array([value], dtype), goal)
+        for value in odd if dtype.kind == "c" else ():
             with np.errstate(all="ignore"):
                 check(np.array([value]).astype(dtype), goal)
 
@@ -315,9 +315,13 @@ def test_another_kind_is_refused(source, target):
 # -- unsafe ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", NUMBERS)
 @pytest.mark.parametrize("source", NUMBERS)
-def test_unsafe_is_what_numpy_does(source, target):
+def test_unsafe_is_what_numpy_does(source):
+    for target in NUMBERS:
+        unsafe_is_what_numpy_does(source, target)
+
+
+def unsafe_is_what_numpy_does(source, target):
     with np.errstate(all="ignore"):
         values = np.array([0, 1, 1.5, -1, 300.7, 1e30]).astype(source)
         real = (

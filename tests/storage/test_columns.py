@@ -15,6 +15,22 @@ from ringmap.storage.memory import MemoryDisk
 from ringmap.storage.schema import ColumnSpec
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of
 
+EVERY_SPEC = [
+    ColumnSpec("obs", shape, dtype)
+    for shape in {spec.shape: None for spec in SPECS}
+    for dtype in {spec.dtype: None for spec in SPECS}
+]
+FEW = [
+    ColumnSpec("obs", shape, np.dtype(dtype))
+    for shape, dtype in [
+        ((), "?"),
+        ((3,), "f4"),
+        ((2, 2), "i8"),
+        ((0,), "u1"),
+        ((3,), "U5"),
+        ((), "M8[ns]"),
+    ]
+]
 LABEL = {"uuid": "00" * 16, "column": 0, "name": "obs"}
 
 
@@ -58,12 +74,16 @@ class TestMemmapOnDisk(ColumnTests):
 
 
 class TestMemmapInRam(TestMemmapOnDisk):
+    @pytest.fixture(params=FEW, ids=str)
+    def spec(self, request):
+        return request.param
+
     @pytest.fixture
     def maker(self):
         return Memmaps(MemoryDisk(), "RAM")
 
 
-class TestMemmapByReads(TestMemmapOnDisk):
+class TestMemmapByReads(TestMemmapInRam):
     @pytest.fixture
     def maker(self, tmp_path, monkeypatch):
         monkeypatch.setattr(FileHandle, "map", None)  # no path may touch it
@@ -71,6 +91,20 @@ class TestMemmapByReads(TestMemmapOnDisk):
         yield maker
         for column in maker.opened:
             column.close()
+
+
+@pytest.mark.campaign
+class TestEveryShapeOfEveryDtype(TestMemmapOnDisk):
+    """The suite takes all dtypes in one shape and all shapes of one dtype; here is each with each."""
+
+    @pytest.fixture(params=EVERY_SPEC, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
+    def spec(self, request):
+        return request.param
+
+
+def test_the_suite_has_every_dtype_and_every_shape():
+    assert len(SPECS) == len({(s.shape, s.dtype) for s in SPECS}) == 16
+    assert len(EVERY_SPEC) == 52
 
 
 def test_every_backend_is_under_the_suite():

@@ -82,7 +82,7 @@ def workers_reads(_):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_copies_and_workers_read_the_same_way(tmp_path, context):
     buffer = ReplayBuffer(400, 3, path=tmp_path / "buf", reads="pread", sync_every_s=0)
     fill(buffer)

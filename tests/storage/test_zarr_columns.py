@@ -597,7 +597,7 @@ def test_reads_equal_zarrs_own(data):
 @pytest.mark.parametrize("inside", [True, False], ids=["of the label", "beside it"])
 def test_a_label_that_was_changed_says_nothing(inside):
     """Whatever value was changed, though the text is still JSON."""
-    disk, spec, label = MemoryDisk(), SPECS[0], label_of(SPECS[0], 4)
+    disk, spec, label = MemoryDisk(), FEW[0], label_of(FEW[0], 4)
     ZarrColumn.create(disk, "/column", spec, 10, label)
     text = disk.read_file("/column/zarr.json", 1 << 20)
     assert read_zarr_label(text) == label

@@ -1,5 +1,7 @@
 """World, wrappers and policies."""
 
+import os
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ from PIL import Image
 import ringmap as swm
 from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.policy import ExpertPolicy, FeedForwardPolicy, FunctionPolicy, RandomPolicy
-from ringmap.world.collecting import DEFAULT_FORMAT, format_for
 from ringmap.world.envs.two_room import TwoRoom
 from ringmap.world.wrappers import MegaWrapper
 from tests.world.envs import Faulty
@@ -224,18 +225,6 @@ def test_expert_noise(make):
         ExpertPolicy(noise=-1)
 
 
-@pytest.mark.parametrize(
-    ("path", "given", "expected"),
-    [
-        ("a.h5", DEFAULT_FORMAT, "hdf5"), ("a.hdf5", DEFAULT_FORMAT, "hdf5"), ("a.lance", DEFAULT_FORMAT, "lance"),
-        ("a", DEFAULT_FORMAT, "lance"), ("a.b", DEFAULT_FORMAT, "lance"), ("a.h5", "lance", "lance"),
-        ("a.lance", "hdf5", "hdf5"), ("a", "hdf5", "hdf5"),
-    ],
-)  # fmt: skip
-def test_which_format(path, given, expected):
-    assert format_for(path, given) == expected
-
-
 WRITABLE = [n for n in list_formats() if get_format(n).can_write()]
 
 
@@ -255,6 +244,29 @@ def test_every_format_takes_a_collection(make, tmp_path, format):
         data = load_dataset(path, format=format).get_episode_data()
         assert sorted(data["seed"]) == [0, 1, 2, 9]
         assert "agent.color" in data
+
+
+def test_what_is_at_the_path_of_a_collection(make, tmp_path):
+    world = make("ringmap/TwoRoom-v1", 1, (16, 16), max_episode_steps=4)
+    world.set_policy(RandomPolicy(seed=0))
+    path = tmp_path / "set"
+    world.collect(path, episodes=2, seed=0, format="zarr")
+    world.collect(path, episodes=1, seed=2)  # of the format that is there
+    assert load_dataset(path).lengths.tolist() == [5, 5, 5]
+    with pytest.raises(FileExistsError, match="already exists"):
+        world.collect(path, episodes=1, seed=2, mode="error")
+    world.collect(path, episodes=1, seed=3, mode="overwrite")
+    assert load_dataset(path).get_episode_data()["seed"] == [3]
+    for options, message in (
+        ({"format": "folder"}, "World.collect: .* holds a dataset of format 'zarr'"),
+        ({"path": tmp_path / "a.h5", "format": "lance"}, "suffix of .*a.h5 names format 'hdf5'"),
+        ({"mode": "overwrite", "resume": True}, "resume=True goes on with what is there"),
+        ({"mode": "w"}, "write mode must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            world.collect(**{"path": path, "episodes": 1, "seed": 3, **options})
+    assert load_dataset(path).get_episode_data()["seed"] == [3]
+    assert os.listdir(tmp_path) == ["set"]
 
 
 def test_collecting_nothing(make, tmp_path):

@@ -39,7 +39,7 @@ from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import ClosedError, InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
-from ringmap.formats.registry import format_to_write
+from ringmap.formats.registry import resolve_format
 from ringmap.storage.advice import clear_reads
 from ringmap.storage.birth import examine, read_manifest, sizes_when_full
 from ringmap.storage.blobs import encode_data
@@ -559,7 +559,7 @@ class ReplayBuffer(Sampled):
 
         Args:
             path: where to; what is there stays until the new one is whole.
-            format: name of a registered format; None: the suffix of `path` names it (.h5, .zarr, .lance).
+            format: name of a registered format; None: the suffix of `path` names it (.h5, .zarr, .lance), or what is there.
             mode: "overwrite", "append" or "error".
             progress: show a progress bar once it takes a while.
             writer_options: for the format's writer.
@@ -568,7 +568,7 @@ class ReplayBuffer(Sampled):
             InputError: an unknown format or mode, one that is only read, or a suffix that names none.
             FileExistsError: mode="error" and something is there.
         """
-        chosen = format_to_write(path, format, "ReplayBuffer.dump")
+        chosen = resolve_format(path, format, mode=mode, where="ReplayBuffer.dump")
         dropped: list[str] = []
         if not chosen.supports_episode_data:
             dropped = self.episode_column_names

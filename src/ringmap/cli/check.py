@@ -1,4 +1,4 @@
-"""`ringmap check`: what is wrong with a buffer."""
+"""`ringmap check`: what is wrong with a buffer, or a dataset."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ringmap.cli.options import AsJson, Buffer, Quiet
-from ringmap.cli.places import folders_of
+from ringmap.cli.options import AsJson, Place, Quiet
+from ringmap.cli.places import folders_of, is_dataset
 from ringmap.cli.progress import bar
 from ringmap.cli.terminal import count, show, show_json
-from ringmap.errors import NotFoundError
+from ringmap.errors import DamageError, NotFoundError
 
 if TYPE_CHECKING:
     from ringmap.storage.check import Finding
 
 
-def check(path: Buffer, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Find what is wrong with a buffer, file by file.
+def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Find what is wrong with a buffer, file by file, or with a dataset.
 
     Reads every live byte, takes no lock and changes nothing: a writer may be at work. Works on a directory that can't
-    be opened, too. Exit code 0: sound; 1: something is wrong; 2: no buffer is there, or it can't be read.
+    be opened, too. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.
     """
     found = findings_at(path, "check")
     if as_json:
@@ -49,10 +49,41 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
 
     if not os.path.lexists(path):
         raise NotFoundError(f"{where}: {path}: nothing is there")
+    if where == "check" and is_dataset(path):
+        return _of_dataset(path)
     found: list[tuple[str, Finding]] = []
     for part, folder in folders_of(path).items():
         with bar(f"check {part}".strip()) as progress:
             found += [
                 (f"{part}/{x.file}" if part else x.file, x) for x in check_buffer(folder, progress)
             ]
+    return found
+
+
+def _of_dataset(path: str) -> list[tuple[str, Finding]]:
+    """Return what is wrong with a dataset: every step and value of every episode is read."""
+    from ringmap.datasets.catalog import load_arrays
+    from ringmap.storage.check import Finding
+
+    found: list[tuple[str, Finding]] = []
+
+    def note(error: Exception) -> None:
+        found.append((path, Finding(path, str(error))))
+
+    try:
+        dataset = load_arrays(path)
+    except DamageError as error:
+        note(error)
+        return found
+    with bar("check") as progress:
+        count = len(dataset.lengths)
+        for number in range(count):
+            try:
+                dataset.load_episode(number)
+                dataset.get_episode_data(number)
+            except DamageError as error:
+                note(error)
+            if progress is not None:
+                progress(number + 1, count)
+    dataset.close()
     return found

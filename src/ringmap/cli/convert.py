@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from ringmap.cli.options import Destination, FormatName, Mode, Place
+from ringmap.cli.options import Destination, FormatName, Mode, Place, WriterOptions, writer_options
 from ringmap.cli.places import episodes_at, format_for, say_written
 from ringmap.cli.progress import is_watched
 
 
 def convert(
-    source: Place, dest: Destination, format: FormatName = None, mode: Mode = "error"
+    source: Place,
+    dest: Destination,
+    format: FormatName = None,
+    mode: Mode = "error",
+    option: WriterOptions = None,
 ) -> None:
     """Write a dataset or a buffer in another format.
 
@@ -16,7 +20,14 @@ def convert(
     """
     from ringmap.datasets.transfer import convert as convert_dataset
 
-    chosen = format_for(dest, format, "convert")
+    chosen = format_for(dest, format, mode, "convert")
     dataset = episodes_at(source, "convert")
-    convert_dataset(dataset, dest, dest_format=chosen, progress=is_watched(), mode=mode)
+    convert_dataset(
+        dataset,
+        dest,
+        dest_format=chosen,
+        progress=is_watched(),
+        mode=mode,
+        **writer_options(option, "convert"),
+    )
     say_written(dest, chosen)

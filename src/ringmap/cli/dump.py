@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from ringmap.cli.options import Buffer, Destination, FormatName, Mode
+from ringmap.cli.options import Buffer, Destination, FormatName, Mode, WriterOptions, writer_options
 from ringmap.cli.places import EPISODES, format_for, look, say_written
 from ringmap.cli.progress import is_watched
 
 
-def dump(path: Buffer, dest: Destination, format: FormatName = None, mode: Mode = "error") -> None:
+def dump(
+    path: Buffer,
+    dest: Destination,
+    format: FormatName = None,
+    mode: Mode = "error",
+    option: WriterOptions = None,
+) -> None:
     """Write the episodes of a buffer as a dataset.
 
     Each is verified by its checksum; a writer may be at work. `ringmap convert` does the same for datasets.
@@ -15,10 +21,12 @@ def dump(path: Buffer, dest: Destination, format: FormatName = None, mode: Mode 
     look(path, "dump", (EPISODES,))
     from ringmap.buffers.replay import ReplayBuffer
 
-    chosen = format_for(dest, format, "dump")
+    chosen = format_for(dest, format, mode, "dump")
     buffer = ReplayBuffer.open(path)
     try:
-        buffer.dump(dest, chosen, mode=mode, progress=is_watched())
+        buffer.dump(
+            dest, chosen, mode=mode, progress=is_watched(), **writer_options(option, "dump")
+        )
     finally:
         buffer.close()
     say_written(dest, chosen)

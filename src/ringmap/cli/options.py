@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
-__all__ = ["AsJson", "Buffer", "Destination", "Force", "FormatName", "Mode", "Place", "Quiet"]
+from ringmap.errors import InputError
+
+__all__ = [
+    "AsJson",
+    "Buffer",
+    "Destination",
+    "Force",
+    "FormatName",
+    "Mode",
+    "Place",
+    "Quiet",
+    "WriterOptions",
+    "writer_options",
+]
 
 Buffer = Annotated[str, typer.Argument(metavar="DIR", help="Directory of a buffer.")]
 
@@ -39,5 +53,34 @@ Mode = Annotated[
         help="What to do where something is: error, append or overwrite.",
     ),
 ]  # fmt: skip
+
+WriterOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", "-O", metavar="KEY=VALUE",
+        help="An option of the format's writer, such as level=3 or image_format=png; may be given several times.",
+    ),
+]  # fmt: skip
+
+
+def writer_options(given: list[str] | None, where: str) -> dict[str, Any]:
+    """Return options as a writer takes them: what is JSON as its value (3, true, null), all else as text.
+
+    Raises:
+        InputError: one is no KEY=VALUE, or would be an option of the command itself.
+    """
+    found: dict[str, Any] = {}
+    for pair in given or ():
+        key, sign, value = pair.partition("=")
+        if not (key.isidentifier() and sign) or key in ("path", "mode", "progress"):
+            raise InputError(
+                f"{where}: -O {pair}: expected KEY=VALUE, an option of the format's writer"
+            )
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
 
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")]

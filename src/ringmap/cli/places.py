@@ -15,7 +15,7 @@ from typing import Any
 
 from ringmap.errors import ExistsError, InputError, NotFoundError, UnknownFormatError
 
-__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "look", "say_written"]  # fmt: skip
+__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Found", "episodes_at", "folders_of", "format_for", "free_path", "is_dataset", "look", "say_written"]  # fmt: skip
 
 EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
 BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
@@ -96,6 +96,21 @@ def folders_of(path: str) -> dict[str, str]:
     return {name: folder for name, folder in parts.items() if os.path.isdir(folder)}
 
 
+def is_dataset(path: str) -> bool:
+    """Tell whether a dataset of a format is at a path, and no buffer, however damaged."""
+    from ringmap.formats.registry import detect_format, refuse_missing
+    from ringmap.storage.layout import SIGNS
+
+    if os.path.isdir(path) and any(
+        os.path.lexists(os.path.join(f, name)) for f in folders_of(path).values() for name in SIGNS
+    ):
+        return False
+    found = detect_format(path)
+    if found is None:
+        refuse_missing(path)
+    return found is not None
+
+
 def _has_transitions(path: str) -> bool:
     from ringmap import TransitionReplayBuffer
 
@@ -132,16 +147,18 @@ def episodes_at(path: str, where: str) -> Any:
     return load_arrays(path)
 
 
-def format_for(dest: str, name: str | None, where: str) -> str:
-    """Return the format to write: as asked, or by the suffix of the destination.
+def format_for(dest: str, name: str | None, mode: str, where: str) -> str:
+    """Return the format to write: as asked, or by the suffix of the destination, or what is there.
 
     Raises:
-        InputError: nothing tells, the suffix names another one, or it is one that is only read.
+        InputError: nothing tells, they contradict each other, or it is one that is only read.
         MissingFormatError: its package is not installed.
     """
-    from ringmap.formats.registry import format_to_write
+    from ringmap.formats.base import validate_write_mode
+    from ringmap.formats.registry import resolve_format
 
-    return format_to_write(dest, name, where, "--format NAME").name
+    mode = validate_write_mode(mode)
+    return resolve_format(dest, name, mode=mode, where=where, option="--format NAME").name
 
 
 def say_written(dest: str, name: str) -> None:

@@ -202,6 +202,9 @@ class Dataset(_Base):
         self._episode_numbers(idx)
         return {}
 
+    def close(self) -> None:
+        """Give back what is open; the next read opens it again. A dataset that keeps nothing open has nothing to do."""
+
     # -- clips -------------------------------------------------------------------------------
 
     @property

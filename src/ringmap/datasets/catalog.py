@@ -82,7 +82,7 @@ def load_dataset(
         return dataset
     path = _resolve(os.fspath(name), cache_dir)
     if format is not None:
-        dataset = get_format(format).open_reader(path, **reader_options)
+        dataset = get_format(format).open_dataset(path, **reader_options)
         return dataset
     found = detect_format(path)
     # A file of HDF5 stands for its folder, in which it may be one of several.
@@ -102,7 +102,7 @@ def load_dataset(
             f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
             "register the one that reads it (register_format)"
         )
-    dataset = found.open_reader(path, **reader_options)
+    dataset = found.open_dataset(path, **reader_options)
     return dataset
 
 

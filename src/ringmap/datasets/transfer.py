@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.catalog import load_arrays
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
-from ringmap.formats.registry import format_to_write
-from ringmap.storage.schema import ColumnSpec, Schema, as_columns
+from ringmap.formats.registry import resolve_format
+from ringmap.storage.schema import ColumnSpec
 
 __all__ = ["convert", "merge"]
 
@@ -31,6 +31,7 @@ def convert(
     *,
     dest_format: str | None = None,
     source_format: str | None = None,
+    mode: str = "error",
     progress: bool = True,
     **writer_options: Any,
 ) -> None:
@@ -40,14 +41,16 @@ def convert(
         source: a path, a name (see `load_dataset`), or a dataset or buffer.
         dest: where to.
         dest_format: name of the format to write; by default the one that the suffix of `dest` names
-            (.h5, .hdf5, .zarr, .lance), or "lance" if it names none.
+            (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
         source_format: name of the format to read; found out by default.
+        mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
-        writer_options: for the format's writer; `mode` among them.
+        writer_options: for the format's writer.
 
     Raises:
         NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
             both are the same, or the suffix of `dest` names another format than `dest_format`.
+        ExistsError: mode="error" and something is at `dest`.
         ValueError: the writer refuses an episode.
 
     Cost: reads and writes everything; holds one episode.
@@ -62,8 +65,9 @@ def convert(
         >>> load_dataset(path).lengths.tolist()
         [2]
     """
-    chosen = format_to_write(dest, dest_format, "convert", "dest_format=NAME", "lance")
-    _copy([_opened(source, source_format, "convert")], dest, chosen, progress, "convert", writer_options)  # fmt: skip
+    chosen = _format_of(dest, dest_format, mode, "convert")
+    parts = [_opened(source, source_format, "convert")]
+    _copy(parts, dest, chosen, progress, "convert", {**writer_options, "mode": mode})
 
 
 def merge(
@@ -81,7 +85,7 @@ def merge(
         sources: paths, names, datasets or buffers, of the same columns, per-step shapes and dtypes.
         dest: where to.
         dest_format: name of the format to write; by default the one that the suffix of `dest` names
-            (.h5, .hdf5, .zarr, .lance), or "lance" if it names none.
+            (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
         writer_options: for the format's writer.
@@ -95,7 +99,7 @@ def merge(
     """
     if not sources:
         raise InputError("merge: Need at least one dataset")
-    chosen = format_to_write(dest, dest_format, "merge", "dest_format=NAME", "lance")
+    chosen = _format_of(dest, dest_format, mode, "merge")
     parts = [_opened(source, None, "merge") for source in sources]
     _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode})
 
@@ -108,7 +112,6 @@ def _copy(
     where: str,
     options: dict[str, Any],
 ) -> None:
-    validate_write_mode(options.get("mode", "append"))
     for name, part in parts:
         path = getattr(part, "path", None)
         if (
@@ -126,15 +129,21 @@ def _copy(
             stacklevel=3,
         )
     total = sum(len(part.lengths) for _, part in parts)
-    episodes: Any = (
-        e for _, part in parts for e in _episodes(part, keeps and bool(data_names), widths)
-    )
+    episodes = _with_data(parts, keeps and bool(data_names), widths)
     if progress:
         from tqdm import tqdm
 
         episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
     with chosen.open_writer(dest, **options) as writer:
         writer.write_episodes(episodes)
+
+
+def _format_of(
+    dest: str | os.PathLike[str], name: str | None, mode: str, where: str
+) -> type[Format]:
+    return resolve_format(
+        dest, name, mode=validate_write_mode(mode), default="lance", where=where, option="dest_format=NAME"
+    )  # fmt: skip
 
 
 def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, Any]:
@@ -147,18 +156,11 @@ def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, An
     return repr(source), source
 
 
-def _episodes(dataset: Any, with_data: bool, widths: dict[str, np.dtype[Any]]) -> Iterator[Any]:
-    for number in range(len(dataset.lengths)):
-        episode = dict(stored_layout(dataset.load_episode(number)))
-        for name, dtype in widths.items():
-            if name in episode:
-                episode[name] = np.asarray(episode[name]).astype(dtype)
-        if with_data:
-            found = dataset.get_episode_data(number)
-            data = {name: values[0] for name, values in found.items() if values[0] is not None}
-            if data:
-                episode[EPISODE_DATA_KEY] = data
-        yield episode
+def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]]) -> Any:
+    for _, part in parts:
+        for episode, data in episodes_of(part, keeps):
+            wide = {n: np.asarray(episode[n]).astype(d) for n, d in widths.items() if n in episode}
+            yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
 
 
 def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any]]:
@@ -166,7 +168,7 @@ def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any
     widths: dict[str, np.dtype[Any]] = {}
     first: tuple[str, dict[str, ColumnSpec]] | None = None
     for name, part in parts:
-        schema = _schema_of(part, where)
+        schema = schema_of(part, where)
         if schema is None:
             continue  # no episodes: nothing that could not fit
         specs = {spec.name: spec for spec in schema.columns}
@@ -191,16 +193,3 @@ def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any
                     widths.get(column, mine.dtype), mine.dtype, key=lambda d: d.itemsize
                 )
     return {name: dtype for name, dtype in widths.items() if dtype.itemsize}
-
-
-def _schema_of(part: Any, where: str) -> Schema | None:
-    """Return the columns of a dataset; None when it has no episodes."""
-    if not len(part.lengths):
-        return None
-    schema = getattr(part, "schema", None)
-    if isinstance(schema, Schema) and getattr(part, "transform", None) is None:
-        return schema
-    filled = np.flatnonzero(np.asarray(part.lengths))
-    if not len(filled):
-        return None
-    return Schema.of(as_columns(stored_layout(part.load_episode(int(filled[0]))), where))

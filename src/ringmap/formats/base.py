@@ -1,8 +1,10 @@
 """The contract of a format: what a reader and a writer of one on-disk layout owe.
 
     path --detect--> Format --open_reader--> dataset        (episodes come out)
-                            --open_writer--> Writer         (episodes go in)
+                            --export, extend-->             (episodes go in: the easy way)
+                            --open_writer--> Writer         (... or a writer of the format's own)
 
+A format with `export` has a writer: one that logs each episode, and exports them in groups (common/staged.py).
 Every writer: takes per-step lists and bulk arrays alike; an empty episode changes nothing;
 the schema of the first episode holds from then on, and an episode that does not fit raises
 before a byte is written; killed at any moment, it leaves every episode readable whose
@@ -14,10 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar
 
-from ringmap.errors import InputError
+from ringmap.formats.episode import (
+    EPISODE_DATA_KEY,
+    WRITE_MODES,
+    Writer,
+    split_episode_data,
+    validate_write_mode,
+)
 
 __all__ = [
     "EPISODE_DATA_KEY",
@@ -27,41 +34,6 @@ __all__ = [
     "split_episode_data",
     "validate_write_mode",
 ]
-
-EPISODE_DATA_KEY = "_episode_data"
-"""The reserved key of an episode: a mapping of values that are constant within it."""
-
-WRITE_MODES = ("append", "overwrite", "error")
-"""What a writer does where a dataset exists: extend it (the default), replace it, or refuse."""
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """Whatever episodes can be written to: a format's writer, or a buffer.
-
-    Outside a `with` block a format's writer raises `RuntimeError`.
-    """
-
-    def __enter__(self) -> Self:
-        """Open for writing."""
-        ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Finish, and never swallow the exception."""
-        ...
-
-    def write_episode(self, ep_data: Mapping[str, Any]) -> None:
-        """Write one whole episode: column -> per-step list, or array of shape (T, ...)."""
-        ...
-
-    def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Write episodes as they come."""
-        ...
 
 
 class Format:
@@ -87,12 +59,12 @@ class Format:
     @classmethod
     def can_read(cls) -> bool:
         """Tell whether there is a reader: whether `open_reader` is the format's own."""
-        return cls.open_reader.__func__ is not Format.open_reader.__func__  # type: ignore[attr-defined]
+        return cls._has("open_reader")
 
     @classmethod
     def can_write(cls) -> bool:
-        """Tell whether there is a writer: whether `open_writer` is the format's own."""
-        return cls.open_writer.__func__ is not Format.open_writer.__func__  # type: ignore[attr-defined]
+        """Tell whether there is a writer: whether `export` or `open_writer` is the format's own."""
+        return cls._has("export") or cls._has("open_writer")
 
     @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
@@ -104,44 +76,52 @@ class Format:
         raise NotImplementedError(f"format {cls.name!r} does not support reading")
 
     @classmethod
+    def open_dataset(cls, path: str | PathLike[str], **options: Any) -> Any:
+        """Return the dataset at `path`, with the episodes that a writer, killed or at work, has only logged as yet.
+
+        Changes nothing. `load_dataset` calls this; `options` are those of `open_reader`.
+        """
+        if not cls._has("export"):
+            return cls.open_reader(path, **options)
+        from ringmap.formats.common.exported import open_exported
+
+        return open_exported(cls, path, options)
+
+    @classmethod
+    def export(
+        cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any
+    ) -> None:
+        """Write a new dataset at `path`, where nothing is. Kills and full disks are no concern of it.
+
+        Args:
+            episodes: none or more, column -> array (T, ...), and `_episode_data` if the format holds it; they may be
+                gone through more than once.
+            path: of a file or folder; the folder it lies in is there.
+            options: the writer's.
+        """
+        raise NotImplementedError(f"{cls.__name__}.export")
+
+    @classmethod
+    def extend(
+        cls, episodes: Iterable[Mapping[str, Any]], path: str | PathLike[str], **options: Any
+    ) -> None:
+        """Add episodes to a dataset that is a folder, in new files that count by one rename, the last change.
+
+        Killed in the middle, it is called again, with the episodes that do not count yet, and others after them.
+        A format without it is exported again as a whole, when a block ends that has appended to it.
+        """
+        raise NotImplementedError(f"{cls.__name__}.extend")
+
+    @classmethod
     def open_writer(cls, path: str | PathLike[str], **options: Any) -> Writer:
         """Return a writer to `path`; every writer takes the option `mode`, one of `WRITE_MODES`."""
-        raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")
+        if not cls._has("export"):
+            raise NotImplementedError(f"format {cls.name!r} does not support writing (it is read-only)")  # fmt: skip
+        from ringmap.formats.common.exported import ExportWriter
 
+        return ExportWriter(cls, path, extends=cls._has("extend"), **options)
 
-def validate_write_mode(mode: str) -> str:
-    """Return `mode` if it is one of `WRITE_MODES`.
-
-    Raises:
-        InputError: it is not.
-    """
-    if mode not in WRITE_MODES:
-        raise InputError(f"write mode must be one of {WRITE_MODES}, got {mode!r}")
-    return mode
-
-
-def split_episode_data(ep_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `(per-step columns, values constant within the episode)` of an episode.
-
-    Raises:
-        InputError: the episode, or what stands under `_episode_data`, is no mapping.
-
-    Example:
-        >>> split_episode_data({"reward": [0.0, 1.0], "_episode_data": {"seed": 7}})
-        ({'reward': [0.0, 1.0]}, {'seed': 7})
-    """
-    if not isinstance(ep_data, Mapping):
-        raise InputError(
-            f"an episode is a mapping of column -> one value per step, got {type(ep_data).__name__}; of a list of "
-            "steps make {name: [step[name] for step in steps] for name in steps[0]}"
-        )
-    columns = {name: value for name, value in ep_data.items() if name != EPISODE_DATA_KEY}
-    constant = ep_data.get(EPISODE_DATA_KEY)
-    if constant is None:
-        return columns, {}
-    if not isinstance(constant, Mapping):
-        raise InputError(
-            f"{EPISODE_DATA_KEY!r} must be a mapping of name -> value constant within the episode, "
-            f"got {type(constant).__name__}"
-        )
-    return columns, dict(constant)
+    @classmethod
+    def _has(cls, method: str) -> bool:
+        own, base = getattr(cls, method), getattr(Format, method)
+        return own.__func__ is not base.__func__

@@ -35,12 +35,11 @@ __all__ = [
     "FormatTable",
     "describe_formats",
     "detect_format",
-    "format_of_path",
-    "format_to_write",
     "get_format",
     "list_formats",
     "refuse_missing",
     "register_format",
+    "resolve_format",
 ]
 
 F = TypeVar("F", bound=type[Format])
@@ -271,56 +270,63 @@ def _meant(name: str) -> str:
     return f"; did you mean {meant!r}?" if meant else ""
 
 
-def format_of_path(path: str | PathLike[str]) -> str | None:
-    """Return the name of the format that the suffix of a path names, or None. Imports none.
+def resolve_format(
+    path: str | PathLike[str], format: str | None = None, *, mode: str = "append", default: str | None = None,
+    where: str = "resolve_format", option: str = "format=NAME",
+) -> type[Format]:  # fmt: skip
+    """Return the format to write at a path: as asked; by its suffix; by what is there; or the default.
+
+    Args:
+        path: where to write.
+        format: its name; None: the path tells.
+        mode: one of `WRITE_MODES`: "append" extends what is there, which has to be of this format.
+        default: the format where nothing tells.
+        where: the call to name in an error.
+        option: how a caller says which.
+
+    Raises:
+        InputError: two of them contradict each other, nothing tells, there is none of that name, or it is one that is
+            only read.
+        MissingFormatError: its package is not installed.
 
     Example:
-        >>> format_of_path("runs/demo.h5"), format_of_path("runs/demo")
-        ('hdf5', None)
+        >>> resolve_format("runs/demo.h5").name, resolve_format("runs/demo", default="zarr").name
+        ('hdf5', 'zarr')
     """
+    place, named, there = os.fspath(path), _by_suffix(path), None
+    if named is not None and format in BUILT_IN and format != named:
+        raise InputError(
+            f"{where}: the suffix of {place} names format {named!r}, but the format is to be {format!r}; "
+            "choose another suffix, or the format that it names"
+        )
+    if os.path.exists(place):
+        there = detect_format(place)
+    name = format or named or (there and there.name) or default
+    if name is None:
+        raise InputError(
+            f"{where}: the suffix of {place} names no format ({', '.join(SUFFIXES)} do); say which: "
+            f"{option}, one of {_writable()}"
+        )
+    found = get_format(name)
+    if not found.can_write():
+        raise InputError(
+            f"{where}: format {found.name!r} is read-only; choose another: {option}, one of {_writable()}"
+        )
+    if mode == "append" and there is not None and there is not found and not found.detect(place):
+        raise InputError(
+            f"{where}: {place} holds a dataset of format {there.name!r}, to which no {found.name!r} can be appended; "
+            "choose another path, or that format"
+        )
+    return found
+
+
+def _by_suffix(path: str | PathLike[str]) -> str | None:
+    """Return the name of the format that the suffix of a path names, or None. Imports none."""
     suffix = os.path.splitext(os.fspath(path).rstrip("/"))[1].lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
     own = suffix[1:]
     return own if own and (own in FORMATS or own in FORMATS.missing()) else None
-
-
-def format_to_write(
-    path: str | PathLike[str], name: str | None, where: str, option: str = "format=NAME",
-    default: str | None = None,
-) -> type[Format]:  # fmt: skip
-    """Return the format to write: as asked, or the one that the suffix of the path names.
-
-    Args:
-        path: where to write.
-        name: of the format; None: the suffix tells.
-        where: the call to name in an error.
-        option: how a caller says which.
-        default: the format where neither tells.
-
-    Raises:
-        InputError: nothing tells, there is none of that name, it is one that is only read, or the suffix of the path
-            names another one of ours.
-        MissingFormatError: its package is not installed.
-    """
-    named = format_of_path(path)
-    if named is not None and name in BUILT_IN and name != named:
-        raise InputError(
-            f"{where}: the suffix of {os.fspath(path)} names format {named!r}, but the format is to be {name!r}; "
-            "choose another suffix, or the format that it names"
-        )
-    chosen = name or named or default
-    if chosen is None:
-        raise InputError(
-            f"{where}: the suffix of {os.fspath(path)} names no format ({', '.join(SUFFIXES)} do); say which: "
-            f"{option}, one of {_writable()}"
-        )
-    found = get_format(chosen)
-    if not found.can_write():
-        raise InputError(
-            f"{where}: format {found.name!r} is read-only; choose another: {option}, one of {_writable()}"
-        )
-    return found
 
 
 def _writable() -> list[str]:

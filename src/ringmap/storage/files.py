@@ -323,7 +323,7 @@ class Disk:
         self._held, self._is_let_go = None, True
 
     def check_held(self, where: str) -> None:
-        """Raise unless the folder that is held still stands at its path. One system call, about 1 us.
+        """Raise unless the folder that is held still stands at its path. One system call, 1 to 3 us.
 
         Args:
             where: what was called, for the message.

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.ma  # `np.unique` imports it at its first call, which may be a signal handler's
 import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError

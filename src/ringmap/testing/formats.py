@@ -11,8 +11,10 @@ Not here: registration, errors of one format alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from ringmap.datasets.layout import stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
 from ringmap.formats.registry import detect_format, get_format
 from ringmap.testing.datasets import DatasetTests, Episode, make_episode, make_episodes
+from ringmap.testing.kills import Outcome, killed_after, reason_why_not
 
 __all__ = ["FormatTests"]
 
@@ -70,6 +73,11 @@ class FormatTests(DatasetTests):
     at_risk: ClassVar[int] = 0
     """How many of the newest episodes a kill may cost: 0, or the bound that the docs name."""
 
+    kill_places: ClassVar[int] = 6
+    """Before how many system calls that change a file the default tests kill a writer, evenly."""
+    reading_changes: ClassVar[bool] = False
+    """Whether a reader finishes what a killed writer left, and so has to be allowed to write."""
+
     @property
     def format(self) -> type[Format]:
         """The format under test."""
@@ -91,8 +99,8 @@ class FormatTests(DatasetTests):
         return self.read(self.write(self.path(tmp_path), episodes), **options)
 
     def read(self, path: Path, **options: Any) -> Dataset:
-        """Open a dataset."""
-        dataset: Dataset = self.format.open_reader(path, **options)
+        """Open a dataset, as `load_dataset` does."""
+        dataset: Dataset = self.format.open_dataset(path, **options)
         return dataset
 
     def check(self, path: Path, episodes: list[Episode]) -> None:
@@ -339,6 +347,67 @@ class FormatTests(DatasetTests):
         self.check(path, episodes)
         assert os.listdir(tmp_path) == [path.name]
 
+    @pytest.mark.parametrize("kept", [0, 2], ids=["made", "extended"])
+    def test_killed_between_system_calls(self, tmp_path: Path, kept: int) -> None:
+        """Killed before any system call that changes a file, of a library too, a writer loses nothing."""
+        if reason := reason_why_not():
+            pytest.skip(reason)
+        assert self.losses(tmp_path, kept, self.kill_places)[1] == []
+
+    def losses(
+        self, tmp_path: Path, kept: int, places: int | None = None
+    ) -> tuple[int, list[tuple[int, str, str]]]:
+        """Kill a writer that makes a dataset, or extends one of `kept` episodes, and look at what is left.
+
+        Args:
+            tmp_path: an empty folder.
+            kept: episodes that are there.
+            places: how many system calls to kill before, evenly; None: all of them.
+
+        Returns:
+            How many there are, and of each at which something was lost: its number, its name, and what.
+        """
+        episodes = make_episodes((2, 3, 1, 2))
+        if self.format.supports_episode_data:
+            episodes = [e | {EPISODE_DATA_KEY: {"n": i}} for i, e in enumerate(episodes)]
+        (tmp_path / "kept").mkdir()
+        if kept:
+            self.write(self.path(tmp_path / "kept"), episodes[:kept])
+        work, told, fresh = tmp_path / "work", tmp_path / "told", not self.survives_forks
+        path = self.path(work)
+        run = functools.partial(_write_and_note, self.name, path, self.writer_options, episodes[kept:], told)  # fmt: skip
+
+        def killed(at: int) -> Outcome:
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(tmp_path / "kept", work)
+            told.write_bytes(b"")
+            return killed_after(at, run, fresh=fresh)
+
+        whole = len(killed(1 << 30).calls)
+        lost = []
+        for at in range(0, whole, 1 if places is None else -(-whole // places)):
+            outcome = killed(at)
+            try:
+                self._check_killed(path, episodes, kept + told.stat().st_size)
+            except (AssertionError, LookupError, OSError, ValueError) as error:
+                lost.append((at, outcome.calls[-1], f"{type(error).__name__}: {error}"))
+        return whole, lost
+
+    def _check_killed(self, path: Path, episodes: list[Episode], sure: int) -> None:
+        """Assert that what a killed writer left is readable as it is, and that the next one goes on."""
+        before = _bytes_below(path.parent)
+        found = len(self.read(path).lengths) if sure or path.exists() else 0
+        assert sure <= found <= sure + 1, f"{found} episodes, {sure} were written"
+        if found:
+            self.check(path, episodes[:found])
+        if not self.reading_changes:
+            assert _bytes_below(path.parent) == before
+        self.write(path, episodes[found:])
+        self.check(path, episodes)
+        if self.format.supports_episode_data:
+            assert self.read(path).get_episode_data()["n"] == list(range(len(episodes)))
+        assert not [name for name in os.listdir(path.parent) if name.startswith(".")]
+
     def kill_while_writing(self, path: Path, episodes: list[Episode], after: int) -> int:
         """Write in a child; SIGKILL it after `after` episodes; return how many writes returned."""
         context = multiprocessing.get_context("fork" if self.survives_forks else "spawn")
@@ -370,6 +439,16 @@ def _write_and_tell(
             telling.send_bytes(b".")
             if number + 1 == most:  # slower than the parent: it must die in here
                 signal.pause()
+
+
+def _write_and_note(
+    name: str, path: Path, options: dict[str, Any], episodes: list[Episode], told: Path
+) -> None:
+    """Write episodes, and note in a file that each was written."""
+    with get_format(name).open_writer(path, **options) as writer, open(told, "ab", 0) as file:
+        for episode in episodes:
+            writer.write_episode(episode)
+            file.write(b".")
 
 
 def _interrupted(episode: Episode) -> Iterator[Episode]:

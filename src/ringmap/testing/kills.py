@@ -12,16 +12,19 @@ io_uring makes; a kill keeps both, in whatever order they were made.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import functools
 import os
+import pickle
 import platform
 import select
 import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,12 +77,14 @@ class Outcome:
     calls: tuple[str, ...]
 
 
-def killed_after(changes: int, work: Callable[[], object]) -> Outcome:
+def killed_after(changes: int, work: Callable[[], object], *, fresh: bool = False) -> Outcome:
     """Run `work` in a fork of this process, and kill all of it after a number of changes to files.
 
     Args:
         changes: how many calls are made; the next one is not.
         work: what is done; tell through a pipe or a file what has returned.
+        fresh: fork a process that has not used what `work` uses, for libraries whose threads do not survive a fork;
+            `work` can be pickled then.
 
     Raises:
         OSError: the system has no such filter (`reason_why_not`).
@@ -101,6 +106,8 @@ def killed_after(changes: int, work: Callable[[], object]) -> Outcome:
         ...     assert outcome.killed and Path(path).read_text() == "one"
         ...     assert outcome.calls == ("openat", "write", "write")
     """
+    if fresh:
+        return _Fresh.run(changes, work)
     arch = platform.machine()
     names = {number: name for name, number in _NUMBERS[arch].items()}
     code = ctypes.create_string_buffer(_filter(arch))
@@ -141,6 +148,55 @@ def reason_why_not() -> str:
     except OSError as error:
         return f"the system refuses a seccomp filter that tells of calls: {error}"
     return ""
+
+
+class _Fresh:
+    """A process that forks what is to be killed; started when it is first asked, it ends with this one."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def run(cls, changes: int, work: Callable[[], object]) -> Outcome:
+        if cls.process is None:
+            told = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            cls.process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told
+            )  # fmt: skip
+            atexit.register(cls.end, cls.process)
+        assert cls.process.stdin is not None
+        assert cls.process.stdout is not None
+        pickle.dump((changes, work), cls.process.stdin)
+        cls.process.stdin.flush()
+        found: Outcome | Exception = pickle.load(cls.process.stdout)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @staticmethod
+    def end(process: subprocess.Popen[bytes]) -> None:
+        with process:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _serve() -> None:
+    """Run what is asked for until nobody asks any more."""
+    from ringmap.testing import kills  # this module is `__main__`, whose classes nobody else knows
+
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            changes, work = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        found: Outcome | Exception
+        try:
+            found = kills.killed_after(changes, work)
+        except Exception as error:
+            found = error
+        pickle.dump(found, answers)
+        answers.flush()
 
 
 def _filter(arch: str) -> bytes:
@@ -245,3 +301,7 @@ def _kill(child: int) -> None:
             send(child, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+if __name__ == "__main__":
+    _serve()

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringmap.errors import InputError
-from ringmap.formats.base import EPISODE_DATA_KEY, Writer
+from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
@@ -52,14 +52,6 @@ class _Default(str):
 DEFAULT_FORMAT = _Default("lance")
 
 
-def format_for(path: str | os.PathLike[str], given: str) -> str:
-    """Return the name of the format to write: the given one, else by suffix, else the default."""
-    from ringmap.formats.registry import format_of_path
-
-    named = format_of_path(path) if isinstance(given, _Default) else None
-    return str(given) if named is None else named
-
-
 def collect(
     world: Stage,
     path: str | os.PathLike[str] | None,
@@ -70,6 +62,7 @@ def collect(
     writer: Any,
     progress: bool,
     resume: bool,
+    mode: str,
 ) -> None:
     """Do what `World.collect` says."""
     if (path is None) == (writer is None):
@@ -94,7 +87,9 @@ def collect(
     with contextlib.ExitStack() as stack:
         sink: _Sink
         if path is not None:
-            sink = _to_path(path, format_for(path, format), identity)
+            if resume and mode != "append":
+                raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")  # fmt: skip
+            sink = _to_path(path, format, identity, validate_write_mode(mode))
         else:
             sink = _to_writer(writer, identity)
         finished = sink.progress
@@ -207,15 +202,15 @@ def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
 class _ToPath:
     """Into a dataset of our own opening."""
 
-    def __init__(self, path: str, format: Any, progress: Progress | None) -> None:
-        self.path, self.format, self.progress = path, format, progress
+    def __init__(self, path: str, format: Any, progress: Progress | None, mode: str) -> None:
+        self.path, self.format, self.progress, self.mode = path, format, progress, mode
         self._writer: Any = None
         self._warned = False
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        with self.format.open_writer(self.path) as self._writer:
+        with self.format.open_writer(self.path, mode=self.mode) as self._writer:
             yield
 
     def write(self, episode: dict[str, Any], data: dict[str, Any], turn: Turn) -> None:
@@ -232,26 +227,28 @@ class _ToPath:
         self._writer.write_episode(episode)
 
 
-def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None) -> _ToPath:
-    from ringmap.formats.registry import get_format
+def _to_path(
+    path: str | os.PathLike[str], name: str, identity: dict[str, Any] | None, mode: str
+) -> _ToPath:
+    from ringmap.formats.registry import resolve_format
 
-    chosen = get_format(name)
+    asked = None if isinstance(name, _Default) else name
+    chosen = resolve_format(path, asked, mode=mode, default=str(DEFAULT_FORMAT), where=WHERE)
     path = os.fspath(path)
     if identity is None:
-        return _ToPath(path, chosen, None)
+        return _ToPath(path, chosen, None, mode)
     if not chosen.supports_episode_data:
         raise InputError(
-            f"{WHERE}: resume=True needs to store the seed of each episode, and format {name!r} holds no episode data"
+            f"{WHERE}: resume=True needs to store the seed of each episode, and format {chosen.name!r} holds no episode "
+            "data"
         )
     progress = Progress(identity)
     if os.path.exists(path):
-        dataset = chosen.open_reader(path)
+        dataset = chosen.open_dataset(path)
         try:
             data = dataset.get_episode_data()
         finally:
-            close = getattr(dataset, "close", None)
-            if close is not None:
-                close()
+            dataset.close()
         seeds, marks = data.get("seed", []), data.get(COLLECTION_KEY, [])
         for seed, mark in zip(seeds, marks, strict=True):
             if not mark or seed is None:
@@ -260,4 +257,4 @@ def _to_path(path: str | os.PathLike[str], name: str, identity: dict[str, Any] |
             if kept["seed"] == identity["seed"]:
                 Progress.resumed({**kept, "watermark": 0, "beyond": []}, identity, WHERE, path)
                 progress.add(operator.index(seed) - int(identity["seed"]))
-    return _ToPath(path, chosen, progress)
+    return _ToPath(path, chosen, progress, mode)

@@ -251,6 +251,7 @@ class World:
         writer: Any = None,
         progress: bool = True,
         resume: bool = False,
+        mode: str = "append",
     ) -> None:
         """Roll out episodes into a buffer or a dataset.
 
@@ -261,7 +262,7 @@ class World:
         unwrapped environment returns, are stored as episode data.
 
         Args:
-            path: of a dataset; what is there is appended to. Or:
+            path: of a dataset. Or:
             writer: a `ReplayBuffer`, or an open writer of a format.
             episodes: how many. With a seed just the seeds `seed ... seed + episodes - 1`, each once. All
                 that are started are finished, so that short ones are not favoured.
@@ -271,6 +272,7 @@ class World:
             progress: show a progress bar once it takes a while.
             resume: go on with a collection that was killed: the seeds that are missing, each once. Its
                 progress is committed with each episode, and stays when the episode is evicted.
+            mode: what to do with a dataset at `path`: "append", "overwrite" or "error".
 
         Raises:
             RoleError: no policy is set.
@@ -285,7 +287,7 @@ class World:
         """
         if episodes is None:
             raise InputError("World.collect: say how many episodes")
-        collect(self, path, episodes, seed, options, format, writer, progress, resume)
+        collect(self, path, episodes, seed, options, format, writer, progress, resume, mode)
 
     def evaluate(
         self,

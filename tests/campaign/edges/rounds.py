@@ -183,17 +183,20 @@ def whole(told, ledger, before):
     until = time.monotonic() + 3.0
     while True:
         gc.collect()
-        left = [t.name for t in threading.enumerate() if t.name.startswith("ringmap")]
+        # One whose start was interrupted is listed by Python for good, and does not run.
+        left = [t for t in threading.enumerate() if t.name.startswith("ringmap") and t.is_alive()]
         more = [where for where in acting.descriptors() if where not in before]
         if not told.is_interrupted and not told.loader:
-            left = [t.name for t in threading.enumerate()[1:] if not t.name.startswith(THEIRS)]
+            left = [t for t in threading.enumerate()[1:] if not t.name.startswith(THEIRS)]
         else:  # an interrupt between open() and the line that keeps what it returned is nobody's fault
             more = []
         if (not left and not more) or time.monotonic() > until:
             break
         time.sleep(0.01)
     if left:
-        ledger.violation("threads", f"still there after everything was closed: {left}")
+        frames = sys._current_frames()
+        where = ["".join(traceback.format_stack(frames.get(thread.ident), 6)) for thread in left]
+        ledger.violation("threads", f"still there after everything was closed: {left}\n{where}")
     if more:
         ledger.violation("descriptors", f"still open after everything was closed: {more}")
 

@@ -1,13 +1,13 @@
-"""The log of a folder that is being written: each episode whole, before the format's own files say so.
+"""The log of a dataset that is being written: each episode whole and encoded, until the dataset has it.
 
-    FOLDER/.ringmap.log    magic, size of head, size of body, checksum | head (JSON) | columns, data    (per episode)
+    magic, size of head, size of body, checksum | head (JSON)                     what the log extends
+    magic, size of head, size of body, checksum | head (JSON) | columns, data     per episode
 
-An episode is written once its record is whole: the one write that counts, whatever the format. The
-format takes records over into its own files in large groups (`absorb`), and then the log is emptied.
-Whoever opens a folder whose writer was killed takes over what is left in it.
-Invariants: records have consecutive episode numbers, so that one that was taken over before a kill is
-known again; what follows a record that is not whole counts for nothing.
-Not here: what becomes of a record (the formats).
+A folder has it inside, as `.ringmap.log`, so that what moves or removes the dataset takes it along; a file has it in
+the folder beside it (staged.py). An episode is written once its record is whole.
+Invariants: records have consecutive episode numbers, so that one that the dataset has by now is known; what follows
+a record that is not whole counts for nothing; a log that a reader has open is replaced, never cut.
+Not here: when records go over into the dataset (staged.py), what they read as (pending.py).
 """
 
 from __future__ import annotations
@@ -15,44 +15,61 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from ringmap.errors import NewerVersionError
 from ringmap.formats.common import disk
 from ringmap.formats.common.inside import open_fd
+from ringmap.formats.common.source import damage_named
+from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
-__all__ = ["FILE", "Encoded", "Log", "Record"]
+__all__ = ["FILE", "FILM", "Encoded", "Log", "Place", "Record"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FILE = ".ringmap.log"
 
+VERSION = 1
+
 _HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"RINGMAPL"
+_FIRST_MAGIC = b"RINGMAPS"
 
 _HEAD_NBYTES = 64 << 20
 _PIECE = 1 << 20
+_MOST = 1 << 31
 
 _ALIGN = 16
 """Arrow refuses arrays that do not start at a multiple of their items' size."""
 
+FILM = "mp4"
+"""How a column is encoded that is one film an episode."""
+
 
 class Encoded:
-    """The steps of a column as one encoded value each (JPEG, PNG).
+    """The steps of a column, encoded.
 
     Args:
-        values: one per step.
+        values: the bytes of one picture per step, or of one film of them all.
+        how: "png", "jpeg" or "mp4".
     """
 
-    __slots__ = ("values",)
+    __slots__ = ("how", "values")
 
-    def __init__(self, values: list[bytes]) -> None:
-        self.values = values
+    def __init__(self, values: list[bytes], how: str) -> None:
+        self.values, self.how = values, how
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all of them."""
+        return sum(map(len, self.values))
 
 
 class Record:
@@ -63,7 +80,7 @@ class Record:
         row: of its first step.
         length: steps.
         schema: of all columns.
-        columns: column -> array (length, ...), or `Encoded`; columns that were stored elsewhere lack.
+        columns: column -> array (length, ...), or `Encoded`.
         packed: encoded episode data.
         notes: what the format noted.
     """
@@ -88,27 +105,74 @@ class Record:
         """The values constant within the episode."""
         return decode_data(self.packed)
 
+    def as_episode(self) -> dict[str, Any]:
+        """Return the episode as `write_episode` takes it."""
+        return {**self.columns, **({EPISODE_DATA_KEY: self.data} if self.packed else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record lies in its log, and which episode it is."""
+
+    at: int
+    nbytes: int
+    number: int
+    row: int
+    length: int
+
 
 class Log:
-    """The records in a folder. One process writes; whoever holds the folder's lock may empty it.
+    """The records in a file. One process writes; any number reads what was whole when they opened it.
 
     Args:
-        folder: the dataset's.
+        path: of the file.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.path = os.path.join(folder, FILE)
+    def __init__(self, path: str) -> None:
         self._fd = -1
+        self.path = path
+        self.places: list[Place] = []
         self.size = 0
+        self.base: dict[str, Any] | None = None
+        """What the first writer of this log said of the dataset; None of a log by an earlier release."""
 
-    def open(self) -> None:
-        """Open for appending, behind the last whole record."""
-        self._fd = open_fd(self.path, os.O_RDWR | os.O_CREAT)
-        self.size = 0
-        for _ in self._each(self._fd):
-            pass
-        if os.fstat(self._fd).st_size > self.size:
+    def open(self, write: bool = False) -> None:
+        """Find the whole records; for writing, cut off what follows them.
+
+        Raises:
+            FileNotFoundError: there is no log.
+            NewerVersionError: a newer release made it.
+            NotAFileError: something else is there, such as a link.
+        """
+        self._fd = open_fd(self.path, os.O_RDWR if write else os.O_RDONLY)
+        self.size, self.places, self.base = 0, [], None
+        end = os.fstat(self._fd).st_size
+        while self.size + _HEAD.size <= end:
+            first = self._read(self.size, _HEAD.size)
+            magic, head_size, body_size, checksum = _HEAD.unpack(first)
+            nbytes = _HEAD.size + head_size + body_size
+            known = magic == _MAGIC or (magic == _FIRST_MAGIC and not self.size)
+            if not known or head_size > _HEAD_NBYTES or self.size + nbytes > end:
+                break
+            if not self._holds(self.size + _HEAD.size, head_size + body_size, checksum):
+                break
+            with damage_named(self.path):
+                head = json.loads(self._read(self.size + _HEAD.size, head_size))
+                if magic == _FIRST_MAGIC:
+                    self.base = self._checked(head)
+                else:
+                    self.places.append(Place(self.size, nbytes, *_numbers(head)))
+            self.size += nbytes
+        if write and end > self.size:
             disk.truncate(self._fd, self.size)
+
+    def start(self, base: Mapping[str, Any]) -> None:
+        """Begin an empty log, in the place of the one that was there."""
+        self.close()
+        head = _padded(json.dumps({"version": VERSION, **base}).encode())
+        digest = xxhash.xxh3_64_intdigest(head)
+        disk.replace_file(self.path, _HEAD.pack(_FIRST_MAGIC, len(head), 0, digest) + head)
+        self.open(write=True)
 
     def append(self, record: Record) -> None:
         """Add a record: once this returns, the episode is written.
@@ -118,13 +182,10 @@ class Log:
         """
         columns, parts, at = [], list[Any](), 0
         for spec in record.schema.columns:
-            value = record.columns.get(spec.name)
-            if value is None:
-                how, pieces = "elsewhere", list[Any]()
-            elif isinstance(value, Encoded):
-                how = "encoded"
+            value = record.columns[spec.name]
+            if isinstance(value, Encoded):
                 ends = np.cumsum([len(v) for v in value.values], dtype="<i8")
-                pieces = [ends.data, *value.values]
+                how, pieces = value.how, list[Any]([ends.data, *value.values])
             else:
                 how, pieces = "rows", [_bytes_of(value)]
             columns.append([spec.name, spec.dtype.str, list(spec.shape), how])
@@ -133,42 +194,31 @@ class Log:
             at += size + -size % _ALIGN
         parts.append(record.packed)
         at += len(record.packed)
-        head = json.dumps(
-            {
-                "number": record.number,
-                "row": record.row,
-                "length": record.length,
-                "columns": columns,
-                "data": len(record.packed),
-                "notes": record.notes,
-            }
-        ).encode()
-        head += b" " * (-len(head) % _ALIGN)
+        head = _padded(json.dumps({
+            "number": record.number, "row": record.row, "length": record.length, "columns": columns,
+            "data": len(record.packed), "notes": record.notes,
+        }).encode())  # fmt: skip
         digest = xxhash.xxh3_64(head)
         for part in parts:
             digest.update(part)
         first = _HEAD.pack(_MAGIC, len(head), at, digest.intdigest())
         disk.append(self._fd, [first, head, *parts], self.size)
-        self.size += len(first) + len(head) + at
+        nbytes = len(first) + len(head) + at
+        self.places.append(Place(self.size, nbytes, record.number, record.row, record.length))
+        self.size += nbytes
 
-    def records(self) -> Iterator[Record]:
-        """Yield the whole records, in order, each read when its turn comes."""
-        if self._fd >= 0:
-            yield from self._each(self._fd)
-            return
-        try:
-            fd = open_fd(self.path)
-        except FileNotFoundError:
-            return
-        try:
-            yield from self._each(fd)
-        finally:
-            os.close(fd)
+    def cut(self, count: int) -> None:
+        """Forget all records but the first `count`: of a call that failed, which no reader believes."""
+        kept = self.places[:count]
+        self.size = self.places[count].at if len(self.places) > count else self.size
+        self.places = kept
+        disk.truncate(self._fd, self.size)
 
-    def cut(self, size: int) -> None:
-        """Forget all records but those in the first `size` bytes."""
-        disk.truncate(self._fd, size)
-        self.size = size
+    def read(self, place: Place) -> Record:
+        """Return a record."""
+        first = self._read(place.at, _HEAD.size)
+        _, head_size, _, _ = _HEAD.unpack(first)
+        return _parse(self._read(place.at + _HEAD.size, place.nbytes - _HEAD.size), head_size)
 
     def remove(self) -> None:
         """Close and remove the file."""
@@ -181,36 +231,40 @@ class Log:
         if fd >= 0:
             os.close(fd)
 
-    def _each(self, fd: int) -> Iterator[Record]:
-        at, end = 0, os.fstat(fd).st_size
-        while at + _HEAD.size <= end:
-            first = bytearray(_HEAD.size)
-            disk.read_into(fd, memoryview(first), at)
-            magic, head_size, body_size, checksum = _HEAD.unpack(first)
-            if magic != _MAGIC or at + _HEAD.size + head_size + body_size > end:
-                return
-            if head_size > _HEAD_NBYTES or not _holds(fd, at, head_size + body_size, checksum):
-                return
-            both = bytearray(head_size + body_size)
-            disk.read_into(fd, memoryview(both), at + _HEAD.size)
-            at += _HEAD.size + len(both)
-            self.size = at
-            yield _parse(both, head_size)
+    def __del__(self) -> None:
+        self.close()
 
+    def identity(self) -> tuple[int, int]:
+        """Return what tells this file from the one that replaces it."""
+        found = os.fstat(self._fd)
+        return found.st_dev, found.st_ino
 
-def _holds(fd: int, at: int, size: int, checksum: int) -> bool:
-    """Tell whether a record is whole; no room is made for one that is not, whatever size it claims."""
-    digest, room, done = xxhash.xxh3_64(), memoryview(bytearray(min(size, _PIECE))), 0
-    while done < size:
-        part = room[: min(_PIECE, size - done)]
-        disk.read_into(fd, part, at + _HEAD.size + done)
-        digest.update(part)
-        done += len(part)
-    return digest.intdigest() == checksum
+    def _checked(self, head: dict[str, Any]) -> dict[str, Any]:
+        if head.get("version") != VERSION:
+            raise NewerVersionError(
+                f"{self.path}: version {head.get('version')} of the log, expected {VERSION}; a newer release of ringmap "
+                "was killed while it wrote here: open the dataset with that one"
+            )
+        return head
+
+    def _read(self, at: int, size: int) -> bytearray:
+        found = bytearray(size)
+        disk.read_into(self._fd, memoryview(found), at)
+        return found
+
+    def _holds(self, at: int, size: int, checksum: int) -> bool:
+        """Tell whether a record is whole; no memory is taken for one that is not, whatever size it claims."""
+        digest, room, done = xxhash.xxh3_64(), memoryview(bytearray(min(size, _PIECE))), 0
+        while done < size:
+            part = room[: min(_PIECE, size - done)]
+            disk.read_into(self._fd, part, at + done)
+            digest.update(part)
+            done += len(part)
+        return digest.intdigest() == checksum
 
 
 def _parse(both: bytearray, head_size: int) -> Record:
-    head = json.loads(bytes(both[:head_size]))
+    head = json.loads(both[:head_size])
     body = memoryview(both)[head_size:]
     length, at = head["length"], 0
     specs: list[ColumnSpec] = []
@@ -218,24 +272,38 @@ def _parse(both: bytearray, head_size: int) -> Record:
     for name, dtype, shape, how in head["columns"]:
         spec = stored_spec(name, shape, dtype)
         specs.append(spec)
-        if how == "encoded":
-            ends = np.frombuffer(body[at : at + 8 * length], "<i8").tolist()
-            at += 8 * length
-            starts = [0, *ends[:-1]]
-            values = [bytes(body[at + s : at + e]) for s, e in zip(starts, ends, strict=True)]
-            columns[name] = Encoded(values)
-            at += ends[-1] + -(8 * length + ends[-1]) % _ALIGN
-        elif how == "rows":
+        if how == "rows":
             size = length * spec.row_nbytes
             flat = np.frombuffer(body[at : at + size], np.uint8)
             columns[name] = flat.view(spec.dtype).reshape(length, *spec.shape) if size else (
                 np.empty((length, *spec.shape), spec.dtype)
             )  # fmt: skip
             at += size + -size % _ALIGN
+        elif (
+            how != "elsewhere"
+        ):  # of an earlier release: its pictures are in the dataset's files already
+            count = 1 if how == FILM else length
+            ends = np.frombuffer(body[at : at + 8 * count], "<i8").tolist()
+            at += 8 * count
+            values = [bytes(body[at + s : at + e]) for s, e in zip([0, *ends[:-1]], ends, strict=True)]  # fmt: skip
+            earlier = head["notes"].get("images", "png") if how == "encoded" else how
+            columns[name] = Encoded(values, earlier)
+            at += ends[-1] + -(8 * count + ends[-1]) % _ALIGN
     packed = bytes(body[at : at + head["data"]])
     return Record(
         head["number"], head["row"], length, Schema(tuple(specs)), columns, packed, head["notes"]
     )
+
+
+def _numbers(head: dict[str, Any]) -> tuple[int, int, int]:
+    found = head["number"], head["row"], head["length"]
+    if not all(type(n) is int and 0 <= n < _MOST for n in found):
+        raise ValueError(f"a record of episode, row and length {found}")
+    return found
+
+
+def _padded(head: bytes) -> bytes:
+    return head + b" " * (-len(head) % _ALIGN)
 
 
 def _bytes_of(rows: Array) -> Any:

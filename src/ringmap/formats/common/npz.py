@@ -68,8 +68,14 @@ class NpzWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._member.close()
-        self._archive.close()
+        try:
+            try:
+                self._member.close()
+            finally:
+                self._archive.close()
+        except BaseException:
+            disk.remove(self._beside)
+            raise
         if kind is not None:
             disk.remove(self._beside)
             return

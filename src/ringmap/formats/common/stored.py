@@ -10,14 +10,17 @@ Not here: which files are whose (`detect`).
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ringmap.errors import InputError, LockedError
 from ringmap.formats.base import Format, Writer
 
 if TYPE_CHECKING:
-    from ringmap.datasets.stored import StoredDataset
+    from ringmap.datasets.stored import ColumnSource, StoredDataset
 
 __all__ = ["StoredFormat"]
 
@@ -29,6 +32,8 @@ class StoredFormat(Format):
 
     source: ClassVar[str]
     writer: ClassVar[str] = ""
+    logs: ClassVar[bool] = False
+    """Whether its writer is a `StagedWriter`, whose log is read along."""
 
     @classmethod
     def can_write(cls) -> bool:
@@ -50,15 +55,40 @@ class StoredFormat(Format):
         """
         from ringmap.datasets.stored import StoredDataset
 
-        return StoredDataset(_named(cls.source)(path), **options)
+        made = _named(cls.source)
+        source = cls._with_log(os.fspath(path), made) if cls.logs else made(path)
+        return StoredDataset(source, **options)
 
     @classmethod
     def open_writer(cls, path: str | os.PathLike[str], **options: Any) -> Writer:
         """Return a writer to a path; its class has the options and errors."""
         if not cls.writer:
             return super().open_writer(path, **options)
-        made: Writer = _named(cls.writer)(path, **options)
+        kind = _named(cls.writer)
+        known = list(inspect.signature(kind).parameters)[1:]
+        for name in options:
+            if name not in known:
+                raise InputError(
+                    f"{kind.__name__}: {os.fspath(path)}: unknown option {name!r}; known: {known}"
+                )
+        made: Writer = kind(path, **options)
         return made
+
+    @classmethod
+    def _with_log(cls, path: str, source_of: Any) -> ColumnSource:
+        from ringmap.formats.common.pending import pending_at, with_pending
+        from ringmap.formats.common.swap import restore
+
+        restore(os.path.realpath(path))
+        log = pending_at(path)
+        if log is not None:
+            log.close()
+            if (
+                log.base is None
+            ):  # of an earlier release, whose pictures lie elsewhere: a writer takes it over
+                with contextlib.suppress(LockedError), cls.open_writer(path):
+                    pass
+        return with_pending(path, source_of)
 
 
 def _named(place: str) -> Any:

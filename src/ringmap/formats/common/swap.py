@@ -1,33 +1,38 @@
-"""Putting whole folders in the place of others: the old dataset or the new one, whenever it is stopped.
+"""Putting a whole dataset in the place of another: the old one or the new one, whenever it is stopped.
 
     .NAME.new/             beside the dataset: what is being built (one writer at a time: its lock)
     .NAME.new/NAME         ... as it will be
     .NAME.new/plan         written when all is whole: THE COMMIT POINT. Inodes before and after
+    .NAME.new/log          episodes that a dataset which is one file lacks (log.py)
 
     plan -> exchange each item (RENAME_EXCHANGE, else two renames) -> delete the old ones -> no plan
 
-Whoever opens the dataset next finishes what a plan says, and ignores what has none.
+The next opening finishes what a plan says, and ignores what has none.
 Invariants: what is deleted is a dataset of the format, file by file; a file that is none of its
 own stays, and is named.
-Not here: when a dataset is whole (directory.py), what belongs to one (each format).
+Not here: when a dataset is whole (staged.py), what belongs to one (each format).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ringmap.errors import CorruptError, LockedError
+from ringmap.errors import CorruptError, EnvironmentFault, LockedError
 from ringmap.formats.common import disk
 from ringmap.formats.common.inside import kind_at, read_json
 
 __all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "restore", "staging_folder"]
 
 PLAN = "plan"
+
+LOG = "log"
+"""The log of a dataset that is one file. A swap removes it; what only clears the folder leaves it alone."""
 
 log = logging.getLogger("ringmap")
 
@@ -108,26 +113,29 @@ class Staging:
         disk.sync_all(self.folder)
         _carry_out(os.path.join(self.parent, self.items[0]), self.folder, self._owns)
 
-    def drop(self) -> None:
-        """Remove what was built."""
-        self._clear()
-        disk.remove_folder(self.folder)
-
     def close(self) -> None:
-        """Give the lock back."""
+        """Remove what was built and is not decided, and give the lock back."""
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if fd < 0:
+            return
+        try:
+            if not _has_plan(self.folder):
+                self._clear()
+                if not disk.remove_folder(self.folder) and os.listdir(self.folder) != [LOG]:
+                    log.warning("%s holds files that no dataset has: left there", self.folder)
+        finally:
             disk.unlock(fd)
 
     def _clear(self) -> None:
         for name in os.listdir(self.folder):
-            _delete(os.path.join(self.folder, name), self._owns)
+            if name != LOG:
+                _delete(os.path.join(self.folder, name), self._owns)
 
 
 def finish_swap(path: str, owns: Owns | None) -> None:
     """Finish a swap that was cut short, if one was; leave alone what a writer is at work on.
 
-    Without `owns` nothing is deleted, and the plan is kept.
+    Without `owns` only a swap of which a part is done, which nobody could read; and the plan is kept.
     """
     folder = staging_folder(path)
     if not _has_plan(folder):
@@ -136,6 +144,8 @@ def finish_swap(path: str, owns: Owns | None) -> None:
         fd = lock_folder(folder)
         try:
             _carry_out(path, folder, owns)
+            if owns is not None:
+                disk.remove_folder(folder)
         finally:
             disk.unlock(fd)
 
@@ -149,9 +159,21 @@ def each_file(folder: str) -> Iterator[str]:
 
 
 def restore(path: str) -> None:
-    """Put something at `path` again where a swap by two renames was cut short in between."""
-    if not os.path.exists(path):
+    """Finish the renames of a swap that was cut short among them; the next writer does the rest.
+
+    Raises:
+        EnvironmentFault: the folder may not be written by us.
+    """
+    try:
         finish_swap(path, None)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise EnvironmentFault(
+            error.errno,
+            f"{path}: its writer was killed while it replaced this dataset, and opening it finishes that; open it once "
+            f"with permission to write ({error})",
+        ) from error
 
 
 def _has_plan(folder: str) -> bool:
@@ -185,8 +207,10 @@ def _is_inode(value: Any) -> bool:
 
 
 def _carry_out(path: str, folder: str, owns: Owns | None) -> None:
-    """Do what a plan says that is not done yet; without `owns`, delete nothing, and keep the plan."""
+    """Do what a plan says that is not done yet; without `owns`, only what was begun, and delete nothing."""
     parent, plan = os.path.dirname(path), _read_plan(path, folder)
+    if owns is None and all(_inode(os.path.join(parent, i)) == old for i, (old, _) in plan.items()):
+        return  # the old dataset is whole
     for item, (old, new) in plan.items():
         target, source = os.path.join(parent, item), os.path.join(folder, item)
         now = _inode(target)
@@ -207,8 +231,6 @@ def _carry_out(path: str, folder: str, owns: Owns | None) -> None:
         if name != PLAN:
             _delete(os.path.join(folder, name), owns)
     disk.remove(os.path.join(folder, PLAN))
-    if not disk.remove_folder(folder):
-        log.warning("%s holds files that no dataset has: left there", folder)
 
 
 def _inode(path: str) -> list[int] | None:

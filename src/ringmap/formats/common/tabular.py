@@ -8,9 +8,8 @@
                                     passes over whatever is called ep_len, and takes all else for a column
       ep_len.data                 episode data, if there is any. Ours
 
-Images are written when their episode is; columns lie in the log until the end, and then become
-.npz files: columns first, `ep_len` last, each in one step.
-Invariants: rows beyond `ep_len` count for nothing; taking a log over twice is taking it over once.
+Episodes are added in groups: images first, then columns, `ep_len` last, each file in one step.
+Invariants: rows and images beyond `ep_len` count for nothing; adding twice is adding once.
 Not here: the files of images (each format).
 """
 
@@ -18,12 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,17 +31,20 @@ from ringmap.datasets.base import num_rows
 from ringmap.datasets.layout import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
-from ringmap.formats.common.directory import recover
 from ringmap.formats.common.images import LARGEST
 from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, kind_at, read_json
-from ringmap.formats.common.log import Log, Record
+from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.schema import CheckedEpisode
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
-__all__ = ["TABULAR", "Column", "TabularLayout", "TabularSource", "plan_columns"]
+__all__ = ["TABULAR", "Column", "TabularLayout", "TabularSource", "TabularWriter", "plan_columns"]
+
+log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,7 +59,7 @@ _MOST = 1 << 31
 _MANY = 1 << 16
 
 _MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
-_OURS = (TABLE, DATA, ".ringmap.log", TABLE + ".new", DATA + ".new")
+_OURS = (TABLE, DATA, FILE, FILE + ".new", TABLE + ".new", DATA + ".new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def plan_columns(schema: Schema, how_images: str) -> list[Column]:
 
 
 class TabularLayout:
-    """What `DirectoryWriter` needs to know of such folders.
+    """Which files of such folders are what.
 
     Args:
         name: of the format.
@@ -96,17 +99,9 @@ class TabularLayout:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    # -- what a format supplies --------------------------------------------------------------
-
     def find_media(self, folder: str) -> tuple[str, tuple[int, int, int]] | None:
         """Return how the images of a folder, which another program made, are stored, and their shape."""
         raise NotImplementedError
-
-    # -- as a Layout -------------------------------------------------------------------------
-
-    def items(self, path: str) -> list[str]:
-        """Return the one name of a dataset."""
-        return [os.path.basename(path)]
 
     def is_dataset(self, path: str) -> bool:
         """Tell by the episode table, and the kind of the images."""
@@ -123,28 +118,6 @@ class TabularLayout:
             for name in os.listdir(os.path.join(path, folder))[:16]
         )
         return videos == (self.name == "video")
-
-    def owns(self, relative: str) -> bool:
-        """Tell of a path below the folder whether it is of the dataset."""
-        folder, name = os.path.split(relative)
-        if not folder:
-            return name in _OURS or name.endswith((".npz", ".npz.new"))
-        return os.sep not in folder and _MEDIA.fullmatch(name) is not None
-
-    def create(self, path: str) -> None:
-        """Make an empty dataset."""
-        disk.make_folder(path)
-        _save_table(path, self.name, [])
-        save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.empty(0, np.int64))
-        save_npz(os.path.join(path, f"{LENGTHS}.npz"), np.empty(0, np.int32))
-
-    def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
-        """Return `(episodes, rows, schema, {"columns": [Column]})`."""
-        with damage_named(path):
-            lengths, offsets = _episodes(path)
-            columns = self.columns(path)
-        schema = Schema(tuple(c.spec for c in columns)) if columns else None
-        return len(lengths), num_rows(lengths, offsets), schema, {"columns": columns}
 
     def columns(self, path: str) -> list[Column]:
         """Return the columns of a dataset, in order; those of other programs by the names of their files."""
@@ -167,54 +140,112 @@ class TabularLayout:
                 columns.append(Column(spec, name, media[0]))
         return columns
 
-    def absorb(self, path: str, log: Log) -> None:
-        """Take the records of a log over: columns, episode data, offsets, and last the lengths."""
+
+class TabularWriter(StagedWriter):
+    """Writes such folders: columns, episode data, offsets, and last the lengths, each file in one step."""
+
+    layout: ClassVar[TabularLayout]
+
+    _columns: Sequence[Column] = ()
+    _told = False
+
+    # -- what a format supplies --------------------------------------------------------------
+
+    def _how(self) -> str:
+        """Return how images of a new dataset are stored."""
+        raise NotImplementedError
+
+    def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
+        """Return images encoded, and what is lossy about it, and what to do, or ""."""
+        raise NotImplementedError
+
+    def _put(self, folder: str, number: int, how: str, images: Encoded) -> None:
+        """Write the encoded images of an episode."""
+        raise NotImplementedError
+
+    # -- as a StagedWriter -------------------------------------------------------------------
+
+    def _is_dataset(self, path: str) -> bool:
+        return self.layout.is_dataset(path)
+
+    def _owns(self, relative: str) -> bool:
+        folder, name = os.path.split(relative)
+        if not folder:
+            return name in _OURS or name.endswith((".npz", ".npz.new"))
+        return os.sep not in folder and _MEDIA.fullmatch(name) is not None
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        with damage_named(path):
+            columns = self.layout.columns(path)
+            return _episodes(path)[0], Schema(tuple(c.spec for c in columns)) if columns else None
+
+    def _open(self, path: str) -> None:
+        self._columns = self.layout.columns(path) if path else ()
+        self._told = False
+
+    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        made: dict[str, Array | Encoded] = dict(episode.columns)
+        for column in self._columns or plan_columns(episode.schema, self._how()):
+            if column.how != TABULAR:
+                packed, lossy = self._pack(column.how, episode.columns[column.spec.name])
+                made[column.spec.name] = packed
+                if lossy and not self._told:
+                    self._told = True
+                    log.warning(
+                        "%s: %s: images are stored as %s", type(self).__name__, self.path, lossy
+                    )
+        return made
+
+    def _rewritten(self, path: str) -> int:
+        with os.scandir(path) as entries:
+            return sum(e.stat().st_size for e in entries if e.name.endswith(".npz"))
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        disk.make_folder(path)
+        _save_table(path, self.layout.name, [])
+        save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.empty(0, np.int64))
+        save_npz(os.path.join(path, f"{LENGTHS}.npz"), np.empty(0, np.int32))
+        self._extend(path, episodes)
+
+    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
         lengths, offsets = _episodes(path)
-        fresh = [
-            (r.number, r.row, r.length, len(r.packed), _first(path, r, len(lengths)))
-            for r in log.records()
-            if r.number >= len(lengths)
-        ]
-        if not fresh:
+        columns, new, packed = self.layout.columns(path), list[int](), list[bytes]()
+        start = num_rows(lengths, offsets)
+        names: dict[str, None] = {}
+        for record in episodes:
+            columns = columns if columns or new else _columns_of(path, record)
+            new.append(record.length)
+            packed.append(record.packed)
+            names.update(dict.fromkeys(str(name) for name in record.data))
+        if not new:
             return
-        columns = self.columns(path)
-        if not columns:
-            columns = fresh[0][4] or []
-            _save_table(path, self.name, columns)
-        start = fresh[0][1]
-        total = start + sum(f[2] for f in fresh)
         with contextlib.ExitStack() as stack:
             writers = {}
             for column in columns:
                 if column.how == TABULAR:
                     file = os.path.join(path, f"{column.file}.npz")
-                    writer = stack.enter_context(NpzWriter(file, column.spec, total))
+                    writer = stack.enter_context(NpzWriter(file, column.spec, start + sum(new)))
                     if start:
                         writer.write(open_npz(file)[:start])
                     writers[column.spec.name] = writer
-            for record in log.records():
-                if record.number >= len(lengths):
-                    for name, writer in writers.items():
-                        writer.write(record.columns[name])  # type: ignore[arg-type]
-        if any(f[3] for f in fresh) or os.path.exists(os.path.join(path, DATA)):
-            _add_data(path, log, len(lengths))
-        new_lengths = np.array([f[2] for f in fresh], np.int32)
-        new_offsets = np.array([f[1] for f in fresh], np.int64)
-        for name, old, new in ((OFFSETS, offsets, new_offsets), (LENGTHS, lengths, new_lengths)):
-            save_npz(os.path.join(path, f"{name}.npz"), np.concatenate([old, new]))
-
-    def tidy(self, path: str) -> None:
-        """Remove the images of an episode that was being written when its writer was killed."""
-        count = len(_episodes(path)[0])
-        for folder in _folders(path):
-            for name in os.listdir(os.path.join(path, folder)):
-                match = _MEDIA.fullmatch(name)
-                if match is not None and int(match[1]) >= count:
-                    disk.remove(os.path.join(path, folder, name))
-            disk.remove_folder(os.path.join(path, folder))  # if it is empty
-        for name in os.listdir(path):
-            if name.endswith(".new") and self.owns(name):
-                disk.remove(os.path.join(path, name))
+                else:
+                    disk.make_folder(os.path.join(path, column.file))
+            for number, record in enumerate(episodes, len(lengths)):
+                for column in columns:
+                    value = record.columns.get(column.spec.name)
+                    if isinstance(value, Encoded):
+                        folder = os.path.join(path, column.file)
+                        self._put(folder, number, column.how, value)
+                    elif value is not None:  # else of an earlier release, and there already
+                        writers[column.spec.name].write(value)
+        if any(packed) or os.path.exists(os.path.join(path, DATA)):
+            _add_data(path, len(lengths), packed, list(names))
+        if not len(lengths):
+            _save_table(path, self.layout.name, columns)  # what it names is there
+        fresh = start + np.cumsum(new, dtype=np.int64) - new
+        save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.concatenate([offsets, fresh]))
+        made = np.concatenate([lengths, np.array(new, np.int32)])
+        save_npz(os.path.join(path, f"{LENGTHS}.npz"), made)
 
 
 class TabularSource(DirectorySource):
@@ -226,7 +257,6 @@ class TabularSource(DirectorySource):
     """
 
     def __init__(self, path: str | os.PathLike[str], layout: TabularLayout) -> None:
-        recover(os.fspath(path), layout)
         super().__init__(path)
         with damage_named(self.path):
             self.lengths, self.offsets = _episodes(self.path)
@@ -312,12 +342,17 @@ class TabularSource(DirectorySource):
         return decode_data(blob[int(ends[episode - 1]) if episode else 0 : int(ends[episode])])
 
 
-def _first(path: str, record: Record, episodes: int) -> list[Column] | None:
-    """Return the columns as the very first record notes them."""
-    if record.number or episodes:
-        return None
-    files = record.notes["columns"]
-    return [_column(path, spec, *files[i]) for i, spec in enumerate(record.schema.columns)]
+def _columns_of(path: str, record: Record) -> list[Column]:
+    """Return where the columns of a dataset without episodes are to lie, as its first record has them."""
+    if "columns" in record.notes:  # of an earlier release, which noted it
+        files = record.notes["columns"]
+        return [_column(path, s, *files[i]) for i, s in enumerate(record.schema.columns)]
+    found = []
+    for spec in record.schema.columns:
+        value = record.columns[spec.name]
+        how = value.how if isinstance(value, Encoded) else TABULAR
+        found.append(Column(spec, file_name(spec.name, (LENGTHS, OFFSETS)), how))
+    return found
 
 
 def _column(path: str, spec: ColumnSpec, file: Any, how: Any) -> Column:
@@ -371,26 +406,22 @@ def _save_table(path: str, name: str, columns: list[Column]) -> None:
 # -- episode data ---------------------------------------------------------------------------------
 
 
-def _add_data(path: str, log: Log, episodes: int) -> None:
-    """Write the episode data of all episodes anew: ends, bytes, names."""
+def _add_data(path: str, episodes: int, packed: list[bytes], fresh: list[str]) -> None:
+    """Write the episode data of all episodes again: ends, bytes, names."""
     file = os.path.join(path, DATA)
     ends, blob, names = np.empty(0, np.int64), b"", list[str]()
     if os.path.exists(file):
         (ends, blob), names = _load_data(file), _data_names(path)
     ends = ends[:episodes]
     blob = blob[: int(ends[-1]) if len(ends) else 0]
-    sizes, parts = [0] * (episodes - len(ends)), [blob]
-    for record in log.records():
-        if record.number >= episodes:
-            sizes.append(len(record.packed))
-            parts.append(record.packed)
-            names += [str(name) for name in record.data if name not in names]
+    names += [name for name in fresh if name not in names]
+    sizes = [0] * (episodes - len(ends)) + [len(part) for part in packed]
     ends = np.concatenate([ends, len(blob) + np.cumsum(sizes, dtype=np.int64)])
     disk.remove(file + ".new")  # a link there would be followed
     with zipfile.ZipFile(file + ".new", "x", zipfile.ZIP_STORED) as archive:
         for member, array in (
             ("ends", ends),
-            ("bytes", np.frombuffer(b"".join(parts), np.uint8)),
+            ("bytes", np.frombuffer(b"".join([blob, *packed]), np.uint8)),
             ("names", np.frombuffer(json.dumps(names).encode(), np.uint8)),
         ):
             with archive.open(f"{member}.npy", "w", force_zip64=True) as into:

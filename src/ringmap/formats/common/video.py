@@ -10,6 +10,7 @@ Not here: which frames a batch needs (each format).
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import threading
@@ -71,8 +72,8 @@ class Encoding:
     lossless: bool = False
 
 
-def encode_video(path: str, frames: Array, encoding: Encoding) -> None:
-    """Write `frames`, (T, H, W, 1 or 3) uint8, to a file.
+def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
+    """Write `frames`, (T, H, W, 1 or 3) uint8, to a path or a file object.
 
     Raises:
         av.FFmpegError (an OSError or ValueError): the codec is not there, or refuses its options.
@@ -87,7 +88,7 @@ def encode_video(path: str, frames: Array, encoding: Encoding) -> None:
     pixels = "yuv420p"
     if encoding.lossless:
         codec, options, pixels = "libx264rgb", {"qp": "0"}, "rgb24"
-    with av.open(path, "w", format="mp4") as container:
+    with av.open(file, "w", format="mp4") as container:
         stream: Any = container.add_stream(codec, rate=Fraction(encoding.fps), options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
         stream.codec_context.gop_size = KEYFRAMES
@@ -109,23 +110,27 @@ class Decoder:
     """A video file that stays open. One thread at a time.
 
     Args:
-        path: of the file.
+        path: of the file; or what to call it, where its bytes are given.
+        data: what is in it.
 
     Raises:
         CorruptError: it is no video.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, data: bytes | None = None) -> None:
         import av
 
         self.path = path
-        if kind := kind_at(path):
+        self._container: Any
+        if data is None and (kind := kind_at(path)):
             if kind == "missing":
                 raise CorruptError(f"{path}: is missing")
             raise NotAFileError(path, kind)
         try:
             # By its content alone, a file could be a playlist, which makes FFmpeg open others, here or elsewhere.
-            self._container = av.open(path, format="mp4", options={"protocol_whitelist": "file"})
+            self._container = av.open(
+                path if data is None else io.BytesIO(data), format="mp4", options={"protocol_whitelist": "file"}
+            )  # fmt: skip
             self._stream = self._container.streams.video[0]
             self._stream.codec_context.options = {"max_pixels": str(LARGEST_PICTURE)}
             height, width = self.size

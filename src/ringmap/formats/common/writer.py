@@ -4,7 +4,7 @@
 
 Invariants: a call that raises has changed nothing that a reader sees; a forked child neither
 writes nor ends its parent's block.
-Not here: files. `DirectoryWriter` (directory.py) is this for formats that are folders.
+Not here: files. `StagedWriter` (staged.py) is this for formats that are exported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ringmap.errors import ReadOnlyError, RoleError
-from ringmap.formats.base import validate_write_mode
+from ringmap.formats.episode import validate_write_mode
 from ringmap.formats.schema import CheckedEpisode, check_episode
 from ringmap.storage.blobs import encode_data
 from ringmap.storage.schema import Schema

@@ -26,6 +26,7 @@ class Folder(StoredFormat):
     name = "folder"
     source = "ringmap.formats.folder.source:FolderSource"
     writer = "ringmap.formats.folder.writer:FolderWriter"
+    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

@@ -1,6 +1,6 @@
-"""The writing side of a folder: images go to their files at once, columns to the log.
+"""The writing side of a folder: pictures, encoded when their episode is written.
 
-Not here: the block, the log and the swap (common/directory.py), .npz files (common/tabular.py).
+Not here: the log (common/staged.py), .npz files (common/tabular.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.formats.common import disk
-from ringmap.formats.common.apart import ApartWriter
-from ringmap.formats.common.images import check_image_format, encode, in_threads
-from ringmap.formats.common.tabular import Column
+from ringmap.formats.common.images import check_image_format, encode
+from ringmap.formats.common.log import Encoded
+from ringmap.formats.common.tabular import TabularWriter
 from ringmap.formats.folder.source import LAYOUT, image_name
 
 __all__ = ["FolderWriter"]
@@ -21,7 +21,7 @@ __all__ = ["FolderWriter"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class FolderWriter(ApartWriter):
+class FolderWriter(TabularWriter):
     """Writes episodes to a folder. Use it in a `with` block.
 
     Args:
@@ -67,17 +67,11 @@ class FolderWriter(ApartWriter):
     def _how(self) -> str:
         return self.image_format
 
-    def _put(self, folder: str, number: int, column: Column, images: Array) -> str:
-        kind = check_image_format(column.how, "FolderWriter")
-        blobs = encode(images, kind)
-        files = [os.path.join(folder, image_name(number, t, column.how)) for t in range(len(blobs))]
-        in_threads(lambda item: disk.write_file(*item), list(zip(files, blobs, strict=True)))
-        return (
-            "JPEG, which is lossy; for exact images pass image_format='png'"
-            if kind == "jpeg"
-            else ""
-        )
+    def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
+        kind = check_image_format(how, "FolderWriter")
+        lossy = "JPEG, which is lossy; for exact images pass image_format='png'"
+        return Encoded(encode(images, kind), how), lossy if kind == "jpeg" else ""
 
-    def _files(self, folder: str, number: int) -> list[str]:
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        return [name for name in names if name.startswith(f"ep_{number}_")]
+    def _put(self, folder: str, number: int, how: str, images: Encoded) -> None:
+        for step, data in enumerate(images.values):
+            disk.write_file(os.path.join(folder, image_name(number, step, how)), data)

@@ -26,6 +26,7 @@ class Lance(StoredFormat):
     lossless = True
     source = "ringmap.formats.lance.source:LanceSource"
     writer = "ringmap.formats.lance.writer:LanceWriter"
+    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

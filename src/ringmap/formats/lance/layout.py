@@ -10,7 +10,7 @@
 The table `ringmap` in the schema's metadata says which column is which; without it (a dataset that
 another program made) binary columns are images and lists are what they are.
 Invariants: what `to_arrow` stored, `from_arrow` gives back equal, dtype and all.
-Not here: the folder (folder.py), commits (absorb.py), which rows to take (source.py).
+Not here: the folder (writer.py), commits (extend.py), which rows to take (source.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ __all__ = [
     "opened",
     "plan_fields",
     "sized_fields",
+    "table_of",
     "to_arrow",
 ]
 
@@ -308,6 +309,24 @@ def sized_fields(dataset: Any, path: str) -> list[Field]:
         else f
         for f in fields
     ]
+
+
+def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
+    """Return lengths and offsets of the episodes: the runs of rows of one episode number."""
+    table = dataset.to_table(columns=[EPISODE, STEP])
+    numbers, steps = (table.column(name).to_numpy() for name in (EPISODE, STEP))
+    if not len(numbers):
+        return np.empty(0, np.int32), np.empty(0, np.int64)
+    begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+    lengths = np.diff(np.append(begins, len(numbers)))
+    if len(np.unique(numbers[begins])) != len(begins):
+        raise CorruptError(
+            f"{path}: the rows of an episode do not lie together; sort it by {EPISODE}"
+        )
+    expected = np.arange(len(numbers)) - np.repeat(begins, lengths)
+    if not np.array_equal(steps - np.repeat(steps[begins], lengths), expected):
+        raise CorruptError(f"{path}: the steps of an episode are not in order; sort it by {STEP}")
+    return lengths.astype(np.int32), begins.astype(np.int64)
 
 
 def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
-from ringmap.formats.common.directory import recover
 from ringmap.formats.common.images import decode_into
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
-from ringmap.formats.lance.folder import LAYOUT
+from ringmap.formats.lance import Lance
 from ringmap.formats.lance.layout import (
     EPISODE,
     METADATA,
-    STEP,
     committed,
     episodes_path,
     from_arrow,
     opened,
     sized_fields,
+    table_of,
 )
 from ringmap.storage.blobs import decode_data
 from ringmap.storage.schema import ColumnSpec, Schema
@@ -56,14 +55,13 @@ class LanceSource(DirectorySource):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        recover(os.fspath(path), LAYOUT)
         super().__init__(path)
-        if not LAYOUT.is_dataset(self.path):
+        if not Lance.detect(self.path):
             raise UnknownFormatError(f"{self.path}: is not a Lance dataset")
         with damage_named(self.path):
             dataset = self._handle()
             self._fields = {f.spec.name: f for f in sized_fields(dataset, self.path)}
-            self.lengths, self.offsets = _table(dataset, self.path)
+            self.lengths, self.offsets = table_of(dataset, self.path)
         self.schema = Schema(tuple(f.spec for f in self._fields.values()))
         self._data: list[dict[str, Any]] | None = None
         with damage_named(episodes_path(self.path)):
@@ -112,24 +110,6 @@ class LanceSource(DirectorySource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_data": None}
-
-
-def _table(dataset: Any, path: str) -> tuple[Array, Array]:
-    """Return lengths and offsets of the episodes: the runs of rows of one episode number."""
-    table = dataset.to_table(columns=[EPISODE, STEP])
-    numbers, steps = (table.column(name).to_numpy() for name in (EPISODE, STEP))
-    if not len(numbers):
-        return np.empty(0, np.int32), np.empty(0, np.int64)
-    begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
-    lengths = np.diff(np.append(begins, len(numbers)))
-    if len(np.unique(numbers[begins])) != len(begins):
-        raise CorruptError(
-            f"{path}: the rows of an episode do not lie together; sort it by {EPISODE}"
-        )
-    expected = np.arange(len(numbers)) - np.repeat(begins, lengths)
-    if not np.array_equal(steps - np.repeat(steps[begins], lengths), expected):
-        raise CorruptError(f"{path}: the steps of an episode are not in order; sort it by {STEP}")
-    return lengths.astype(np.int32), begins.astype(np.int64)
 
 
 def _data_names(path: str) -> list[str]:

@@ -1,33 +1,46 @@
 """The writing side of a Lance dataset: images encoded, the rest as it is.
 
-Not here: the block, the log and the swap (formats/common), rows in Lance (absorb.py).
+Not here: the log (common/staged.py), rows in Lance (extend.py).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ringmap.datasets.layout import is_image, stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
-from ringmap.formats.common.directory import DirectoryWriter
 from ringmap.formats.common.images import check_image_format, encode
-from ringmap.formats.common.log import Encoded
-from ringmap.formats.lance.folder import LAYOUT
-from ringmap.formats.lance.layout import Field, plan_fields
+from ringmap.formats.common.log import FILE, Encoded, Record
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.lance import Lance
+from ringmap.formats.lance.extend import create, extend
+from ringmap.formats.lance.layout import (
+    METADATA,
+    Field,
+    episodes_path,
+    opened,
+    plan_fields,
+    sized_fields,
+    table_of,
+)
 from ringmap.formats.schema import CheckedEpisode
-from ringmap.storage.schema import ColumnSpec, as_columns
+from ringmap.storage.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["LanceWriter"]
 
 log = logging.getLogger("ringmap")
 
+Array = np.ndarray[Any, np.dtype[Any]]
 
-class LanceWriter(DirectoryWriter):
+_FOLDERS = ("_versions", "_transactions", "_indices", "_deletions", "_refs", "data", "tree")
+
+
+class LanceWriter(StagedWriter):
     """Writes episodes to a Lance dataset. Use it in a `with` block.
 
     Args:
@@ -59,8 +72,6 @@ class LanceWriter(DirectoryWriter):
         {'seed': [7]}
     """
 
-    layout = LAYOUT
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -75,35 +86,60 @@ class LanceWriter(DirectoryWriter):
         self.image_format = check_image_format(chosen, "LanceWriter")
         self.compat = compat
 
-    def _open(self, path: str, notes: dict[str, Any]) -> None:
-        self._fields: list[Field] | None = notes.get("fields")
-        self._compat = notes.get("compat", self.compat)
+    def _is_dataset(self, path: str) -> bool:
+        return Lance.detect(path)
+
+    def _owns(self, relative: str) -> bool:
+        head = relative.split(os.sep)[0]
+        return (
+            head in _FOLDERS or relative in (FILE, FILE + ".new") or relative.startswith("_latest")
+        )
+
+    def _items(self, path: str) -> list[str]:
+        return [os.path.basename(path), os.path.basename(episodes_path(path))]
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        dataset = opened(path)
+        lengths = table_of(dataset, path)[0]
+        fields = sized_fields(dataset, path) if len(lengths) else []
+        return lengths, Schema(tuple(f.spec for f in fields)) if fields else None
+
+    def _open(self, path: str) -> None:
+        self._fields, self._compat = list[Field](), self.compat
         self._told = False
+        if path:
+            dataset = opened(path)
+            self._fields = sized_fields(dataset, path)
+            self._compat = METADATA not in (dataset.schema.metadata or {})
 
     def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
         return _flattened(ep_data) if self._compat else ep_data
 
-    def _encode(
-        self, episode: CheckedEpisode, number: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self._fields is None:
-            self._fields = plan_fields(episode.schema, self.image_format)
-        columns: dict[str, Any] = dict(episode.columns)
-        for field in self._fields:
+    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        columns: dict[str, Array | Encoded] = dict(episode.columns)
+        fields = self._fields or plan_fields(episode.schema, self.image_format)
+        for field in fields:
             if field.how in ("png", "jpeg"):
-                columns[field.spec.name] = Encoded(encode(columns[field.spec.name], field.how))
-        if not self._told and (self._compat or any(f.how == "jpeg" for f in self._fields)):
+                images = encode(episode.columns[field.spec.name], field.how)
+                columns[field.spec.name] = Encoded(images, field.how)
+        if not self._told and (self._compat or any(f.how == "jpeg" for f in fields)):
             self._told = True
             log.warning(
                 "LanceWriter: %s: %s; for exact values leave compat=False and image_format='png'",
                 self.path,
                 "numbers become float32, images JPEG" if self._compat else "images are stored as JPEG, which is lossy",
             )  # fmt: skip
-        return columns, {"images": self.image_format, "compat": self._compat}
+        return columns
 
-    def _undo(self, number: int) -> None:
-        if not number:
-            self._fields = None
+    def _notes(self) -> dict[str, Any]:
+        return {"images": self.image_format, "compat": self._compat}
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        create(path)
+        extend(path, episodes)
+
+    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+        extend(path, episodes)
 
 
 def _flattened(ep_data: Mapping[str, Any]) -> dict[str, Any]:

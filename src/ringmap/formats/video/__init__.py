@@ -26,6 +26,7 @@ class Video(StoredFormat):
     name = "video"
     source = "ringmap.formats.video.source:VideoSource"
     writer = "ringmap.formats.video.writer:VideoWriter"
+    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

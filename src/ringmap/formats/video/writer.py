@@ -1,18 +1,20 @@
-"""The writing side of a folder of videos: a video per episode at once, columns to the log.
+"""The writing side of a folder of videos: films, encoded when their episode is written.
 
-Not here: the block, the log and the swap (common/directory.py), frames (common/video.py).
+Not here: the log (common/staged.py), .npz files (common/tabular.py), frames (common/video.py).
 """
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any
 
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.formats.common.apart import ApartWriter
-from ringmap.formats.common.tabular import Column
+from ringmap.formats.common import disk
+from ringmap.formats.common.log import Encoded
+from ringmap.formats.common.tabular import TabularWriter
 from ringmap.formats.common.video import Encoding, encode_video
 from ringmap.formats.video.source import LAYOUT, video_name
 
@@ -21,7 +23,7 @@ __all__ = ["VideoWriter"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class VideoWriter(ApartWriter):
+class VideoWriter(TabularWriter):
     """Writes episodes to a folder, images as videos. Use it in a `with` block.
 
     Args:
@@ -76,13 +78,11 @@ class VideoWriter(ApartWriter):
     def _how(self) -> str:
         return "mp4"
 
-    def _put(self, folder: str, number: int, column: Column, images: Array) -> str:
-        encode_video(os.path.join(folder, video_name(number)), images, self.encoding)
-        return (
-            ""
-            if self.encoding.lossless
-            else "H.264, which is lossy; for exact images pass lossless=True"
-        )
+    def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
+        film = io.BytesIO()
+        encode_video(film, images, self.encoding)
+        lossy = "H.264, which is lossy; for exact images pass lossless=True"
+        return Encoded([film.getvalue()], how), "" if self.encoding.lossless else lossy
 
-    def _files(self, folder: str, number: int) -> list[str]:
-        return [video_name(number)]
+    def _put(self, folder: str, number: int, how: str, images: Encoded) -> None:
+        disk.write_file(os.path.join(folder, video_name(number)), images.values[0])

@@ -26,6 +26,7 @@ class Zarr(StoredFormat):
     lossless = True
     source = "ringmap.formats.zarr.source:ZarrSource"
     writer = "ringmap.formats.zarr.writer:ZarrWriter"
+    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

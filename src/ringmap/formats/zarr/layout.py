@@ -1,4 +1,4 @@
-"""How columns lie in a Zarr group, and how the log becomes rows of it.
+"""How columns lie in a Zarr group, and how episodes become rows of it.
 
     data/pixels            uint8 (N, H, W, C)       numbers and bools: as they are
     data/stamp             int64, complex pairs     attribute ringmap = {"dtype": "<M8[ns]", ...}
@@ -7,8 +7,8 @@
     meta/episode_ends      int64 (E,)               the last thing that a group of episodes changes
     meta/ringmap_*         episode data, if there is any: bytes, ends
 
-Invariants: rows beyond the last end count for nothing, and an end is there only when its rows are; taking a log
-over twice is taking it over once.
+Invariants: rows beyond the last end count for nothing, and an end is there only when its rows are; adding twice
+what is not counted yet is adding once.
 Not here: reading (source.py).
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common.inside import check_name, check_row
-from ringmap.formats.common.log import Log, Record
+from ringmap.formats.common.log import Record
 from ringmap.formats.common.names import file_name
 from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
 
@@ -32,11 +32,12 @@ __all__ = [
     "CHUNK_NBYTES",
     "DATA_BYTES",
     "DATA_ENDS",
-    "LAYOUT",
     "NAMES",
     "Column",
     "columns_of",
+    "create",
     "episode_ends",
+    "extend",
     "open_group",
 ]
 
@@ -120,8 +121,11 @@ def episode_ends(group: Any, path: str) -> Array:
     return ends
 
 
-def columns_of(group: Any, path: str) -> list[Column]:
-    """Return the columns of a dataset; those of other programs by the names of their arrays."""
+def columns_of(group: Any, path: str, ends: Array) -> list[Column]:
+    """Return the columns of a dataset; those of other programs by the names of their arrays.
+
+    Without an episode (`ends`) there may be files of half of them, from a writer that was killed.
+    """
     import zarr
 
     data = group["data"]
@@ -134,6 +138,8 @@ def columns_of(group: Any, path: str) -> list[Column]:
             check_row(path, name, spec.row_nbytes)
             found.append(Column(spec, data[file] if spec.row_nbytes else None, file))
         return found
+    if not len(ends):
+        return []
     found = []
     for name in sorted(data):
         array = data[name]
@@ -149,88 +155,51 @@ def columns_of(group: Any, path: str) -> list[Column]:
     return found
 
 
-class ZarrLayout:
-    """What `DirectoryWriter` needs to know of Zarr groups."""
+def create(path: str) -> None:
+    """Make an empty dataset."""
+    import zarr
 
-    def items(self, path: str) -> list[str]:
-        """Return the one name of a dataset."""
-        return [os.path.basename(path)]
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    group.create_group("data")
+    _create(group.create_group("meta"), "episode_ends", (), np.dtype("<i8"), 4096, None)
 
-    def is_dataset(self, path: str) -> bool:
-        """Tell by the episode table."""
-        from ringmap.formats.zarr import Zarr
 
-        return Zarr.detect(path)
+def extend(path: str, episodes: Iterable[Record]) -> None:
+    """Add episodes: rows, episode data, and last the ends."""
+    group = open_group(path, "r+")
+    ends = episode_ends(group, path)
+    columns = columns_of(group, path, ends) if len(ends) else []
+    pending: list[Record] = []
+    size = 0
+    for record in episodes:
+        pending.append(record)
+        size += record.length * sum(spec.row_nbytes for spec in record.schema.columns)
+        if size >= _GROUP_NBYTES:
+            columns, ends = _add(group, columns, ends, pending)
+            pending, size = [], 0
+    if pending:
+        _add(group, columns, ends, pending)
 
-    def owns(self, relative: str) -> bool:
-        """Tell of a path below the folder whether it is of the dataset."""
-        parts = relative.split(os.sep)
-        return parts[0] in ("data", "meta", "zarr.json", ".ringmap.log") or parts[0].startswith(
-            ".z"
+
+def _add(
+    group: Any, columns: list[Column], ends: Array, records: list[Record]
+) -> tuple[list[Column], Array]:
+    rows = int(ends[-1]) if len(ends) else 0
+    if not columns:
+        columns = _create_columns(group, records[0].schema, records[0].notes)
+    for column in columns:
+        if column.array is None:
+            continue
+        block = np.concatenate(
+            [column.stored(record.columns[column.spec.name]) for record in records]  # type: ignore[arg-type]
         )
-
-    def create(self, path: str) -> None:
-        """Make an empty dataset."""
-        import zarr
-
-        group = zarr.open_group(path, mode="w", zarr_format=2)
-        group.create_group("data")
-        meta = group.create_group("meta")
-        _create(meta, "episode_ends", (), np.dtype("<i8"), 4096, None)
-
-    def look(self, path: str) -> tuple[int, int, Schema | None, dict[str, Any]]:
-        """Return `(episodes, rows, schema, notes)`."""
-        group = open_group(path)
-        ends = episode_ends(group, path)
-        columns = columns_of(group, path)
-        schema = Schema(tuple(c.spec for c in columns)) if columns else None
-        return len(ends), int(ends[-1]) if len(ends) else 0, schema, {}
-
-    def absorb(self, path: str, log: Log) -> None:
-        """Take the records of a log over: rows, episode data, and last the ends."""
-        group = open_group(path, "r+")
-        ends = episode_ends(group, path)
-        # Without an episode there may be half of the columns, from a writer that was killed: they are made again.
-        columns = columns_of(group, path) if len(ends) else []
-        rows = int(ends[-1]) if len(ends) else 0
-        pending: list[Record] = []
-        size = 0
-        for record in log.records():
-            if record.number < len(ends) + len(pending):
-                continue
-            pending.append(record)
-            size += record.length * sum(spec.row_nbytes for spec in record.schema.columns)
-            if size >= _GROUP_NBYTES:
-                columns, ends, rows = self._add(group, columns, ends, rows, pending)
-                pending, size = [], 0
-        if pending:
-            self._add(group, columns, ends, rows, pending)
-
-    def _add(
-        self, group: Any, columns: list[Column], ends: Array, rows: int, records: list[Record]
-    ) -> tuple[list[Column], Array, int]:
-        if not columns:
-            columns = _create_columns(group, records[0].schema, records[0].notes)
-        total = rows + sum(record.length for record in records)
-        for column in columns:
-            if column.array is None:
-                continue
-            block = np.concatenate(
-                [column.stored(record.columns[column.spec.name]) for record in records]  # type: ignore[arg-type]
-            )
-            _put(column.array, rows, block)
-        if any(record.packed for record in records) or DATA_ENDS in group["meta"]:
-            _add_data(group, len(ends), records)
-        fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
-        _put(group["meta/episode_ends"], len(ends), fresh)
-        group.store.publish()  # lengths, that of `episode_ends` last: the rows are there
-        return columns, np.concatenate([ends, fresh]), total
-
-    def tidy(self, path: str) -> None:
-        """Nothing: rows beyond the last end are written over."""
-
-
-LAYOUT = ZarrLayout()
+        _put(column.array, rows, block)
+    if any(record.packed for record in records) or DATA_ENDS in group["meta"]:
+        _add_data(group, len(ends), records)
+    fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
+    _put(group["meta/episode_ends"], len(ends), fresh)
+    group.store.publish()  # lengths, that of `episode_ends` last: the rows are there
+    return columns, np.concatenate([ends, fresh])
 
 
 def _put(array: Any, start: int, rows: Array) -> None:

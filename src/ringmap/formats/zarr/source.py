@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
-from ringmap.formats.common.directory import recover
 from ringmap.formats.common.images import in_threads
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
+from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.layout import (
     DATA_BYTES,
     DATA_ENDS,
-    LAYOUT,
     NAMES,
     Column,
     columns_of,
@@ -54,13 +53,12 @@ class ZarrSource(DirectorySource):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        recover(os.fspath(path), LAYOUT)
         super().__init__(path)
-        if not LAYOUT.is_dataset(self.path):
+        if not Zarr.detect(self.path):
             raise UnknownFormatError(f"{self.path}: has no meta/episode_ends")
         with damage_named(self.path):
             handle = self._handle()
-            ends = episode_ends(handle.group, self.path)
+            ends = handle.ends
             self.offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
             self.lengths = (ends - self.offsets).astype(np.int32)
             for name, column in handle.columns.items():
@@ -106,7 +104,8 @@ class _Handle:
 
     def __init__(self, group: Any, path: str) -> None:
         self.group = group
-        self.columns = {c.spec.name: c for c in columns_of(group, path)}
+        self.ends = episode_ends(group, path)  # first: a writer at work changes them last
+        self.columns = {c.spec.name: c for c in columns_of(group, path, self.ends)}
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._nbytes = 0

@@ -1,22 +1,36 @@
 """The writing side of a Zarr group.
 
-Not here: the block, the log and the swap (common/directory.py), arrays (layout.py).
+Not here: the log (common/staged.py), arrays (layout.py).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from ringmap.errors import InputError
-from ringmap.formats.common.directory import DirectoryWriter
-from ringmap.formats.schema import CheckedEpisode
-from ringmap.formats.zarr.layout import CHUNK_NBYTES, LAYOUT
+from ringmap.formats.common.log import FILE, Record
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.zarr import Zarr
+from ringmap.formats.zarr.layout import (
+    CHUNK_NBYTES,
+    columns_of,
+    create,
+    episode_ends,
+    extend,
+    open_group,
+)
+from ringmap.storage.schema import Schema
 
 __all__ = ["ZarrWriter"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
 
-class ZarrWriter(DirectoryWriter):
+
+class ZarrWriter(StagedWriter):
     """Writes episodes to a Zarr group. Use it in a `with` block.
 
     Args:
@@ -46,8 +60,6 @@ class ZarrWriter(DirectoryWriter):
         [2, 3]
     """
 
-    layout = LAYOUT
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -62,9 +74,28 @@ class ZarrWriter(DirectoryWriter):
             raise InputError(f"ZarrWriter: chunk_nbytes must be positive, got {chunk_nbytes}")
         if level is not None and not 1 <= level <= 9:
             raise InputError(f"ZarrWriter: level must be 1 to 9 or None, got {level}")
-        self._notes = {"chunk_nbytes": chunk_nbytes, "level": level}
+        self._options = {"chunk_nbytes": chunk_nbytes, "level": level}
 
-    def _encode(
-        self, episode: CheckedEpisode, number: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        return dict(episode.columns), self._notes
+    def _is_dataset(self, path: str) -> bool:
+        return Zarr.detect(path)
+
+    def _owns(self, relative: str) -> bool:
+        head = relative.split(os.sep)[0]
+        return head in ("data", "meta", "zarr.json", FILE, FILE + ".new") or head.startswith(".z")
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        group = open_group(path)
+        ends = episode_ends(group, path)
+        columns = columns_of(group, path, ends)
+        schema = Schema(tuple(c.spec for c in columns)) if columns and len(ends) else None
+        return np.diff(ends, prepend=0), schema
+
+    def _notes(self) -> dict[str, Any]:
+        return self._options
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        create(path)
+        extend(path, episodes)
+
+    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+        extend(path, episodes)

@@ -1,0 +1,152 @@
+"""The writer of a format that has no writer of its own, but `export`, and maybe `extend`.
+
+    class Mine(Format):                     ExportWriter: each episode into the log; at the end
+        def export(cls, episodes, path)     -> export beside, with the episodes that are there, and swap
+        def extend(cls, episodes, path)     -> or extend in groups
+
+Not here: the log and the swap (staged.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.errors import InputError
+from ringmap.formats.common.log import Record
+from ringmap.formats.common.pending import Again, Pending, logged_only, pending_at
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.swap import restore
+from ringmap.formats.episode import EPISODE_DATA_KEY
+from ringmap.formats.schema import CheckedEpisode, check_episode
+from ringmap.storage.blobs import encode_data
+from ringmap.storage.schema import Schema
+
+__all__ = ["ExportWriter", "open_exported"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_OPTIONS = ("num_steps", "frameskip", "transform", "layout", "output", "keys_to_load")
+
+
+class Exports(Protocol):
+    """What is asked of a format that exports; see `Format`."""
+
+    name: str
+    supports_episode_data: bool
+
+    def detect(self, path: str | os.PathLike[str]) -> bool:
+        """Tell whether a dataset of the format is there."""
+
+    def open_reader(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Return the dataset at `path`."""
+
+    def export(
+        self,
+        episodes: Iterable[Mapping[str, Any]],
+        path: str | os.PathLike[str],
+        **options: Any,
+    ) -> None:
+        """Write a new dataset."""
+
+    def extend(
+        self,
+        episodes: Iterable[Mapping[str, Any]],
+        path: str | os.PathLike[str],
+        **options: Any,
+    ) -> None:
+        """Add episodes to a dataset."""
+
+
+class ExportWriter(StagedWriter):
+    """Writes episodes by a format's `export` and `extend`. Use it in a `with` block.
+
+    Args:
+        format: which.
+        extends: whether it has an `extend` of its own.
+        path: a file or folder; those above it are made.
+        mode: one of `WRITE_MODES`.
+        progress: show a progress bar in `write_episodes`.
+        options: for `export` and `extend`.
+    """
+
+    def __init__(
+        self,
+        format: Exports,
+        path: str | os.PathLike[str],
+        *,
+        extends: bool,
+        mode: str = "append",
+        progress: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, mode, progress)
+        self._format, self._options, self.extends = format, options, extends
+
+    def _is_dataset(self, path: str) -> bool:
+        return self._format.detect(path)
+
+    def _owns(self, relative: str) -> bool:
+        return True
+
+    def _check(self, episode: CheckedEpisode, where: str) -> None:
+        if episode.data and not self._format.supports_episode_data:
+            raise InputError(
+                f"{where}: format {self._format.name!r} holds no episode data, but the episode has {list(episode.data)}"
+            )
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        from ringmap.datasets.episodes import schema_of
+
+        dataset = self._format.open_reader(path, layout="HWC")
+        try:
+            return np.asarray(dataset.lengths), schema_of(dataset, type(self).__name__)
+        finally:
+            dataset.close()
+
+    def _stored(self, path: str) -> Iterable[Record]:
+        from ringmap.datasets.episodes import episodes_of
+
+        name = type(self).__name__
+        dataset = self._format.open_reader(path, layout="HWC")
+        try:
+            for number, (columns, data) in enumerate(episodes_of(dataset, True)):
+                found = check_episode({**columns, EPISODE_DATA_KEY: data}, None, name)
+                if found is not None:
+                    packed = encode_data(data, name) if data else b""
+                    yield Record(number, 0, found.length, found.schema, found.columns, packed, {})
+        finally:
+            dataset.close()
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        self._format.export(_as_episodes(episodes), path, **self._options)
+
+    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+        self._format.extend(_as_episodes(episodes), path, **self._options)
+
+
+def _as_episodes(records: Iterable[Record]) -> Iterable[Mapping[str, Any]]:
+    return Again(lambda: (record.as_episode() for record in records))
+
+
+def open_exported(format: Exports, path: str | os.PathLike[str], options: dict[str, Any]) -> Any:  # fmt: skip
+    """Return the dataset of a format at a path, with the episodes of its log."""
+    from ringmap.datasets.joined import ConcatDataset
+    from ringmap.datasets.stored import StoredDataset
+
+    place = os.path.realpath(path)
+    restore(place)
+    log = pending_at(place)
+    dataset = format.open_reader(path, **options)
+    if log is None:
+        return dataset
+    pending = Pending(log, np.asarray(dataset.lengths), place)
+    if not pending.places:
+        log.close()
+        return dataset
+    known = {name: options[name] for name in _OPTIONS if name in options}
+    logged = StoredDataset(logged_only(place, log, pending), **known)
+    return ConcatDataset([dataset, logged]) if len(dataset.lengths) else logged

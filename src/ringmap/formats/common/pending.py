@@ -1,0 +1,308 @@
+"""Reading a dataset together with the episodes that its writer, killed or at work, has only logged as yet.
+
+    source of the format   rows 0 ... N             | one `ColumnSource`, in which nobody sees
+    records of the log     rows N ...               | where the one ends and the other begins
+
+Invariants: a reader changes nothing; each episode whose write had returned when the log was opened is there, once.
+Not here: the bytes of a log (log.py), when it goes over into the dataset (staged.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import xxhash
+
+from ringmap.datasets.base import num_rows
+from ringmap.errors import CorruptError, ReplacedError
+from ringmap.formats.common.episodes import EpisodeCache
+from ringmap.formats.common.images import decode_into
+from ringmap.formats.common.inside import check_row
+from ringmap.formats.common.log import FILE, FILM, Encoded, Log, Place, Record
+from ringmap.formats.common.source import damage_named, offsets_of, steps_of
+from ringmap.formats.common.swap import LOG, staging_folder
+from ringmap.storage.blobs import decode_data
+from ringmap.storage.schema import ColumnSpec, Schema
+
+if TYPE_CHECKING:
+    from ringmap.datasets.stored import ColumnSource
+
+__all__ = ["Again", "Pending", "base_of", "log_path", "logged_only", "pending_at", "with_pending"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def log_path(path: str) -> str:
+    """Return where the log of a dataset lies: inside of a folder, beside a file."""
+    path = os.path.realpath(path)
+    return os.path.join(path, FILE) if os.path.isdir(path) else os.path.join(staging_folder(path), LOG)  # fmt: skip
+
+
+def base_of(lengths: Array) -> dict[str, Any]:
+    """Return what a log notes of the dataset that it extends."""
+    digest = xxhash.xxh3_64_hexdigest(np.asarray(lengths, "<i8").tobytes())
+    return {"episodes": len(lengths), "lengths": digest}
+
+
+class Pending:
+    """The records of a log that a dataset lacks. May be gone through more than once.
+
+    Args:
+        log: open.
+        lengths: of the dataset's episodes.
+        path: of the dataset, for messages.
+
+    Raises:
+        CorruptError: the log extends another dataset, or this one was changed meanwhile.
+    """
+
+    def __init__(self, log: Log, lengths: Array, path: str) -> None:
+        self._log = log
+        count, places = len(lengths), log.places
+        first = places[0].number if places else count
+        if log.base is not None:
+            first = int(log.base["episodes"])
+        logged = [place.length for place in places]
+        fits = (
+            count >= first
+            and [place.number for place in places] == list(range(first, first + len(places)))
+            and (log.base is None or log.base["lengths"] == base_of(lengths[:first])["lengths"])
+            and logged[: count - first] == lengths[first : first + len(places)].tolist()
+        )
+        if not fits:
+            raise CorruptError(
+                f"{log.path}: holds {len(places)} episodes that follow episode {first} of {path} as it was, but that was "
+                f"changed meanwhile, and has {count}; delete this file to give them up, or put the old dataset back"
+            )
+        self.places = places[count - first :]
+
+    def __iter__(self) -> Iterator[Record]:
+        for place in self.places:
+            yield self._log.read(place)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+class Again:
+    """What a function returns, as often as it is gone through.
+
+    Args:
+        make: returns an iterator.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._make())
+
+
+def pending_at(path: str) -> Log | None:
+    """Return the log of a dataset, open, if it has one that holds episodes."""
+    log = Log(log_path(path))
+    try:
+        log.open()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if log.places:
+        return log
+    log.close()
+    return None
+
+
+def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnSource:
+    """Return the source of a dataset, with the episodes of its log.
+
+    Args:
+        path: of the dataset.
+        source_of: opens the dataset's own source.
+    """
+    log = pending_at(path)  # first: what goes over into the dataset meanwhile, that has
+    source = source_of(path)
+    if log is None:
+        return source
+    if log.base is not None:  # else a writer of an earlier release is at work
+        with damage_named(log.path):
+            pending = Pending(log, source.lengths, path)
+            if pending.places:
+                return _Joined(source, log, pending.places)
+    log.close()
+    return source
+
+
+def logged_only(path: str, log: Log, pending: Pending) -> ColumnSource:
+    """Return the source of a log's episodes alone."""
+    return _Joined(_Nothing(path), log, pending.places)
+
+
+class _Nothing:
+    """A source without columns or episodes."""
+
+    schema = Schema(())
+    lengths = np.empty(0, np.int32)
+    offsets = np.empty(0, np.int64)
+    episode_columns: ClassVar[list[str]] = []
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        return {}
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class _Joined:
+    """The columns of a dataset and of its log, as `StoredDataset` reads them.
+
+    Args:
+        source: of the dataset.
+        log: open.
+        places: the records that the dataset lacks.
+    """
+
+    _log: Log | None = None
+
+    def __init__(self, source: ColumnSource, log: Log, places: list[Place]) -> None:
+        self.path, self.source = source.path, source
+        self._places = places
+        self._log_path, self._identity = log.path, log.identity()
+        self._rows = num_rows(source.lengths, source.offsets)
+        lengths = np.array([place.length for place in places], np.int32)
+        self._offsets = offsets_of(lengths)
+        self.lengths = np.concatenate([source.lengths, lengths])
+        self.offsets = np.concatenate([source.offsets, self._rows + self._offsets])
+        self._use(log)
+        first = log.read(places[0])
+        self.schema = source.schema if source.schema.columns else first.schema
+        if {s.name: s for s in first.schema.columns} != {s.name: s for s in self.schema.columns}:
+            widths = [s.shape for s in self.schema.columns]
+            if [s.shape for s in first.schema.columns] != widths:
+                raise CorruptError(f"{log.path}: is of columns {first.schema.columns}, expected {self.schema.columns}")  # fmt: skip
+        names = dict.fromkeys(source.episode_columns)
+        for place in places:
+            names.update(dict.fromkeys(str(name) for name in log.read(place).data))
+        self.episode_columns = list(names)
+
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """As `ColumnSource.windows`."""
+        starts = np.asarray(starts, np.int64)
+        if self._rows and (not len(starts) or starts.max() + length <= self._rows):
+            return self.source.windows(columns, starts, length, stride)
+        with damage_named(f"{self.path}: its log"):
+            if not self._rows or starts.min() >= self._rows:
+                return self._logged(columns, starts - self._rows, length, stride)
+            rows = steps_of(starts, length, stride)
+            flat = rows.ravel()
+            ours = flat >= self._rows
+            logged = self._logged(columns, flat[ours] - self._rows, 1, 1)
+        stored = self.source.windows(columns, flat[~ours], 1, 1)
+        found = {}
+        for name in columns:
+            dtype = np.promote_types(stored[name].dtype, logged[name].dtype)
+            out = np.empty((len(flat), *logged[name].shape[2:]), dtype)
+            out[ours], out[~ours] = logged[name][:, 0], stored[name][:, 0]
+            found[name] = out.reshape(*rows.shape, *out.shape[1:])
+        return found
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """As `ColumnSource.episode_data`."""
+        count = len(self.source.lengths)
+        if episode < count:
+            return self.source.episode_data(episode)
+        with damage_named(f"{self.path}: its log"):
+            packed = self._opened().read(self._places[episode - count]).packed
+            return decode_data(packed) if packed else {}
+
+    def close(self) -> None:
+        """As `ColumnSource.close`. A log that has gone over into the dataset meanwhile can't be opened again."""
+        self.source.close()
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def _logged(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        specs = {spec.name: spec for spec in self.schema.columns}
+        self._opened()
+        return self._cache.windows(
+            columns, self._offsets, starts, length, stride,
+            lambda name, shape: np.empty((*shape, *specs[name].shape), specs[name].dtype),
+        )  # fmt: skip
+
+    def _use(self, log: Log) -> None:
+        self._log = log
+        self._pid, self._lock = os.getpid(), threading.Lock()
+
+        def load(number: int) -> dict[str, Array]:
+            return decoded(log.read(self._places[number]))
+
+        self._cache = EpisodeCache(load)
+
+    def _opened(self) -> Log:
+        if self._log is not None:
+            if self._pid != os.getpid():  # a lock may have been held by a thread that is not here
+                self._use(self._log)
+            return self._log
+        with self._lock:
+            log = Log(self._log_path)
+            try:
+                log.open()
+            except FileNotFoundError:
+                log = Log("")
+            if not log.places or log.identity() != self._identity:
+                log.close()
+                raise ReplacedError(
+                    f"{self.path}: its writer has gone on since this dataset was loaded; load it again"
+                )
+            self._use(log)
+            return log
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_log", "_cache", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._log, self._lock = None, threading.Lock()
+
+
+def decoded(record: Record) -> dict[str, Array]:
+    """Return the columns of a record, pictures and films as pixels."""
+    return {
+        spec.name: _pixels(record.columns[spec.name], spec, record.length)
+        for spec in record.schema.columns
+    }
+
+
+def _pixels(value: Array | Encoded, spec: ColumnSpec, length: int) -> Array:
+    if not isinstance(value, Encoded):
+        return value
+    check_row("the log", spec.name, spec.row_nbytes)
+    if (len(value.values[0]) < length) if value.how == FILM else len(value.values) != length:
+        raise CorruptError(f"column {spec.name!r} in the log holds fewer than {length} pictures")
+    out = np.empty((length, *spec.shape), np.uint8)
+    if value.how == FILM:
+        from ringmap.formats.common.video import Decoder
+
+        decoder = Decoder(f"column {spec.name!r} in the log", value.values[0])
+        try:
+            decoder.read(list(range(length)), out)
+        finally:
+            decoder.close()
+    else:
+        decode_into(out, value.values, spec)
+    return out

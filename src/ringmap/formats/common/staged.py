@@ -1,0 +1,321 @@
+"""The one writer of every format that is written by exports: it holds all the code about kills and full disks.
+
+    write_episode -> check -> _encode -> the log                one write: the episode is written
+                                            |
+            when the log is large, and at the end: _extend -> the dataset, in groups
+
+| mode      | nothing there       | a dataset is there                                      |
+| --------- | ------------------- | ------------------------------------------------------- |
+| append    | an empty dataset    | extended                                                |
+| overwrite | an empty dataset    | built beside it, swapped at the end (swap.py)           |
+| error     | an empty dataset    | refused                                                 |
+
+A dataset that can only be written whole (`extends = False`, or one file) is exported beside, with all its episodes, and
+swapped.
+Invariants: a new dataset appears whole, as an empty one; an episode whose write has returned is in the log or in the
+dataset; a log is dropped only when the dataset has its episodes.
+Not here: the files of a dataset (each format), the log's bytes (log.py), what a reader makes of a log (pending.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringmap.errors import (
+    CorruptError,
+    EnvironmentFault,
+    ExistsError,
+    InputError,
+    RingmapError,
+    UnknownFormatError,
+)
+from ringmap.formats.common import disk
+from ringmap.formats.common.log import Encoded, Log, Record
+from ringmap.formats.common.pending import Again, Pending, base_of, log_path
+from ringmap.formats.common.swap import (
+    LOG,
+    Staging,
+    each_file,
+    finish_swap,
+    lock_folder,
+    staging_folder,
+)
+from ringmap.formats.common.writer import EpisodeWriter
+from ringmap.formats.schema import CheckedEpisode
+from ringmap.storage.schema import Schema
+
+__all__ = ["StagedWriter"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class StagedWriter(EpisodeWriter):
+    """Writes episodes to a log, and exports them in groups. A format supplies the exports.
+
+    Args:
+        path: the dataset; folders above it are made.
+        mode: one of `WRITE_MODES`.
+        progress: show a progress bar in `write_episodes`.
+    """
+
+    extends: bool = True
+    """Whether `_extend` adds to a dataset; otherwise it is exported again, whole."""
+
+    group_nbytes: ClassVar[int] = 64 << 20
+    """The log goes over into the dataset when it is this large."""
+
+    _staging: Staging | None = None
+    _fd = -1
+    _whole = False
+
+    # -- what a format supplies --------------------------------------------------------------
+
+    def _is_dataset(self, path: str) -> bool:
+        """Tell whether a dataset of this format is at a path."""
+        raise NotImplementedError
+
+    def _owns(self, relative: str) -> bool:
+        """Tell of a path below a dataset's folder whether this format writes such files."""
+        raise NotImplementedError
+
+    def _items(self, path: str) -> list[str]:
+        """Return the names, beside each other, of what a dataset consists of; its own first."""
+        return [os.path.basename(path)]
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        """Return the lengths of a dataset's episodes, and its columns if it has any as yet."""
+        raise NotImplementedError
+
+    def _open(self, path: str) -> None:
+        """Called when the dataset is there that is going to be extended; "" for a new one."""
+
+    def _check(self, episode: CheckedEpisode, where: str) -> None:
+        """Raise InputError if this format can't hold an episode that fits its schema."""
+
+    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        """Return the columns as the log holds them."""
+        return dict(episode.columns)
+
+    def _notes(self) -> dict[str, Any]:
+        """Return what `_extend` needs to know of this writer's options."""
+        return {}
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        """Write a new dataset where nothing is."""
+        raise NotImplementedError
+
+    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+        """Add episodes to a dataset, in new files that count by the last change, one rename.
+
+        Killed in the middle, it is called again with the same episodes, and others after them.
+        """
+        raise NotImplementedError
+
+    def _stored(self, path: str) -> Iterable[Record]:
+        """Return the episodes of a dataset, if it is one that can't be extended."""
+        raise NotImplementedError
+
+    def _rewritten(self, path: str) -> int:
+        """Return how many bytes `_extend` writes again of what is there: the log grows as large."""
+        return 0
+
+    # -- the block ---------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        exists = self._find()
+        disk.make_folder(os.path.dirname(self.path))
+        try:
+            if not exists:
+                self._appear()
+            self._whole = not self.extends or not os.path.isdir(self.path)
+            if not self._whole:
+                self._fd = lock_folder(self.path)
+            if self._staging is None and (self._whole or self._replaces(exists)):
+                self._stage()
+            elif self._staging is None and os.path.isdir(staging_folder(self.path)):
+                self._stage().close()  # what a killed writer was building
+                self._staging = None
+            self._log = Log(log_path(self.path))
+            self._take_over()
+            self._target, schema = self.path, None
+            lengths = np.empty(0, np.int32)
+            if self._replaces(exists):
+                assert self._staging is not None
+                self._target = self._staging.dataset
+                self._log = Log(os.path.join(self._staging.folder, "unfinished"))
+            else:
+                lengths, schema = self._look(self.path)
+            self._open(self.path if schema is not None else "")
+            self._schema = schema
+            self._episodes, self._rows = len(lengths), int(lengths.sum(dtype=np.int64))
+            self._log.start(base_of(lengths))
+            self._drain_at = self._next_drain()
+        except BaseException:
+            self._close()
+            raise
+
+    def _end(self, failed: bool) -> None:
+        replaces = self._target != self.path
+        try:
+            if failed and replaces:
+                return
+            self._drain()
+            if replaces:
+                self._swap()
+            else:
+                disk.sync_all(os.path.dirname(self.path))
+            self._log.remove()
+        except OSError as error:
+            if isinstance(error, RingmapError) or replaces:
+                raise
+            raise _fault(
+                error,
+                f"{type(self).__name__}: {self.path}: {error}; all its episodes are written and can be read, do not "
+                "write them again: the next writer finishes this",
+            ) from error
+        finally:
+            self._close()
+
+    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        self._check(episode, where)
+        log, before = self._log, (self._schema, self._episodes, self._rows)
+        try:
+            # Ahead of the episode: it is written once the log has its record, whatever becomes of older ones.
+            if log.size >= self._drain_at:
+                self._drain()
+                log.start(base_of(self._look(self._target)[0]))
+                self._drain_at = self._next_drain()
+            count = len(log.places)
+            try:
+                log.append(Record(
+                    self._episodes, self._rows, episode.length, episode.schema, self._encode(episode), packed,
+                    self._notes(),
+                ))  # fmt: skip
+                self._schema = episode.schema
+                self._episodes += 1
+                self._rows += episode.length
+            except BaseException:
+                self._schema, self._episodes, self._rows = before
+                log.cut(count)
+                raise
+        except OSError as error:
+            if isinstance(error, RingmapError):
+                raise
+            raise _fault(error, f"{where}: {self.path}: {error}; nothing was written") from error
+
+    # -- the dataset -------------------------------------------------------------------------
+
+    def _find(self) -> bool:
+        """Tell whether there is a dataset, or refuse what is there."""
+        path, name = self.path, type(self).__name__
+        finish_swap(path, self._owns)
+        if not os.path.exists(path):
+            return False
+        if os.path.isdir(path) and not os.listdir(path):
+            return False  # an empty folder gives way
+        if self.mode == "error":
+            raise ExistsError(
+                f"{name}: {path} already exists; pass mode='overwrite' to replace it or "
+                "mode='append' to extend it"
+            )
+        if not self._is_dataset(path):
+            raise UnknownFormatError(
+                f"{name}: {path} holds something else; choose another path, or delete it yourself"
+            )
+        if self.mode == "overwrite":
+            for item in self._items(path):
+                place = os.path.join(os.path.dirname(path), item)
+                for file in each_file(place):
+                    if not self._owns(file):
+                        raise InputError(
+                            f"{name}: {place} holds {file!r}, which is not of the dataset; "
+                            "move it away before you overwrite"
+                        )
+        return True
+
+    def _replaces(self, exists: bool) -> bool:
+        return exists and self.mode == "overwrite"
+
+    def _stage(self) -> Staging:
+        self._staging = Staging(self.path, self._items(self.path), self._owns)
+        return self._staging
+
+    def _appear(self) -> None:
+        """Put an empty dataset at the path."""
+        staging = self._stage()
+        disk.remove(os.path.join(staging.folder, LOG))  # of a dataset that was deleted since
+        self._export(staging.dataset, ())
+        staging.put()
+        if self.extends and os.path.isdir(self.path):
+            self._staging = None
+            staging.close()
+
+    def _swap(self) -> None:
+        assert self._staging is not None
+        if not os.path.lexists(self._staging.dataset):
+            self._export(self._staging.dataset, ())
+        self._log.close()
+        self._staging.put()
+
+    def _take_over(self) -> None:
+        """Move over into the dataset what a killed writer left in its log."""
+        try:
+            self._log.open(write=True)
+        except FileNotFoundError:
+            return
+        self._target = self.path
+        self._drain()
+        disk.sync_all(os.path.dirname(self.path))
+        self._log.remove()
+
+    def _drain(self) -> None:
+        """Add to the dataset what of the log it lacks."""
+        path, fresh = self._target, not os.path.lexists(self._target)
+        lengths = np.empty(0, np.int32) if fresh else self._look(path)[0]
+        pending = Pending(self._log, lengths, path)
+        if not pending.places:
+            return
+        if fresh:
+            self._export(path, pending)
+        elif not self._whole:
+            self._extend(path, pending)
+        else:
+            assert self._staging is not None
+            path = self._staging.dataset
+            self._export(path, Again(lambda: chain(self._stored(self._target), pending)))
+        stored = len(self._look(path)[0])
+        if stored != len(lengths) + len(pending.places):
+            raise CorruptError(
+                f"{type(self).__name__}: {path}: holds {stored} episodes after {len(pending.places)} were added to "
+                f"{len(lengths)}; its log stays"
+            )
+        if path != self._target:
+            self._staging.put()  # type: ignore[union-attr]
+
+    def _next_drain(self) -> int:
+        if self._whole:
+            return 1 << 62
+        fresh = not os.path.lexists(self._target)
+        return max(self.group_nbytes, 0 if fresh else self._rewritten(self._target))
+
+    def _close(self) -> None:
+        """Give everything back; what was not finished beside another dataset goes."""
+        if hasattr(self, "_log"):
+            self._log.close()
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            disk.unlock(fd)
+
+
+def _fault(error: OSError, message: str) -> EnvironmentFault:
+    if error.errno is None:  # a library's own
+        return EnvironmentFault(message)
+    return EnvironmentFault(error.errno, message)

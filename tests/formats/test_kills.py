@@ -1,0 +1,44 @@
+"""Writers that are killed before every system call that changes a file; and wrong orders, which that must find."""
+
+import pytest
+
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.zarr import Zarr
+from ringmap.formats.zarr.store import InsideStore
+from tests.formats import test_exported, test_folder, test_hdf5, test_lance, test_video, test_zarr
+
+SUITES = [
+    test_hdf5.TestHDF5, test_hdf5.TestCompressed, test_zarr.TestZarr, test_zarr.TestSmallChunks, test_folder.TestFolder,
+    test_folder.TestFolderPNG, test_video.TestVideo, test_lance.TestLance, test_exported.TestBox,
+    test_exported.TestShelf,
+]  # fmt: skip
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kept", [0, 2], ids=["made", "extended"])
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.__name__)
+def test_killed_at_every_system_call(tmp_path, suite, kept):
+    with test_exported.registered():
+        calls, lost = suite().losses(tmp_path, kept)
+    print(f"{suite.__name__}, {kept} kept: {calls} places, {len(lost)} losses")
+    assert lost == []
+
+
+def test_control_lengths_before_rows(tmp_path, monkeypatch):
+    """Zarr's own order, the metadata of an array ahead of its chunks, must be caught."""
+
+    def at_once(self, key, value):
+        self._write(key, value.to_bytes())
+
+    monkeypatch.setattr(InsideStore, "set_sync", at_once)
+    assert test_zarr.TestZarr().losses(tmp_path, 2, 24)[1]
+
+
+def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(StagedWriter, "_take_over", lambda self: self._log.remove())
+    assert test_folder.TestFolderPNG().losses(tmp_path, 0, 8)[1]
+
+
+def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(Zarr, "logs", False)
+    assert test_zarr.TestZarr().losses(tmp_path, 0, 8)[1]
