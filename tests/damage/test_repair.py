@@ -19,12 +19,12 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage import birth
-from ringmap.storage.canonical import json_checksum
-from ringmap.storage.files import Disk, FileHandle
-from ringmap.storage.layout import Paths
-from ringmap.storage.repair import Action, copy_repaired, repair_folder
-from ringmap.storage.salvage import Salvage
+from ringmap.storage.commit import create as birth
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.inspect.repair import Action, copy_repaired, repair_folder
+from ringmap.storage.inspect.salvage import Salvage
+from ringmap.storage.records.layout import Paths
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import (
@@ -164,7 +164,7 @@ def test_lost_manifest_costs_the_settings_alone(place):
         "make it again from the other files: 7 episodes; settings (history_len ...) are lost",
     )
     assert mended(v) == list(v.truth.episodes)
-    again = ringmap.storage.birth.read_manifest(Disk(), str(v.folder))
+    again = ringmap.storage.commit.create.read_manifest(Disk(), str(v.folder))
     assert again.label(3) == v.manifest.label(3)
     assert (again.sizes, again.table_slots) == (v.manifest.sizes, v.manifest.table_slots)
 
@@ -360,7 +360,7 @@ def test_positions_never_move_and_writing_goes_on(place):
 def test_after_a_reboot(place, monkeypatch):
     v = Vandal(place / "a", "killed")
     monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
-    monkeypatch.setattr(ringmap.storage.system, "_read_boot_id", lambda: b"another boot id.")
+    monkeypatch.setattr(ringmap.storage.disk.system, "_read_boot_id", lambda: b"another boot id.")
     v.flip(PIXELS, row_of(v, "pixels", 12))
     v.flip("episodes.npy", 4096 + 128 * 11)
     assert mended(v) == [seq for seq in v.truth.episodes if seq not in (11, 12)]
