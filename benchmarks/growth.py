@@ -20,7 +20,7 @@ from benchmarks.place import Place
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
 from ringmap import ReplayBuffer
-from ringmap.storage.files import Disk, File, FileHandle
+from ringmap.storage.disk.files import Disk, File, FileHandle
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,7 +11,7 @@ from benchmarks.data import fill, states
 from benchmarks.place import Place
 from benchmarks.table import Table
 from ringmap import ReplayBuffer
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 STEPS = 4
 

@@ -43,7 +43,7 @@ class Place:
     def machine(self) -> dict[str, Any]:
         """Return what the numbers depend on."""
         # Here, because what is imported above is imported by every process that a benchmark spawns.
-        from ringmap.storage.system import file_system
+        from ringmap.storage.disk.system import file_system
 
         return {
             "system": platform.platform(),

@@ -20,9 +20,9 @@ from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer
 from ringmap.errors import LappedError
 from ringmap.storage.columns.backends import Storage
-from ringmap.storage.reader import Reader
-from ringmap.storage.source import Source
-from ringmap.storage.store import Store
+from ringmap.storage.commit.store import Store
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.source import Source
 
 __all__ = [
     "Ring", "Tally", "a_writer", "between_processes", "between_threads",

@@ -22,7 +22,7 @@ from benchmarks.stored import Stored
 from benchmarks.table import Table
 from benchmarks.timing import in_turn
 from ringmap import ReplayBuffer
-from ringmap.storage.system import cores
+from ringmap.storage.disk.system import cores
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

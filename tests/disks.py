@@ -7,7 +7,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 

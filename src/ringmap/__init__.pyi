@@ -5,9 +5,9 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
-from ringmap.storage.check import check
 from ringmap.storage.columns.backends import Zarr
-from ringmap.storage.repair import repair
+from ringmap.storage.inspect.check import check
+from ringmap.storage.inspect.repair import repair
 from ringmap.world.world import World
 
 __all__ = [

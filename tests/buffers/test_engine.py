@@ -13,11 +13,11 @@ from ringmap.buffers.engine import Engine
 from ringmap.buffers.options import Options, settings_of
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import ClosedError, InputError, NoClipsError, ReadOnlyError
-from ringmap.storage.files import Disk
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.reader import Reader
-from ringmap.storage.schema import Schema
-from ringmap.storage.store import Store
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.read.reader import Reader
 
 SCHEMA = Schema.parse({"x": ((), "i8")})
 

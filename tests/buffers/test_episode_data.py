@@ -9,7 +9,7 @@ import torch
 from ringmap import ReplayBuffer
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.errors import ClipIndexError, InputError
-from ringmap.storage.source import Source
+from ringmap.storage.read.source import Source
 from tests.buffers.steps import columns, episode, stored
 
 

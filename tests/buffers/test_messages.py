@@ -32,7 +32,7 @@ from ringmap.errors import (
     SubscriptError,
 )
 from ringmap.formats.registry import resolve_format
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 
 def episode(steps):

@@ -108,7 +108,7 @@ def test_a_constructor_that_fails_keeps_no_lock(disk_buffer, monkeypatch):
         raise OSError(5, "refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "settle_open", refuse)
+        patch.setattr(replay, "finish_open", refuse)
         with pytest.raises(
             OSError, match="refused"
         ) as kept:  # its traceback keeps every frame alive
@@ -713,7 +713,7 @@ def test_two_threads_may_write_in_turn(buffer):
 
 def test_a_callable_that_writes_in_the_middle_of_a_write_is_told_so(disk_buffer):
     from ringmap.errors import RoleError
-    from ringmap.storage.files import Disk
+    from ringmap.storage.disk.files import Disk
 
     class Nosy(Disk):
         buf, seen = None, []

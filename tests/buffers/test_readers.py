@@ -17,9 +17,9 @@ from ringmap.errors import (
     ReplacedError,
 )
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.episodes import RECORD
-from ringmap.storage.files import Disk
-from ringmap.storage.npy import HEADER_NBYTES
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.npy import HEADER_NBYTES
+from ringmap.storage.records.table import RECORD
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
 from tests.crash.recording import Machine
 from tests.disks import Through
@@ -290,7 +290,7 @@ def test_a_copied_directory_is_a_buffer_of_its_own(writer, home, disk_buffer):
 
 def test_a_state_that_stays_torn_is_named(writer, reader, home, monkeypatch):
     """Its writer was killed in mid-write: the next opening for writing mends it."""
-    monkeypatch.setattr("ringmap.storage.state._LOOKS", 3)
+    monkeypatch.setattr("ringmap.storage.records.state._LOOKS", 3)
     newest = writer.engine.owned.seq
     assert newest
     writer.engine.owned.abandon()
@@ -313,7 +313,7 @@ def test_on_a_network_file_system_a_reader_on_another_host_is_refused(writer, ho
     import socket
 
     from ringmap.errors import EnvironmentFault
-    from ringmap.storage.system import System
+    from ringmap.storage.disk.system import System
 
     monkeypatch.setattr(System, "is_network", lambda self, path: True)
     ReplayBuffer.open(home / "buf").close()

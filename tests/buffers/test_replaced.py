@@ -19,8 +19,8 @@ from ringmap import DistillationBuffer, ReplayBuffer, TransitionReplayBuffer
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, NotFoundError, ReplacedError, RingmapError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests.buffers.processes import in_child
 from tests.buffers.steps import episode
 from tests.chains import made_with

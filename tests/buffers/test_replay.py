@@ -20,8 +20,8 @@ from ringmap.errors import (
     NewerVersionError,
     UnknownFormatError,
 )
-from ringmap.storage.files import Disk
-from ringmap.storage.ring import spare_rows
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.ring.arithmetic import spare_rows
 from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
 from tests.disks import Through
 

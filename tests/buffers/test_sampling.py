@@ -8,7 +8,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.clips.samplers.uniform import UniformSampler
 from ringmap.errors import ClipIndexError, EnvironmentFault, InputError, NoClipsError
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 from tests.buffers.processes import Child
 from tests.buffers.steps import clip, episode, prove, same, stored
 from tests.disks import Through

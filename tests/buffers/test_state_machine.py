@@ -37,11 +37,11 @@ from ringmap.errors import (
 )
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.zarr import ZarrColumn
-from ringmap.storage.files import Disk
-from ringmap.storage.memory import MemoryDisk, MemoryFile
-from ringmap.storage.ring import Ring
-from ringmap.storage.state import StateFile
-from ringmap.storage.store import Store
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.memory import MemoryDisk, MemoryFile
+from ringmap.storage.records.state import StateFile
+from ringmap.storage.ring.arithmetic import Ring
 from tests.buffers.steps import clip, columns, prove, same
 from tests.disks import Through, ram_folder
 
@@ -843,7 +843,7 @@ PLANTED = {
     "an interrupt leaves memory stale": (
         RamMachine,
         interrupt_while_writing,
-        (Store, "settle", settle_later),
+        (Store, "recover_if_stale", settle_later),
     ),
     "readers are not always told": (
         DiskMachine,

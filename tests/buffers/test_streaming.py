@@ -18,8 +18,8 @@ from ringmap.errors import (
     ReadOnlyError,
     RoleError,
 )
-from ringmap.storage.episodes import INTERRUPTED, TERMINATED, TRUNCATED
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import columns, episode, same, snapshot, stored
 from tests.crash.kill.blows import _in_del, can_be_interrupted

@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from ringmap.cli.terminal import clean, plain
+from ringmap.cli.console import clean, plain
 from ringmap.data import ReplayBuffer
 from tests.cli.conftest import episode, fill
 

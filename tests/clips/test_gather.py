@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ringmap.clips.gather import ClipReader, _slots
 from ringmap.errors import LappedError, NoClipsError
-from ringmap.storage.files import Disk
-from ringmap.storage.live import LiveEpisodes
-from ringmap.storage.ring import Ring
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.live import LiveEpisodes
 
 
 class Column:

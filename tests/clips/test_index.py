@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringmap.clips.index import ClipIndex, ClipPairs, SpanIndex
-from ringmap.storage import live as live_module
-from ringmap.storage.live import LiveEpisodes
+from ringmap.storage.ring.arithmetic import live as live_module
+from ringmap.storage.ring.live import LiveEpisodes
 
 moves = st.lists(
     st.one_of(

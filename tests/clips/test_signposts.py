@@ -1,4 +1,4 @@
-"""Signposts: a lookup through them is a binary search, and walks a few steps."""
+"""GuideTable: a lookup through them is a binary search, and walks a few steps."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.clips import index as index_module
+from ringmap.clips.guide_table import GuideTable
 from ringmap.clips.index import ClipIndex, SpanIndex
-from ringmap.clips.signposts import Signposts
-from ringmap.storage.live import LiveEpisodes
+from ringmap.storage.ring.live import LiveEpisodes
 
 lengths = st.one_of(
     st.lists(st.integers(1, 6), max_size=40),
@@ -138,8 +138,8 @@ def test_episodes_too_short_for_a_clip_do_not_move_the_posts_each_time(monkeypat
 
 
 def test_control_posts_one_episode_late_are_caught(monkeypatch):
-    before = Signposts.before
-    monkeypatch.setattr(Signposts, "before", lambda *args: before(*args) + 1)
+    before = GuideTable.before
+    monkeypatch.setattr(GuideTable, "before", lambda *args: before(*args) + 1)
     index = SpanIndex(LiveEpisodes.from_lengths(np.array([3, 4, 5, 6])), 1)
     index.follow()
     monkeypatch.setattr(index_module, "_MAX_STEPS", 0)
@@ -150,7 +150,7 @@ def test_a_post_far_back_costs_steps_and_gives_no_wrong_answer(monkeypatch):
     index = SpanIndex(LiveEpisodes.from_lengths(np.array([2, 1, 1, 1, 9, 9])), 1)
     index.follow()
     assert agree(index)
-    monkeypatch.setattr(Signposts, "before", lambda posts, numbers, base: np.zeros_like(numbers))
+    monkeypatch.setattr(GuideTable, "before", lambda posts, numbers, base: np.zeros_like(numbers))
     for steps in (0, 4, 10**9):
         monkeypatch.setattr(index_module, "_MAX_STEPS", steps)
         assert agree(index)

@@ -7,8 +7,8 @@ import pytest
 
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.memory import MemoryDisk
 
 PARTS, ROWS = 4, 64
 SPEC = ColumnSpec("x", (SPLIT_NBYTES // ROWS // 8 * PARTS,), np.dtype("<i8"))

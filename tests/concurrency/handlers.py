@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ringmap import ReplayBuffer
 from ringmap.errors import ClosedError, NoClipsError, RoleError
-from ringmap.storage.store import Store
+from ringmap.storage.commit.store import Store
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtLine
 from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, Model, episode
 from tests.crash.kill.verdict import must, observe, seen_of
@@ -147,10 +147,10 @@ class Case:
             self.blow.disarm()
         if not self.blow.struck:
             return False
-        self.settle()
+        self.recover_if_stale()
         return True
 
-    def settle(self):
+    def recover_if_stale(self):
         """Compare what is stored with what had an effect; then close, and open again."""
         calls = {"call": (self.calls, UNDER_WAY), "handler": (self.acts, BY_HANDLER)}
         allowed = []

@@ -11,8 +11,8 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.errors import ClosedError
-from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests.crash.kill.script import STORAGES, episode
 from tests.crash.kill.verdict import observe
 

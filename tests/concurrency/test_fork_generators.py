@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
-from ringmap.buffers.draws import Draws
+from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.data import DistillationBuffer, GoalDataset, OfflineToOnlineReplayBuffer
 from ringmap.samplers import (
     EpisodeSampler,
@@ -20,7 +20,7 @@ from ringmap.samplers import (
     RecencySampler,
     UniformSampler,
 )
-from ringmap.storage import forks
+from ringmap.storage.disk import forks
 from tests.buffers.processes import Child
 from tests.busy import held
 
@@ -144,7 +144,7 @@ def test_a_child_asks_a_sampler_whose_lock_a_thread_held(call):
 @pytest.mark.parametrize("kind", BITS)
 def test_a_child_goes_on_from_the_state_of_its_parent(kind):
     """Whatever bit generator a user passes: nothing waits, and a copy of a buffer in memory draws as the buffer would."""
-    one, other = (Draws(np.random.Generator(kind(7))) for _ in range(2))
+    one, other = (WorkerGenerator(np.random.Generator(kind(7))) for _ in range(2))
     one.rng.integers(0, 9, 100), other.rng.integers(0, 9, 100)
     with held(one.rng.bit_generator.lock):
         drawn = forked(lambda: one.rng.integers(0, 1 << 40, 10).tolist())
@@ -153,7 +153,7 @@ def test_a_child_goes_on_from_the_state_of_its_parent(kind):
 
 def test_one_generator_of_two_stays_one():
     shared = np.random.default_rng(0)
-    one, other = Draws(shared), UniformSampler(shared)
+    one, other = WorkerGenerator(shared), UniformSampler(shared)
     assert forked(lambda: one.rng is other.rng and one.rng is not shared)
 
 

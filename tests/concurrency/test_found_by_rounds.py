@@ -13,9 +13,9 @@ from ringmap import ReplayBuffer
 from ringmap.clips.gather import PINNED
 from ringmap.errors import RoleError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.blobs import Segments
-from ringmap.storage.files import Disk
-from ringmap.storage.sync import BackgroundSync
+from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.blobs import Segments
 
 
 def test_a_thread_that_reads_while_a_commit_deletes_a_segment(fast, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_handler_that_samples_in_the_middle_of_a_draw():
 
 JOINS_TWICE = """
 import linecache, signal, sys
-from ringmap.storage.sync import BackgroundSync
+from ringmap.storage.commit.sync import BackgroundSync
 
 class Target:
     folder = "here"

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 import ringmap.clips.gather
+import ringmap.clips.guide_table
 import ringmap.clips.index
-import ringmap.clips.signposts
-import ringmap.storage.live
-import ringmap.storage.reader
-import ringmap.storage.source
+import ringmap.storage.read.reader
+import ringmap.storage.read.source
+import ringmap.storage.ring.live
 from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer
 from ringmap.clips.index import SpanIndex
@@ -21,10 +21,10 @@ FILES = {
     for module in (
         ringmap.clips.gather,
         ringmap.clips.index,
-        ringmap.clips.signposts,
-        ringmap.storage.live,
-        ringmap.storage.reader,
-        ringmap.storage.source,
+        ringmap.clips.guide_table,
+        ringmap.storage.ring.live,
+        ringmap.storage.read.reader,
+        ringmap.storage.read.source,
     )
 }
 

@@ -8,7 +8,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError
-from ringmap.storage.read_live import MOST, look_again
+from ringmap.storage.read.read_live import MOST, look_again
 
 
 def write(buf, number, steps=10):

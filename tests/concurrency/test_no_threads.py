@@ -11,7 +11,9 @@ CODE = """
 import importlib, logging, os, resource, sys, threading
 import numpy as np
 from ringmap import ReplayBuffer, check
-from ringmap.storage import check as _, snapshot as _, survey as _
+from ringmap.storage.inspect import check as _
+from ringmap.storage.inspect import snapshot as _
+from ringmap.storage.inspect import scan as _
 import ringmap.buffers.prefetch
 from ringmap.formats.common import images
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.storage.reader import Reader
+from ringmap.storage.read.reader import Reader
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from ringmap.errors import (
     SyncFailedError,
     UnknownFormatError,
 )
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
 from tests.disks import Cut, Through
 
@@ -215,10 +215,11 @@ class Case:
             warm=rng.choice([0, 0, 5, 12, 30]), storage=storage,
         )  # fmt: skip
 
-    def settle(self, monkeypatch):
+    def recover_if_stale(self, monkeypatch):
         """Make the package use this case's small sizes."""
-        from ringmap.storage import recovery, state, store
-        from ringmap.storage.blobs import Segments
+        from ringmap.storage.commit import recovery, store
+        from ringmap.storage.records import state
+        from ringmap.storage.records.blobs import Segments
 
         monkeypatch.setattr(store, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))

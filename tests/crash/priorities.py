@@ -31,7 +31,7 @@ def draw(rng, max_steps, spare):
             return step
 
 
-def settle(patch):
+def recover_if_stale(patch):
     """Make the file small, so that its log is soon full."""
     patch.setattr(priorities, "_SLOT", 64)
     patch.setattr(priorities, "_LOG_LEAST", 256)
@@ -104,7 +104,7 @@ class PrioritySession(Session):
     """A session on a buffer with a `PrioritizedSampler`. `Expect.also`: a `Kept`."""
 
     draw_step = staticmethod(draw)
-    settle = staticmethod(settle)
+    recover_if_stale = staticmethod(recover_if_stale)
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

@@ -15,8 +15,8 @@ import os
 import random
 import uuid
 
-from ringmap.storage.files import FileHandle
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.system import System
 from tests.disks import FaultyDisk
 
 GRANULE = 64

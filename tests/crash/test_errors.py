@@ -21,12 +21,12 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
-from ringmap.storage import store
-from ringmap.storage.blobs import Segments
-from ringmap.storage.files import Disk, FileHandle
-from ringmap.storage.journal import Journal
-from ringmap.storage.lock import WriterLock
-from ringmap.storage.store import Store
+from ringmap.storage.commit import store
+from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.lock import WriterLock
+from ringmap.storage.records.blobs import Segments
 from tests.crash.cases import STORAGES, episode, look, rows_of, sampling_of
 from tests.crash.recording import RecordingDisk
 from tests.crash.test_power import _quiet, base

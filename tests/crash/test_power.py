@@ -17,16 +17,17 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage import reader, store
+from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.zarr import ZarrColumn
-from ringmap.storage.episodes import EpisodeTable
-from ringmap.storage.files import Disk
-from ringmap.storage.journal import Journal
-from ringmap.storage.recovery import Found
-from ringmap.storage.rows import Rows
+from ringmap.storage.commit import store
+from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.recovery import RecoveredState
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read import reader
+from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
-from ringmap.storage.store import Store
 from tests.crash import priorities
 from tests.crash.cases import Campaign, Case, Violation
 from tests.crash.kill.planted import successors_after_the_commit
@@ -61,10 +62,10 @@ def run(base, monkeypatch):
 
     def run(case, seed=0, **options):
         with monkeypatch.context() as patch:
-            case.settle(patch)
+            case.recover_if_stale(patch)
             same_ids(patch, seed)
             if options.get("session") is PrioritySession:
-                priorities.settle(patch)
+                priorities.recover_if_stale(patch)
             campaign = run.last = Campaign(base, random.Random(seed), **options)
             campaign.run(case)
         return campaign
@@ -314,7 +315,7 @@ PLANTED = {
         False, FAILING, {"patch": (Journal, "poisoned", trusting(Journal.poisoned))},
     ),
     "after a failed sync nothing is written again": (
-        False, FAILING, {"patch": (Found, "unvouched", lambda self: self.records[:0])},
+        False, FAILING, {"patch": (RecoveredState, "unvouched", lambda self: self.records[:0])},
     ),
     "episodes behind the mark are not verified": (
         False, SCRIPT, {"patch": (store, "bad_episodes", lambda *_: {}), "too": (reader, "bad_episodes", lambda *_: {})},

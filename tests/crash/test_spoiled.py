@@ -10,7 +10,7 @@ import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import NotFoundError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile
 from tests.crash.recording import Machine

@@ -17,8 +17,8 @@ from numcodecs import blosc
 
 from ringmap import ReplayBuffer, Zarr
 from ringmap.buffers import engine
-from ringmap.storage import system
-from ringmap.storage.files import Disk
+from ringmap.storage.disk import system
+from ringmap.storage.disk.files import Disk
 
 RECORD_NBYTES, HEADER_NBYTES, STATE_NBYTES, FLAGS = 128, 4096, 88, 81
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ringmap.storage import state
+from ringmap.storage.records import state
 from tests.disks import ram_folder
 
 

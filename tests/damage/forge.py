@@ -30,8 +30,8 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, NoClipsError, RingmapError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage import state
-from ringmap.storage.canonical import json_checksum
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.records import state
 from tests.damage.buffers import KINDS as SOUND
 from tests.damage.buffers import booted, episode_of, make, rows_of, wrapped
 

@@ -19,8 +19,8 @@ import numpy as np
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, DamageError, RingmapError
-from ringmap.storage import state
-from ringmap.storage.faults import ORPHAN
+from ringmap.storage.inspect.faults import ORPHAN
+from ringmap.storage.records import state
 from tests.damage.buffers import KINDS, booted, make, served
 
 HOWS = {"flip": 6, "bytes": 3, "zeros in it": 2, "cut": 3, "grown": 2, "missing": 2, "random": 1,

@@ -13,16 +13,17 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError
-from ringmap.storage import survey, system
-from ringmap.storage.birth import read_manifest
-from ringmap.storage.canonical import json_checksum
-from ringmap.storage.check import Finding, check_folder
-from ringmap.storage.episodes import CLEAR, EpisodeTable, Record
-from ringmap.storage.files import Disk
-from ringmap.storage.journal import Journal
-from ringmap.storage.layout import Paths
-from ringmap.storage.manifest import VERSION
-from ringmap.storage.state import StateFile
+from ringmap.storage.commit.create import read_manifest
+from ringmap.storage.commit.journal import Journal
+from ringmap.storage.disk import system
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.inspect import scan as survey
+from ringmap.storage.inspect.check import Finding, check_folder
+from ringmap.storage.records.layout import Paths
+from ringmap.storage.records.manifest import VERSION
+from ringmap.storage.records.state import StateFile
+from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
 from tests.damage.buffers import KINDS, episode_of, make
 from tests.disks import Through
 
@@ -203,8 +204,8 @@ def test_a_writer_that_laps_in_the_middle_is_no_finding(place):
 
 
 def test_control_without_the_second_look_a_writer_makes_findings(place, monkeypatch):
-    monkeypatch.setattr(survey.Survey, "newest_tail", lambda self: 0)
-    monkeypatch.setattr(survey.Survey, "has_moved", lambda self: False)
+    monkeypatch.setattr(survey.Scan, "newest_tail", lambda self: 0)
+    monkeypatch.setattr(survey.Scan, "has_moved", lambda self: False)
     assert any(nudged(place / str(at), at)[0] for at in range(1, 60))
 
 

@@ -8,7 +8,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError
-from ringmap.storage.survey import Survey
+from ringmap.storage.inspect.scan import Scan
 from tests.damage.buffers import make
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import Vandal
@@ -247,7 +247,7 @@ def test_swapped_twins_are_put_back(place):
 
 
 def test_control_without_a_look_at_the_chunks(place, monkeypatch):
-    monkeypatch.setattr(Survey, "_trust_chunks", lambda self, index: None)
+    monkeypatch.setattr(Scan, "_trust_chunks", lambda self, index: None)
     v = Vandal(place / "a", "retiring zarr")
     v.swap(f"{LEFT}/zarr.json", f"{RIGHT}/zarr.json")
     ringmap.repair(v.folder, dry_run=False)

@@ -12,11 +12,12 @@ import time
 import pytest
 
 from ringmap.buffers import engine
-from ringmap.storage import source, state
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.files import Disk
-from ringmap.storage.parts import Parts
-from ringmap.storage.survey import Survey
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.inspect.parts import Parts
+from ringmap.storage.inspect.scan import Scan
+from ringmap.storage.read import source
+from ringmap.storage.records import state
 from tests import ROOT
 from tests.damage.fuzz import HOWS, Bench, Plan, judge
 
@@ -143,7 +144,7 @@ def take_labels_out(monkeypatch):
 
 def take_checksums_out(monkeypatch):
     monkeypatch.setattr(source, "bad_rows", lambda *args: None)
-    monkeypatch.setattr(Survey, "verify", lambda self, progress=None: iter(()))
+    monkeypatch.setattr(Scan, "verify", lambda self, progress=None: iter(()))
 
 
 def test_sound_before_the_controls(bench):

@@ -14,12 +14,12 @@ import xxhash
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, RingmapError
-from ringmap.storage import frames
-from ringmap.storage.canonical import json_checksum
-from ringmap.storage.files import Disk
-from ringmap.storage.frames import read_stream
-from ringmap.storage.lock import holder_of
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.open_episodes import stream_file as frames
+from ringmap.storage.open_episodes.stream_file import read_stream
 from tests.damage.buffers import make, rows_of
 from tests.damage.fuzz import bytes_in
 

@@ -8,9 +8,9 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, EnvironmentFault, LockedError, RingmapError, RoleError
-from ringmap.storage import repair as repairing
-from ringmap.storage.files import Disk
-from ringmap.storage.repair import Action, repair_folder
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.inspect import repair as repairing
+from ringmap.storage.inspect.repair import Action, repair_folder
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import (
@@ -151,7 +151,7 @@ def test_lost_manifest_costs_the_settings_alone(place):
         "make it again from the other files: 7 episodes; settings (history_len ...) are lost",
     )
     assert mended(v) == list(v.truth.episodes)
-    again = ringmap.storage.birth.read_manifest(Disk(), str(v.folder))
+    again = ringmap.storage.commit.create.read_manifest(Disk(), str(v.folder))
     assert again.label(3) == v.manifest.label(3)
     assert (again.sizes, again.table_slots) == (v.manifest.sizes, v.manifest.table_slots)
 
@@ -347,7 +347,7 @@ def test_positions_never_move_and_writing_goes_on(place):
 def test_after_a_reboot(place, monkeypatch):
     v = Vandal(place / "a", "killed")
     monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
-    monkeypatch.setattr(ringmap.storage.system, "_read_boot_id", lambda: b"another boot id.")
+    monkeypatch.setattr(ringmap.storage.disk.system, "_read_boot_id", lambda: b"another boot id.")
     v.flip(PIXELS, row_of(v, "pixels", 12))
     v.flip("episodes.npy", 4096 + 128 * 11)
     assert mended(v) == [seq for seq in v.truth.episodes if seq not in (11, 12)]

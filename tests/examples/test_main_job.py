@@ -63,13 +63,13 @@ def test_collecting_goes_on_where_it_was(job, tmp_path, capsys, monkeypatch):
     class Enough(Exception):
         pass
 
-    class Half(job.HalfBlind):
+    class BatchSource(job.HalfBlind):
         def say(self, infos):
             if (infos["step_idx"] == 15).any():
                 raise Enough
 
     with monkeypatch.context() as patched:
-        patched.setattr(job, "HalfBlind", Half)
+        patched.setattr(job, "HalfBlind", BatchSource)
         with pytest.raises(Enough):
             job.collect(tmp_path, 4)
     gc.collect()  # the lock, which a kill gives back

@@ -18,8 +18,8 @@ import numpy as np
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import LockedError
-from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests.disks import Through
 
 STEPS, WIDTH = 50, 4096

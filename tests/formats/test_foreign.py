@@ -10,7 +10,7 @@ from PIL import Image
 
 from ringmap.data import ReplayBuffer, detect_format, load_dataset
 from ringmap.errors import CorruptError
-from ringmap.formats.minari import guard
+from ringmap.formats.minari import untrusted as guard
 from ringmap.testing.datasets import make_episodes
 
 

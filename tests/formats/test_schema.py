@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from ringmap.errors import InputError
 from ringmap.formats.schema import check_episode
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 DTYPES = ["?", "i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8", "c8", "c16"]
 

@@ -198,7 +198,7 @@ for _name in ("priorities.bin", "successors.0.bin"):
 
 def sign(at, change):
     """Change the manifest, and give it a checksum that holds."""
-    from ringmap.storage.canonical import json_checksum
+    from ringmap.storage.disk.canonical import json_checksum
 
     with open(join(at, "manifest.json"), "rb") as file:
         body = json.load(file)
@@ -214,9 +214,9 @@ def uuid_of(at):
 
 def forge_record(at, **changes):
     """Change the newest record and the state that shows it, with checksums that hold."""
-    from ringmap.storage.episodes import EpisodeTable
-    from ringmap.storage.files import Disk
-    from ringmap.storage.state import StateFile
+    from ringmap.storage.disk.files import Disk
+    from ringmap.storage.records.state import StateFile
+    from ringmap.storage.records.table import EpisodeTable
 
     disk, uuid = Disk(), uuid_of(at)
     with open(join(at, "manifest.json"), "rb") as file:
@@ -267,8 +267,8 @@ def _(at, out):
 
 @case("buffer", "an older episode has 2**40 steps", "record")
 def _(at, out):
-    from ringmap.storage.episodes import EpisodeTable
-    from ringmap.storage.files import Disk
+    from ringmap.storage.disk.files import Disk
+    from ringmap.storage.records.table import EpisodeTable
 
     with open(join(at, "manifest.json"), "rb") as file:
         slots = json.load(file)["table_slots"]
@@ -290,10 +290,10 @@ def _(at, out):
 @case("buffer", "the ring and its files are as large as a disk", opens=True)
 def _(at, out):
     from ringmap.storage.columns.memmap import MemmapColumn
-    from ringmap.storage.episodes import SPARE_SLOTS, EpisodeTable
-    from ringmap.storage.files import Disk
-    from ringmap.storage.manifest import Manifest
-    from ringmap.storage.state import StateFile
+    from ringmap.storage.disk.files import Disk
+    from ringmap.storage.records.manifest import Manifest
+    from ringmap.storage.records.state import StateFile
+    from ringmap.storage.records.table import SPARE_SLOTS, EpisodeTable
 
     with open(join(at, "manifest.json"), "rb") as file:
         manifest = Manifest.decode(file.read(), "")
@@ -314,7 +314,7 @@ def _(at, out):
 
 def forge_blob(at, carried, data):
     """Give the newest record another blob."""
-    from ringmap.storage.blobs import decode_blob, encode_blob
+    from ringmap.storage.records.blobs import decode_blob, encode_blob
 
     name = only(join(at, "data"))
     with open(name, "r+b") as file:

@@ -6,7 +6,7 @@ import tracemalloc
 import numcodecs
 import pytest
 
-from ringmap.storage.columns.bounds import KNOWN, refuse_bomb
+from ringmap.storage.columns.decompression_limit import KNOWN, refuse_bomb
 
 NBYTES = 50_000_000
 

@@ -1,11 +1,11 @@
-"""Only `ringmap.storage.files` (and `system` below it) changes the disk: faults have one door."""
+"""Only `ringmap.storage.disk.files` (and `system` below it) changes the disk: faults have one door."""
 
 import ast
 
 from tests import ROOT
 
 SRC = ROOT / "src/ringmap"
-DOOR = {SRC / "storage/files.py", SRC / "storage/system.py"}
+DOOR = {SRC / "storage/disk/files.py", SRC / "storage/disk/system.py"}
 MODULES = sorted({*(SRC / "storage").rglob("*.py"), *(SRC / "clips").rglob("*.py")} - DOOR)
 
 NAMES = {

@@ -14,7 +14,7 @@ import torch
 from ringmap import ReplayBuffer
 from ringmap.clips import threads
 from ringmap.errors import ClosedError, InputError, NoClipsError, RoleError
-from ringmap.storage import system
+from ringmap.storage.disk import system
 from tests.loading.conftest import HISTORY, SKIP, fill, prove
 
 

@@ -3,13 +3,13 @@
 import os
 import threading
 
-from ringmap.buffers.beacon import Beacon, _children
+from ringmap.buffers.loader_state import LoaderState, _children
 from tests.buffers.processes import Child, in_child
 
 
 def test_it_is_told_again_after_an_interrupt():
     """Ctrl-C in mid-tell, or two threads at once, must not leave what is told unreadable for ever."""
-    beacon = Beacon()
+    beacon = LoaderState()
     beacon.tell(1, 2)
     beacon._blocks[0][0] += 1  # being written, and nobody goes on
     beacon.tell(3, 4)
@@ -19,7 +19,7 @@ def test_it_is_told_again_after_an_interrupt():
 
 
 def test_two_threads_tell():
-    beacon, stop = Beacon(), threading.Event()
+    beacon, stop = LoaderState(), threading.Event()
 
     def tell(number):
         while not stop.is_set():
@@ -39,8 +39,8 @@ def test_two_threads_tell():
 
 
 def test_an_owner_that_was_killed_in_the_middle_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("ringmap.buffers.beacon._WAIT_S", 0.05)
-    beacon = Beacon()
+    monkeypatch.setattr("ringmap.buffers.loader_state._WAIT_S", 0.05)
+    beacon = LoaderState()
     beacon.tell(1, 2)
     beacon._blocks[0][0] += 1
     assert not any(beacon.told())
@@ -48,7 +48,7 @@ def test_an_owner_that_was_killed_in_the_middle_is_not_waited_for(monkeypatch):
 
 def test_each_worker_counts_in_a_place_of_its_own(monkeypatch):
     """Two workers whose pids are 504 apart once shared a place: what one counted was lost."""
-    beacon, pid = Beacon(), os.getpid()
+    beacon, pid = LoaderState(), os.getpid()
 
     def work(child, number):
         monkeypatch.setattr(os, "getpid", lambda: pid + 504 * number)
@@ -70,7 +70,7 @@ def test_each_worker_counts_in_a_place_of_its_own(monkeypatch):
 
 
 def test_threads_that_fork_at_once_give_each_child_a_place(monkeypatch):
-    beacon, made = Beacon(), []
+    beacon, made = LoaderState(), []
 
     def fork():
         made.append(in_child(lambda: (beacon.count(1), _children.own)[1]))

@@ -105,7 +105,7 @@ def test_a_sent_slot_waits_for_the_other_side():
 
 def test_a_batch_outside_of_slots_is_copied_into_one_when_it_is_sent():
     kept = torch.arange(1000.0)
-    make, args = glue._send(glue.Parcel({"a": kept, "text": ["x"]}))
+    make, args = glue._send(glue.SlotBatch({"a": kept, "text": ["x"]}))
     assert make is glue._unpack
     batch = make(*args)
     assert torch.equal(batch["a"], kept)
@@ -115,7 +115,7 @@ def test_a_batch_outside_of_slots_is_copied_into_one_when_it_is_sent():
     layout = {"a": ((1000,), np.dtype("f4"))}
     held = [glue.worker_slots().room(layout) for _ in range(glue.MAX_SLOTS)]
     assert held[-1] is None
-    assert glue._send(glue.Parcel({"a": kept}))[0] is dict
+    assert glue._send(glue.SlotBatch({"a": kept}))[0] is dict
 
 
 def test_no_two_threads_get_one_slot():

@@ -11,7 +11,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.data import DistillationBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import CorruptError
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.manifest import VERSION
+from ringmap.storage.records.manifest import VERSION
 from tests.released import datasets
 from tests.released.make import (
     CHAINS,

@@ -14,7 +14,7 @@ import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import EnvironmentFault, InputError
 from ringmap.samplers import Linear, MixtureSampler, PrioritizedSampler, UniformSampler
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests import ROOT

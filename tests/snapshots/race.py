@@ -12,7 +12,7 @@ import ringmap
 from benchmarks.proof import Episodes
 from benchmarks.race import Ring
 from ringmap import ReplayBuffer
-from ringmap.storage.store import Store
+from ringmap.storage.commit.store import Store
 
 
 def state_of(source):

@@ -12,9 +12,9 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, LappedError
-from ringmap.storage import snapshot as module
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.copying import Copy
+from ringmap.storage.inspect import snapshot as module
+from ringmap.storage.inspect.copying import Copy
 from tests.concurrency.conftest import fast  # noqa: F401 - a fixture
 from tests.snapshots.race import (
     Ring,
@@ -246,7 +246,7 @@ def test_control_without_the_second_look(fast, monkeypatch, handles):  # noqa: F
 
 
 def test_control_without_the_checksum(fast, monkeypatch, handles):  # noqa: F811
-    monkeypatch.setattr("ringmap.storage.copying.bad_rows", lambda *_: None)
+    monkeypatch.setattr("ringmap.storage.inspect.copying.bad_rows", lambda *_: None)
     assert strike_and_see(fast, monkeypatch, handles) == "caught"
 
 

@@ -26,10 +26,10 @@ from ringmap.errors import (
     SyncFailedError,
 )
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.birth import read_manifest
-from ringmap.storage.files import Disk, FileHandle
-from ringmap.storage.lock import WriterLock
-from ringmap.storage.system import System
+from ringmap.storage.commit.create import read_manifest
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.lock import WriterLock
+from ringmap.storage.disk.system import System
 from tests.buffers.steps import episode, stored
 from tests.crash.recording import RecordingDisk, materialise
 from tests.disks import FaultyDisk, Through, kill
@@ -599,7 +599,7 @@ import os, sys
 import numpy as np
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 class Blind(Disk):
     def free(self, path):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ringmap.errors import InputError
-from ringmap.storage.blobs import (
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.records.blobs import (
     Segments,
     decode_blob,
     decode_data,
@@ -22,8 +24,6 @@ from ringmap.storage.blobs import (
     segment_name,
     segment_number,
 )
-from ringmap.storage.files import Disk
-from ringmap.storage.memory import MemoryDisk
 
 # -- one blob ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringmap.errors import InputError
-from ringmap.storage.casting import cast
+from ringmap.storage.columns.casting import cast
 
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
 FLOATS = ["f2", "f4", "f8"]
@@ -347,7 +347,7 @@ def test_unsafe_cuts_strings_and_writes_numbers_out():
 )
 def test_control_a_cast_that_does_not_look_is_caught(monkeypatch, value, source, target):
     monkeypatch.setattr(
-        "ringmap.storage.casting._kept", lambda values, result: np.ones(len(values), bool)
+        "ringmap.storage.columns.casting._kept", lambda values, result: np.ones(len(values), bool)
     )
     with pytest.raises(pytest.fail.Exception):
         check(np.array([value], source), np.dtype(target))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ringmap import ReplayBuffer
 from ringmap.clips.gather import ClipReader
 from ringmap.storage.columns import memmap
-from ringmap.storage.columns.cold import Watch, runs
-from ringmap.storage.files import FileHandle
-from ringmap.storage.system import System
+from ringmap.storage.columns.readahead import Readahead, runs
+from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.disk.system import System
 
 
 @given(
@@ -48,7 +48,7 @@ class Reads(System):
 
 def test_hints_stop_when_all_is_in_memory_and_begin_again_when_it_is_not():
     system = Reads()
-    watch = Watch(system)
+    watch = Readahead(system)
 
     def batch(reads):
         asked = watch.is_cold

@@ -10,9 +10,9 @@ import pytest
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.memmap import MemmapColumn
-from ringmap.storage.files import Disk, FileHandle
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of
 
 EVERY_SPEC = [

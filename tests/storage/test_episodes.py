@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.errors import CorruptError
-from ringmap.storage.episodes import (
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.records.table import (
     CLEAR,
     DROPPED,
     EPISODE,
@@ -19,8 +21,6 @@ from ringmap.storage.episodes import (
     EpisodeTable,
     Record,
 )
-from ringmap.storage.files import Disk
-from ringmap.storage.memory import MemoryDisk
 
 UUID = uuid.UUID(int=7).bytes
 U64 = st.integers(0, 2**64 - 1)
@@ -234,7 +234,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage, words):
 
 def test_control_a_checksum_without_some_words_is_caught(monkeypatch):
     """Both sides forget the reserved bytes: then a flip in them goes unnoticed."""
-    monkeypatch.setattr("ringmap.storage.episodes._CHECKED", 100)
+    monkeypatch.setattr("ringmap.storage.records.table._CHECKED", 100)
     disk = MemoryDisk()
     table = make_table(disk=disk)
     table.write(small(6))

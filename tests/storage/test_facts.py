@@ -13,9 +13,9 @@ import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import NotFoundError, UnknownFormatError
-from ringmap.storage.facts import commits_of, facts_of, nbytes_of, writer_of
-from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
+from ringmap.storage.inspect.describe import commits_of, facts_of, nbytes_of, writer_of
 
 
 def write(buffer, *lengths):

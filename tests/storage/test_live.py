@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage.live import Deque, LiveEpisodes
+from ringmap.storage.ring.live import GrowingArray, LiveEpisodes
 
 moves = st.lists(
     st.one_of(
@@ -18,7 +18,7 @@ moves = st.lists(
 
 @given(first=st.integers(0, 10**12), moves=moves)
 def test_deque_is_a_list_that_forgets_its_beginning(first, moves):
-    deque, model, stop = Deque(np.empty(0, np.int64), first), {}, first
+    deque, model, stop = GrowingArray(np.empty(0, np.int64), first), {}, first
     for move, value in moves:
         if move == "forget":
             first = min(stop, first + value)
@@ -36,7 +36,7 @@ def test_deque_is_a_list_that_forgets_its_beginning(first, moves):
 
 
 def test_deque_copies_each_value_few_times():
-    copied, deque, window = 0, Deque(np.empty(0, np.int64)), 1000
+    copied, deque, window = 0, GrowingArray(np.empty(0, np.int64)), 1000
     for i in range(50_000):
         before = deque._data
         first = max(0, i - window)
@@ -116,7 +116,7 @@ def test_what_is_given_is_copied():
 
 
 def test_control_a_deque_that_forgets_too_much_is_caught():
-    class Forgetful(Deque):
+    class Forgetful(GrowingArray):
         def append(self, value, first):
             super().append(value, min(first + 1, self._stop))
 

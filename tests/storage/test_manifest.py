@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
-from ringmap.storage import manifest as module
-from ringmap.storage.manifest import VERSION, Manifest, column_file
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.records import manifest as module
+from ringmap.storage.records.manifest import VERSION, Manifest, column_file
 
 PATH = "/somewhere/manifest.json"
 SCHEMA = Schema.parse({"obs/é": ((3, 2), "f4"), "..": ((), "U5"), "t": ((), "M8[ns]")})

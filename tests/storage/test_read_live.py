@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ringmap.errors import LappedError
-from ringmap.storage import read_live
-from ringmap.storage.read_live import is_live, lost, read_again, read_whole
+from ringmap.storage.read import read_live
+from ringmap.storage.read.read_live import is_live, lost, read_again, read_whole
 
 ROWS, LIVE = 12, 6
 

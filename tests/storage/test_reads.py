@@ -14,8 +14,8 @@ import torch
 
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, InputError
-from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests import ROOT
 from tests.buffers.steps import episode, prove, stored
 from tests.disks import Through

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from ringmap.errors import InputError
-from ringmap.storage.schema import ColumnSpec, Schema, as_columns, portable
+from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns, portable
 
 
 def specs(schema):

@@ -12,9 +12,9 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, LockedError
-from ringmap.storage import system as module
-from ringmap.storage.files import Disk
-from ringmap.storage.system import NotAFileError, System
+from ringmap.storage.disk import system as module
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import NotAFileError, System
 from tests.buffers.steps import episode, prove, stored
 from tests.disks import FullDisk, Through
 

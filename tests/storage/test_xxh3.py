@@ -6,10 +6,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage import xxh3
-from ringmap.storage.episodes import RECORD, EpisodeTable, Record
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.xxh3 import ROW_NBYTES, xxh3_64_of_rows
+from ringmap.storage.disk import xxh3
+from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.xxh3 import ROW_NBYTES, xxh3_64_of_rows
+from ringmap.storage.records.table import RECORD, EpisodeTable, Record
 
 rows = st.binary(min_size=ROW_NBYTES, max_size=ROW_NBYTES)
 seeds = st.integers(0, 2**64 - 1)
@@ -68,9 +68,9 @@ def test_a_table_read_in_bulk_is_as_one_read_record_by_record(monkeypatch, rng, 
         file.write(b"\x5a", 4096 + int(slot) * RECORD.itemsize + int(rng.integers(0, 128)))
     found = []
     for few in (0, 10**9):
-        monkeypatch.setattr("ringmap.storage.episodes._FEW", few)
+        monkeypatch.setattr("ringmap.storage.records.table._FEW", few)
         for block in (64, 16_384):
-            monkeypatch.setattr("ringmap.storage.episodes.BLOCK", block)
+            monkeypatch.setattr("ringmap.storage.records.table.BLOCK", block)
             found.append(
                 [
                     *(part.tolist() for part in table.scan()),

@@ -22,10 +22,10 @@ from ringmap.storage.columns.codecs import (
     chain_of,
     codec_of,
 )
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps, read_zarr_label
-from ringmap.storage.files import Disk
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.testing.columns import SPECS, ColumnTests, rows_of
 from tests.chains import LITTLE
 

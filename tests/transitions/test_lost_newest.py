@@ -5,8 +5,8 @@ import pytest
 
 from ringmap import TransitionReplayBuffer
 from ringmap.samplers import PrioritizedSampler
-from ringmap.storage.files import Disk
-from ringmap.storage.system import System
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests.disks import Through
 
 LANES = 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringmap import TransitionReplayBuffer
-from ringmap.buffers.transitions.following import Following
+from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import LappedError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from tests.buffers.processes import Child
@@ -136,7 +136,7 @@ def test_the_strikes_find_what_is_handed_out_for_another_head(monkeypatch):
     def whatever(self, source, head):
         return self._newest.observations
 
-    monkeypatch.setattr(Following, "_of_newest", whatever)
+    monkeypatch.setattr(NextObservations, "_of_newest", whatever)
     assert strikes(monkeypatch, 1) > 0
 
 
@@ -164,16 +164,16 @@ def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
 def test_a_handler_in_the_middle_of_an_add_is_refused(call, monkeypatch):
     """Between what the newest rows led to and their commit, another call of the same thread would part the two."""
     proof, errors = Proof(), []
-    real = Following.announce
+    real = NextObservations.announce
 
     def interrupted(self, *args):
-        monkeypatch.setattr(Following, "announce", real)
+        monkeypatch.setattr(NextObservations, "announce", real)
         with pytest.raises(RoleError, match=f"{call}: called in the middle of another call") as e:
             proof.buf.clear() if call == "clear" else proof.add()
         errors.append(e)
         real(self, *args)
 
-    monkeypatch.setattr(Following, "announce", interrupted)
+    monkeypatch.setattr(NextObservations, "announce", interrupted)
     before = proof.calls
     proof.add()
     assert len(errors) == 1

@@ -25,7 +25,7 @@ from ringmap.samplers import (
     RecencySampler,
     UniformSampler,
 )
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 from tests import ROOT
 from tests.disks import FaultyDisk, Through
 from tests.transitions.reference import Life, Reference, in_order, same

@@ -15,7 +15,7 @@ from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import CorruptError
 from ringmap.formats.zarr.store import InsideStore
 from ringmap.storage.columns.codecs import NAMED, ThroughZarr, chain_of, codec_of
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
 
 STORAGES = {
     "memmap": "memmap",

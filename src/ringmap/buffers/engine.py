@@ -27,14 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.beacon import Beacon
 from ringmap.buffers.episodes import StoredEpisodes
+from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.index import why_no_clips
 from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
-from ringmap.clips.window import Window
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClipIndexError,
@@ -44,20 +44,20 @@ from ringmap.errors import (
     ReadOnlyError,
     RingmapError,
 )
-from ringmap.storage.advice import clear_reads
-from ringmap.storage.blobs import encode_data
-from ringmap.storage.copying import Kept
-from ringmap.storage.files import Disk
-from ringmap.storage.forks import Forkable
-from ringmap.storage.integers import Ordinal
-from ringmap.storage.lock import describe, holder_of
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.reader import Reader
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.advice import clear_reads
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.disk.lock import describe, holder_of
+from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.system import cores
+from ringmap.storage.inspect.copying import Kept
+from ringmap.storage.inspect.snapshot import snapshot
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.source import Source
+from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
-from ringmap.storage.snapshot import snapshot
-from ringmap.storage.source import Source
-from ringmap.storage.store import Store
-from ringmap.storage.system import cores
 
 __all__ = ["Engine", "door"]
 
@@ -166,14 +166,14 @@ class Engine(Forkable):
             raise ClosedError(f"{_WHERE}: the buffer {owned.folder} is closed; open it again")
         if self._pid != os.getpid() and not owned.disk.volatile:
             owned = self._reopen()
-        owned.settle()
+        owned.recover_if_stale()
         return owned
 
     def _reopen(self) -> Source:
         """Become a live reader of our own: what the parent process had open is not ours."""
         self.rng = np.random.default_rng()
         if worker() is None:
-            self.pins.beacon = Beacon()  # it follows nobody
+            self.pins.beacon = LoaderState()  # it follows nobody
         owned = self.owned
         self._hold(
             [Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)]
@@ -251,12 +251,12 @@ class Engine(Forkable):
         self.source  # noqa: B018 - a closed one says so
         return self.pins.of(self.reader, span, shared)
 
-    def window(self, span: int) -> Window:
+    def window(self, span: int) -> ClipRange:
         """Return the clips of `span` steps that there are now, for samplers. O(1)."""
         source = self.source
         with source.memory:
             index = self.reader.index.of(span)
-            return Window(source, index, index.base, index.end)
+            return ClipRange(source, index, index.base, index.end)
 
     def clips(
         self, ids: Array, history: int, skip: int, out: dict[str, Array] | None = None
@@ -448,7 +448,7 @@ class Engine(Forkable):
         changed = draws != self._draws_stored
         small = {"sampling": self._state(self.sampler.small_state())} if changed else None
         if notes and isinstance(owned, Store):
-            owned.settle()
+            owned.recover_if_stale()
             small = {**(small or {}), "notes": {**owned.carried.get("notes", {}), **notes}}
         yield small
         if changed:

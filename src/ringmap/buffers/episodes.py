@@ -16,11 +16,11 @@ import numpy as np
 from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
-from ringmap.storage.blobs import decode_blob, decode_data
-from ringmap.storage.episodes import DROPPED, EPISODE, Record
-from ringmap.storage.integers import Ordinal, Position
-from ringmap.storage.read_live import read_whole
-from ringmap.storage.source import Source
+from ringmap.storage.read.read_live import read_whole
+from ringmap.storage.read.source import Source
+from ringmap.storage.records.blobs import decode_blob, decode_data
+from ringmap.storage.records.table import DROPPED, EPISODE, Record
+from ringmap.storage.ring.integers import Ordinal, Position
 
 __all__ = ["StoredEpisodes"]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ringmap.buffers.engine import Engine
 from ringmap.datasets.batch import ClipBatch, Layout, worker
-from ringmap.datasets.to_loader import as_clip, as_mapping, of_columns, room
+from ringmap.datasets.to_loader import allocate, as_clip, as_mapping, of_columns
 
 __all__ = ["ClipBuffer", "Lookup"]
 
@@ -76,4 +76,4 @@ class Lookup(NamedTuple):
         if "action" in shapes:
             shape, dtype = shapes["action"]
             shapes["action"] = (size, history, math.prod(shape[2:]) * self.skip), dtype
-        return room(shapes)
+        return allocate(shapes)

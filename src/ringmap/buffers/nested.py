@@ -9,7 +9,7 @@ a flat column may hold a slash of its own.
 
 Invariants: no key of a nested value holds a slash; leaves keep the order in which they were declared, and leave with
 the declared dtype, or an error names the leaf.
-Not here: where columns are stored, as what they are handed out (handout.py).
+Not here: where columns are stored, as what they are handed out (emit.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.storage.casting import cast
-from ringmap.storage.schema import ColumnSpec, portable
+from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.schema import ColumnSpec, portable
 
 __all__ = ["Leaves", "as_array", "dtype_of", "flat", "is_tensordict", "nested", "root"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from ringmap.errors import InputError
 from ringmap.storage.columns.backends import Choice, Storage, disagreement
-from ringmap.storage.manifest import Manifest
-from ringmap.storage.ring import spare_rows
-from ringmap.storage.schema import Schema
-from ringmap.storage.store import Settings
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.store import Settings
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.ring.arithmetic import spare_rows
 
 __all__ = [
     "Options",

@@ -5,7 +5,7 @@
     a worker               pin <-------+         as of the moment of the loader's process
 
 Invariants: the ids of a reader stand still until it is refreshed; a worker counts as the process that owns its loader.
-Not here: what copies the clips (clips/gather.py), the memory that is shared (beacon.py).
+Not here: what copies the clips (clips/gather.py), the memory that is shared (loader_state.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ringmap.buffers.beacon import Beacon
+from ringmap.buffers.loader_state import LoaderState
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
-from ringmap.storage.integers import Position
+from ringmap.storage.ring.integers import Position
 
 __all__ = ["Pins"]
 
@@ -28,7 +28,7 @@ class Pins:
     """The pinned moments of one ring, by span."""
 
     def __init__(self) -> None:
-        self.beacon = Beacon()
+        self.beacon = LoaderState()
         self.copied: int | None = None
         """Of a copy of a ring in RAM: the commit that it is of."""
         self._of: dict[int, Pinned] = {}
@@ -57,7 +57,7 @@ class Pins:
         if not beacon.is_mine:
             if worker() is not None and shared:
                 return self._as_told(reader, span)
-            beacon = self.beacon = Beacon() if worker() is None else beacon
+            beacon = self.beacon = LoaderState() if worker() is None else beacon
         pinned = self._of.get(span)  # another thread may drop it meanwhile
         if pinned is None:
             with source.memory:  # or another thread's moment could be told after ours

@@ -40,20 +40,20 @@ from ringmap.datasets.layout import stored_layout
 from ringmap.errors import ClosedError, InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import resolve_format
-from ringmap.storage.advice import clear_reads
-from ringmap.storage.birth import examine, read_manifest, sizes_when_full
-from ringmap.storage.blobs import encode_data
-from ringmap.storage.check import Finding, check_source
 from ringmap.storage.columns.backends import Storage, check_storage, choose
-from ringmap.storage.episodes import SPARE_SLOTS, TERMINATED, TRUNCATED
-from ringmap.storage.files import Disk
-from ringmap.storage.manifest import Manifest
-from ringmap.storage.memory import MemoryDisk
-from ringmap.storage.reader import Reader
-from ringmap.storage.schema import Schema, as_columns
-from ringmap.storage.source import Source
-from ringmap.storage.store import Store
-from ringmap.storage.streaming import OpenEpisode, settle_open
+from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.commit.create import examine, read_manifest, sizes_when_full
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.advice import clear_reads
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.inspect.check import Finding, check_source
+from ringmap.storage.open_episodes.open_episode import OpenEpisode, finish_open
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.source import Source
+from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.table import SPARE_SLOTS, TERMINATED, TRUNCATED
 
 __all__ = ["ReplayBuffer"]
 
@@ -262,7 +262,7 @@ class ReplayBuffer(Sampled):
         self._choose(options, transform, key_filter)
         self.engine = Engine(source, sampler, seed, disk=disk)
         if isinstance(source, Store):
-            settle_open(source, keep=options.interrupted == "keep")
+            finish_open(source, keep=options.interrupted == "keep")
 
     def _choose(
         self, options: Options, transform: Transform | None, key_filter: Transform | None
@@ -341,7 +341,7 @@ class ReplayBuffer(Sampled):
                 f"{where}: episode of {length} steps exceeds max_steps={self.max_steps}; raise max_steps or "
                 "split the episode"
             )
-        store.settle()
+        store.recover_if_stale()
         schema = store.schema
         if schema is None:
             schema = Schema.of(arrays)

@@ -24,13 +24,13 @@ from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.view import BufferView, split
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
-from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
-from ringmap.storage.integers import ClipId
+from ringmap.storage.ring.integers import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
 
@@ -81,7 +81,7 @@ class Sampled(Dataset):
     def __len__(self) -> int:
         return self.num_valid_ends() or self._no_length()
 
-    def clip_window(self, history_len: int) -> Window:
+    def clip_window(self, history_len: int) -> ClipRange:
         """Return the clips of `history_len` observations that there are now, for samplers. O(1)."""
         return self.engine.window(history_len * self.frameskip)
 

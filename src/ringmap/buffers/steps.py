@@ -25,15 +25,15 @@ from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.clips.window import Window
+from ringmap.clips.clip_range import ClipRange
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
-from ringmap.storage.birth import examine, make_folder, read_manifest
-from ringmap.storage.blobs import decode_small_state
-from ringmap.storage.files import Disk
-from ringmap.storage.integers import ClipNumber
-from ringmap.storage.read_live import look_again, lost, read_whole
-from ringmap.storage.ring import spare_rows
-from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.columns.schema import Schema, as_columns
+from ringmap.storage.commit.create import examine, make_folder, read_manifest
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.read_live import look_again, lost, read_whole
+from ringmap.storage.records.blobs import decode_small_state
+from ringmap.storage.ring.arithmetic import spare_rows
+from ringmap.storage.ring.integers import ClipNumber
 
 __all__ = ["StepRing", "numpy_rows", "whole"]
 
@@ -130,13 +130,13 @@ class StepRing:
 
     # -- which rows --------------------------------------------------------------------------
 
-    def window(self) -> Window:
+    def window(self) -> ClipRange:
         """Return the newest `capacity` rows as they are now, numbered from the oldest. O(1)."""
         source = self.engine.source
         with source.memory:
             index = self.engine.reader.index.of(1)
             oldest = ClipNumber(max(index.base, index.end - self.capacity))
-            return Window(source, index, oldest, index.end, has_episodes=False)
+            return ClipRange(source, index, oldest, index.end, has_episodes=False)
 
     def __len__(self) -> int:
         return self.window().count
@@ -296,7 +296,7 @@ class StepRing:
             raise InputError(
                 f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time"
             )
-        store.settle()
+        store.recover_if_stale()
         if count > self.group:  # what does not fit is to be found ahead of the first commit
             schema = Schema.of(arrays) if store.schema is None else store.schema
             arrays = schema.fit(arrays, buffer.options.casting, where)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.handout import as_tensordict
+from ringmap.buffers.emit import as_tensordict
 from ringmap.buffers.nested import flat, is_tensordict
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing

@@ -6,7 +6,7 @@
 
 Invariants: a command does nothing that Python could not do through ringmap; nothing heavy is imported
 before a command runs; nothing is unpickled.
-Not here: facts about buffers (storage/facts.py), about formats (formats/registry.py).
+Not here: facts about buffers (storage/inspect/describe.py), about formats (formats/registry.py).
 """
 
 from __future__ import annotations

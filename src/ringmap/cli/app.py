@@ -25,7 +25,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ringmap import __version__
-from ringmap.cli.terminal import say
+from ringmap.cli.console import say
 from ringmap.errors import (
     ExistsError,
     InputError,

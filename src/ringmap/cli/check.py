@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Place, Quiet
-from ringmap.cli.places import folders_of, is_dataset
 from ringmap.cli.progress import bar
-from ringmap.cli.terminal import count, show, show_json
+from ringmap.cli.resolve import folders_of, is_dataset
 from ringmap.errors import DamageError, NotFoundError
 
 if TYPE_CHECKING:
-    from ringmap.storage.check import Finding
+    from ringmap.storage.inspect.check import Finding
 
 
 def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
@@ -45,7 +45,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
     Raises:
         NotFoundError, UnknownFormatError: no buffer is there.
     """
-    from ringmap.storage.check import check as check_buffer
+    from ringmap.storage.inspect.check import check as check_buffer
 
     if not os.path.lexists(path):
         raise NotFoundError(f"{where}: {path}: nothing is there")
@@ -63,7 +63,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
 def _of_dataset(path: str) -> list[tuple[str, Finding]]:
     """Return what is wrong with a dataset: every step and value of every episode is read."""
     from ringmap.datasets.catalog import load_arrays
-    from ringmap.storage.check import Finding
+    from ringmap.storage.inspect.check import Finding
 
     found: list[tuple[str, Finding]] = []
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringmap.cli.options import Destination, FormatName, Mode, Place, WriterOptions, writer_options
-from ringmap.cli.places import episodes_at, format_for, say_written
 from ringmap.cli.progress import is_watched
+from ringmap.cli.resolve import episodes_at, format_for, say_written
 
 
 def convert(

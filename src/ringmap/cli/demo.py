@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmap.cli.terminal import count, show
+from ringmap.cli.console import count, show
 from ringmap.errors import ExistsError, RingmapError
 from ringmap.extras import require
 
@@ -85,7 +85,7 @@ def _run(path: str, dumped: str, episodes: int, batches: int) -> None:
     require("torch", "demo")
     import torch  # noqa: F401 - takes seconds, in which the collector would have finished
 
-    from ringmap.storage.check import check
+    from ringmap.storage.inspect.check import check
 
     collector = _start(path, episodes)
     try:
@@ -136,7 +136,7 @@ def _start(path: str, episodes: int) -> subprocess.Popen[bytes]:
 def _opened(path: str, collector: subprocess.Popen[bytes]) -> ReplayBuffer:
     """Open a live reader as soon as there is a buffer to read."""
     from ringmap.buffers.replay import ReplayBuffer
-    from ringmap.storage.layout import Paths
+    from ringmap.storage.records.layout import Paths
 
     while not os.path.exists(Paths(path).manifest):
         if collector.poll() is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringmap.cli.options import Buffer, Destination, FormatName, Mode, WriterOptions, writer_options
-from ringmap.cli.places import EPISODES, format_for, look, say_written
 from ringmap.cli.progress import is_watched
+from ringmap.cli.resolve import EPISODES, format_for, look, say_written
 
 
 def dump(

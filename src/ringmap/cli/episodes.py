@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ringmap.cli.console import show, show_json, show_table, value_text
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.places import episodes_at
+from ringmap.cli.resolve import episodes_at
 from ringmap.cli.table import kept, rows_of, sorted_by
-from ringmap.cli.terminal import show, show_json, show_table, value_text
 
 MinLength = Annotated[
     int, typer.Option("--min-length", metavar="N", help="Only those of at least N steps.")

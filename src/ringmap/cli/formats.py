@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ringmap.cli.console import show_json, show_table
 from ringmap.cli.options import AsJson
-from ringmap.cli.terminal import show_json, show_table
 
 
 def formats(as_json: AsJson = False) -> None:

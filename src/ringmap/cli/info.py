@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.places import EPISODES, Found, look
-from ringmap.cli.terminal import count, nbytes, percent, show, show_json, show_table
+from ringmap.cli.resolve import EPISODES, Located, look
 
 if TYPE_CHECKING:
-    from ringmap.storage.facts import Facts, WriterFacts
+    from ringmap.storage.inspect.describe import Facts, WriterFacts
 
 
 def info(path: Place, as_json: AsJson = False) -> None:
@@ -22,7 +22,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
     if not found.folders:
         _show_dataset(path, as_json)
         return
-    from ringmap.storage.facts import facts_of, nbytes_of
+    from ringmap.storage.inspect.describe import facts_of, nbytes_of
 
     facts, episodic = facts_of(found.main), found.kind == EPISODES
     taken, full = nbytes_of(path), facts.nbytes_full
@@ -46,7 +46,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
     _show_buffer(described, facts)
 
 
-def _capacity(found: Found, facts: Facts) -> int:
+def _capacity(found: Located, facts: Facts) -> int:
     """Return the rows that are drawn from when it is full: what the user gave as the size."""
     return facts.max_steps - (0 if found.kind == EPISODES else facts.spare)
 
@@ -120,7 +120,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 def _show_dataset(path: str, as_json: bool) -> None:
     from ringmap.datasets.catalog import load_arrays
     from ringmap.formats.registry import detect_format
-    from ringmap.storage.facts import nbytes_of
+    from ringmap.storage.inspect.describe import nbytes_of
 
     dataset = load_arrays(path)
     at = str(getattr(dataset, "path", path))
@@ -149,7 +149,7 @@ def _show_dataset(path: str, as_json: bool) -> None:
 
 
 def _columns(dataset: Any) -> list[dict[str, Any]]:
-    from ringmap.storage.schema import Schema, as_columns
+    from ringmap.storage.columns.schema import Schema, as_columns
 
     schema = getattr(dataset, "schema", None)
     if not isinstance(schema, Schema):  # of a third party: its first episode tells

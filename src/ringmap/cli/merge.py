@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ringmap.cli.options import FormatName, Mode, WriterOptions, writer_options
-from ringmap.cli.places import episodes_at, format_for, say_written
 from ringmap.cli.progress import is_watched
+from ringmap.cli.resolve import episodes_at, format_for, say_written
 from ringmap.errors import InputError
 
 Sources = Annotated[

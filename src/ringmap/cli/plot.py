@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ringmap.cli.console import clean, show
 from ringmap.cli.options import Force, Place
-from ringmap.cli.places import EPISODES, episodes_at, free_path, look
+from ringmap.cli.resolve import EPISODES, episodes_at, free_path, look
 from ringmap.cli.table import rows_of
-from ringmap.cli.terminal import clean, show
 from ringmap.errors import InputError
 from ringmap.extras import require
 
@@ -35,7 +35,7 @@ def plot(path: Place, output: Output = "ringmap.png", force: Force = False) -> N
         series.append(("return", [row["return"] for row in rows]))
     commits: Any = None
     if look(path, "plot").kind == EPISODES:
-        from ringmap.storage.facts import commits_of
+        from ringmap.storage.inspect.describe import commits_of
 
         commits = commits_of(path)
     _draw(target, path, series, commits, getattr(dataset, "max_steps", 0))

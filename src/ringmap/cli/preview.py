@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ringmap.cli.console import clean, count, show
 from ringmap.cli.options import Force, Place
-from ringmap.cli.places import episodes_at, free_path
-from ringmap.cli.terminal import clean, count, show
+from ringmap.cli.resolve import episodes_at, free_path
 from ringmap.errors import InputError
 
 Array = np.ndarray[Any, np.dtype[Any]]

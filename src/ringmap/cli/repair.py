@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ringmap.cli.check import findings_at
+from ringmap.cli.console import count, show, show_json
 from ringmap.cli.options import AsJson, Buffer
-from ringmap.cli.places import folders_of
 from ringmap.cli.progress import bar
-from ringmap.cli.terminal import count, show, show_json
+from ringmap.cli.resolve import folders_of
 from ringmap.errors import NotFoundError
 
 Apply = Annotated[
@@ -26,7 +26,7 @@ def repair(path: Buffer, apply: Apply = False, as_json: AsJson = False) -> None:
     does not come back: if you have a backup of a damaged file, put that back first. Close all readers before you
     apply it. Exit code 0: sound, or mended; 1: there is something to do, or some of it can't be mended; 2: no answer.
     """
-    from ringmap.storage.repair import repair as repair_buffer
+    from ringmap.storage.inspect.repair import repair as repair_buffer
 
     if not os.path.lexists(path):
         raise NotFoundError(f"repair: {path}: nothing is there")

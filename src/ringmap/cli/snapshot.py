@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ringmap.cli.console import count, show
 from ringmap.cli.options import Buffer, Destination
-from ringmap.cli.places import EPISODES, look
-from ringmap.cli.terminal import count, show
+from ringmap.cli.resolve import EPISODES, look
 
 
 def snapshot(path: Buffer, dest: Destination) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.cli.terminal import plain
+from ringmap.cli.console import plain
 from ringmap.errors import InputError
-from ringmap.storage.read_live import look_again
+from ringmap.storage.read.read_live import look_again
 
 __all__ = ["Row", "kept", "rows_of", "sorted_by"]
 

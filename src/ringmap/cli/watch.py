@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ringmap.cli.console import clean, console, count, percent, plain, show
 from ringmap.cli.options import AsJson, Buffer
-from ringmap.cli.places import BUFFERS, EPISODES, look
-from ringmap.cli.terminal import clean, console, count, percent, plain, show
+from ringmap.cli.resolve import BUFFERS, EPISODES, look
 
 if TYPE_CHECKING:
-    from ringmap.storage.reader import Reader
+    from ringmap.storage.read.reader import Reader
 
 Once = Annotated[bool, typer.Option("--once", help="Print one line, and exit.")]
 Interval = Annotated[
@@ -46,8 +46,8 @@ def watch(
     """
     import os
 
-    from ringmap.storage.files import Disk
-    from ringmap.storage.reader import Reader
+    from ringmap.storage.disk.files import Disk
+    from ringmap.storage.read.reader import Reader
 
     found = look(path, "watch", BUFFERS)
     reader = Reader(Disk(), os.path.abspath(found.main))
@@ -70,7 +70,7 @@ def watch(
 
 
 def _look(reader: Reader) -> Look:
-    from ringmap.storage.facts import writer_of
+    from ringmap.storage.inspect.describe import writer_of
 
     with reader.memory:
         live = reader.live

@@ -19,12 +19,12 @@ import numpy as np
 from ringmap.clips.index import ClipIndex, why_no_clips
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.cold import Watch
-from ringmap.storage.forks import Forkable
-from ringmap.storage.integers import ClipNumber, Position
-from ringmap.storage.read_live import lost, read_again
-from ringmap.storage.rows import Rows
-from ringmap.storage.source import Source
+from ringmap.storage.columns.readahead import Readahead
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.read.read_live import lost, read_again
+from ringmap.storage.read.source import Source
+from ringmap.storage.ring.integers import ClipNumber, Position
 
 __all__ = ["PINNED", "ClipReader", "Pinned"]
 
@@ -64,7 +64,7 @@ class ClipReader(Forkable):
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
-        self.watch = Watch(source.disk.system)
+        self.watch = Readahead(source.disk.system)
 
     def pin(self, span: int) -> Pinned:
         """Return which clips there are now. O(1) when nothing changed."""

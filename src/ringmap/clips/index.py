@@ -25,10 +25,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from ringmap.clips.signposts import Signposts
+from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
-from ringmap.storage.integers import ClipNumber, Position
-from ringmap.storage.live import Deque, LiveEpisodes
+from ringmap.storage.ring.integers import ClipNumber, Position
+from ringmap.storage.ring.live import GrowingArray, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
 
@@ -94,9 +94,9 @@ class SpanIndex:
         self._era = _BETWEEN
         self._upto = self.first = self.last = live.first
         self.base = ClipNumber(0)
-        self._ends: Deque[ClipNumber] = Deque(np.empty(0, np.int64), live.first)
+        self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
         clips = live.num_steps - len(live) * (self.span - 1)
-        self._posts = Signposts(0, max(0, clips), len(live))
+        self._posts = GuideTable(0, max(0, clips), len(live))
 
     def follow(self) -> None:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
@@ -133,7 +133,7 @@ class SpanIndex:
                 self._posts.append(fresh, seen, self.base)
             else:
                 if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
-                    self._ends = Deque(np.empty(0, np.int64), fresh)
+                    self._ends = GrowingArray(np.empty(0, np.int64), fresh)
                     self.first, self.base = fresh, ClipNumber(seen)
                 self._ends.reserve(last - fresh, self.first)
                 for at in range(fresh, last, _PART):
@@ -153,7 +153,7 @@ class SpanIndex:
 
     def _place_posts(self) -> None:
         """Set the signposts anew: episodes became many times longer, or shorter."""
-        self._posts = Signposts(self.base, self.end - self.base, self.last - self.first)
+        self._posts = GuideTable(self.base, self.end - self.base, self.last - self.first)
         for at in range(self.first, self.last, _PART):
             self._posts.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
 

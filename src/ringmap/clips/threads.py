@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.columns.base import Column
-from ringmap.storage.threads import pool as pool_of
+from ringmap.storage.disk.threads import pool as pool_of
 
 __all__ = ["SPLIT_NBYTES", "take"]
 

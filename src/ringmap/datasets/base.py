@@ -24,8 +24,8 @@ from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
 from ringmap.datasets.layout import stored_layout
 from ringmap.datasets.to_loader import as_clip
 from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
-from ringmap.storage.integers import ClipId
-from ringmap.storage.live import LiveEpisodes
+from ringmap.storage.ring.integers import ClipId
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["Dataset", "Transform", "clip_id", "clip_ids", "fold_actions", "in_range", "num_rows"]
 

@@ -5,7 +5,7 @@
 
 An episode has one row more than it has steps: no reward came with its first observation, and no
 action was taken at its last one.
-Not here: which rows are blank (world/episodes.py, recording/opened.py).
+Not here: which rows are blank (world/episodes.py, recording/open_episodes.py).
 """
 
 from __future__ import annotations

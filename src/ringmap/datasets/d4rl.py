@@ -135,7 +135,7 @@ def _column(file: Any, name: str) -> Any:
     """Return a dataset of the file itself: what a link, or storage elsewhere, leads to is not read."""
     import h5py
 
-    from ringmap.formats.common.inside import refuse_sparse
+    from ringmap.formats.common.untrusted import refuse_sparse
 
     found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
     if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:

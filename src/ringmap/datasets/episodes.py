@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.layout import stored_layout
-from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.columns.schema import Schema, as_columns
 
 __all__ = ["episodes_of", "schema_of"]
 

@@ -23,8 +23,8 @@ from ringmap.datasets.batch import worker
 from ringmap.datasets.to_loader import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import missing
-from ringmap.storage.forks import Forkable
-from ringmap.storage.live import LiveEpisodes
+from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["GoalDataset"]
 

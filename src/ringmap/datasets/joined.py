@@ -20,7 +20,7 @@ from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids, num_rows
 from ringmap.datasets.layout import EpisodeDict
 from ringmap.errors import ClipIndexError, InputError
-from ringmap.storage.live import LiveEpisodes
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["ConcatDataset", "MergeDataset"]
 

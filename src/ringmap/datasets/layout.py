@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from ringmap.storage.schema import ColumnSpec
+    from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["EpisodeDict", "is_image", "stored_layout", "to_channels_first", "to_channels_last"]
 

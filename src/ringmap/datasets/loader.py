@@ -31,7 +31,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
-__all__ = ["MAX_SLOTS", "Parcel", "Slots", "as_tensor", "register", "worker_slots"]
+__all__ = ["MAX_SLOTS", "SlotBatch", "Slots", "as_tensor", "register", "worker_slots"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,7 +59,7 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
         tensors = {name: as_tensor(values) for name, values in batch.columns.items()}
     else:
         tensors = _stack(batch, collate_fn_map)
-    return tensors if worker() is None else Parcel(tensors)
+    return tensors if worker() is None else SlotBatch(tensors)
 
 
 def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
         for name, values in columns.items()
         if _are_alike(values)
     }
-    into = (worker_slots().room(alike) if worker() is not None else None) or {}
+    into = (worker_slots().allocate(alike) if worker() is not None else None) or {}
     done = {}
     for name, values in columns.items():
         if name in alike:
@@ -148,7 +148,7 @@ class Slots:
         self._slots: list[_Slot] = []
         self._lock = threading.Lock()  # PyTorch sends from a thread of its own
 
-    def room(self, layout: Layout) -> dict[str, Array] | None:
+    def allocate(self, layout: Layout) -> dict[str, Array] | None:
         """Return arrays of this layout over a free slot, or None: then let PyTorch send what is gathered."""
         layout = {n: (shape, d) for n, (shape, d) in layout.items() if d.kind in _TENSOR_KINDS}
         offsets, at = {}, _ALIGN
@@ -193,7 +193,10 @@ class Slots:
 
     def copies(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return copies of arrays over a free slot; none if there is no slot."""
-        made = self.room({name: (array.shape, array.dtype) for name, array in arrays.items()}) or {}
+        made = (
+            self.allocate({name: (array.shape, array.dtype) for name, array in arrays.items()})
+            or {}
+        )
         for name, copy in made.items():
             np.copyto(copy, arrays[name])
         return made
@@ -226,20 +229,20 @@ def worker_slots() -> Slots:
 # -- travelling ------------------------------------------------------------------------------
 
 
-class Parcel(dict[str, Any]):
+class SlotBatch(dict[str, Any]):
     """A collated batch on its way out of a worker; what arrives is a plain dict of tensors.
 
     Only the pickler of `multiprocessing` sends the slot. To a plain one, and to a deep copy, this is a dict.
     """
 
-    def __copy__(self) -> Parcel:
-        return Parcel(self)
+    def __copy__(self) -> SlotBatch:
+        return SlotBatch(self)
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
 
-def _send(parcel: Parcel) -> Any:
+def _send(parcel: SlotBatch) -> Any:
     items, used, slots, arrays = dict[str, Any](parcel), None, worker_slots(), dict[str, Array]()
     for name, value in parcel.items():
         array = _as_array(value) if isinstance(value, torch.Tensor) else None
@@ -259,7 +262,7 @@ def _send(parcel: Parcel) -> Any:
     return _unpack, (used.block, items)
 
 
-ForkingPickler.register(Parcel, _send)
+ForkingPickler.register(SlotBatch, _send)
 
 
 class _Part(tuple[int, tuple[int, ...], str]):

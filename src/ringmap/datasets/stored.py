@@ -25,7 +25,7 @@ from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
 from ringmap.datasets.to_loader import as_clip, of_columns
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 __all__ = ["ColumnSource", "StoredDataset"]
 

@@ -1,6 +1,6 @@
 """Batches on their way to a DataLoader: made so that it takes them as they are, if there is one.
 
-    room(layout)            arrays to gather into, in a worker
+    allocate(layout)            arrays to gather into, in a worker
     of_columns, as_clip     what `__getitems__` returns
     as_mapping              a batch that was asked for as a whole
 
@@ -17,18 +17,18 @@ import numpy as np
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
-__all__ = ["as_clip", "as_mapping", "of_columns", "room"]
+__all__ = ["allocate", "as_clip", "as_mapping", "of_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def room(layout: Layout) -> dict[str, Array] | None:
+def allocate(layout: Layout) -> dict[str, Array] | None:
     """Return arrays to gather into that travel to the process of the DataLoader without a copy, in a worker."""
     if worker() is None:
         return None
     from ringmap.datasets.loader import worker_slots
 
-    return worker_slots().room(layout)
+    return worker_slots().allocate(layout)
 
 
 def of_columns(columns: dict[str, Array], size: int) -> ClipBatch:
@@ -49,9 +49,9 @@ def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
     """Return a batch that was asked for as a whole: in a worker, one that is copied into a slot when it is sent."""
     if worker() is None:
         return columns
-    from ringmap.datasets.loader import Parcel
+    from ringmap.datasets.loader import SlotBatch
 
-    return Parcel(columns)
+    return SlotBatch(columns)
 
 
 def _register() -> None:

@@ -20,7 +20,7 @@ from ringmap.datasets.episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
 from ringmap.formats.registry import resolve_format
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["convert", "merge"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from ringmap.datasets.layout import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.episode import split_episode_data
-from ringmap.storage.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["CheckedEpisode", "check_episode"]
 

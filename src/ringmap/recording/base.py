@@ -14,13 +14,13 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ringmap.errors import ClosedError, InputError, RoleError
+from ringmap.recording.adapters import Sink, sink_of
+from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.dumping import dump, place_of
-from ringmap.recording.faults import Faults
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.keys import Keys
 from ringmap.recording.modes import listed, resolved
 from ringmap.recording.recorder import Recorder
-from ringmap.recording.sinks import Sink, sink_of
 
 __all__ = ["WHERE", "Recording"]
 

@@ -6,7 +6,7 @@
 
 Invariants: what is replaced or removed is a buffer that nobody writes to; anything else at the path is an
 error, and stays.
-Not here: what a snapshot is (storage/snapshot.py).
+Not here: what a snapshot is (storage/inspect/snapshot.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
-from ringmap.storage.birth import examine
-from ringmap.storage.files import Disk
-from ringmap.storage.layout import Paths
-from ringmap.storage.lock import WriterLock
+from ringmap.storage.commit.create import examine
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import WriterLock
+from ringmap.storage.records.layout import Paths
 
 __all__ = ["dump", "place_of"]
 

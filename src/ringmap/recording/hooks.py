@@ -17,10 +17,10 @@ import numpy as np
 from gymnasium import spaces
 
 from ringmap.errors import InputError
+from ringmap.recording.adapters import Sink
 from ringmap.recording.keys import Keys, nested
-from ringmap.recording.sinks import Sink
-from ringmap.storage.casting import cast
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["Hooks"]
 

@@ -6,7 +6,7 @@
     info/<name>               a value of the info; of a dict in it: info/<name>/<key>
 
 Invariants: a column that passed here can be filled at every row, but for values that its dtype does not hold.
-Not here: the rows (opened.py), the buffers (sinks.py).
+Not here: the rows (opened.py), the buffers (adapters.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ringmap.errors import InputError
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["FLAGS", "Keys", "Leaf", "bounds_of", "leaves_of", "nested"]
 

@@ -4,7 +4,7 @@
     "per_env"    a buffer for each environment of a vector environment
     "auto"       one buffer: shared; as many as environments, and more than one: per_env
 
-Not here: what goes into them (sinks.py).
+Not here: what goes into them (adapters.py).
 """
 
 from __future__ import annotations

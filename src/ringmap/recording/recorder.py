@@ -4,7 +4,7 @@
                                   │ each slot's row, after its last one                opened.py
                                   │ a hook or check that fails cuts its own slot only
                                   ├─ transitions, streamed rows                        transitions.py
-                                  └─ who ended: the whole episode                      sinks.py
+                                  └─ who ended: the whole episode                      adapters.py
                                 finally: every slot is where its environment is        slots.py
 
 Invariants: whatever fails in a step, the next row of every slot is recorded as what it is; no stored episode
@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, RolloutError
-from ringmap.recording.faults import Faults
+from ringmap.recording.adapters import EpisodeSink, RowSink, Sink
+from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.infos import info_of, value_of
 from ringmap.recording.keys import Keys, Leaf
-from ringmap.recording.opened import OpenRows
-from ringmap.recording.sinks import EpisodeSink, RowSink, Sink
+from ringmap.recording.open_episodes import OpenRows
 from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.recording.transitions import Ending, Transitions
-from ringmap.storage.casting import cast
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["Recorder"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.recording.faults import Faults
+from ringmap.recording.adapters import EpisodeSink, RowSink, Sink
+from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
-from ringmap.recording.opened import OpenRows
-from ringmap.recording.sinks import EpisodeSink, RowSink, Sink
+from ringmap.recording.open_episodes import OpenRows
 from ringmap.recording.slots import Slots
 
 __all__ = ["Ending", "Transitions"]

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from ringmap.storage.columns.base import Column
-from ringmap.storage.integers import Position
-from ringmap.storage.ring import Ring
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.integers import Position
 
 __all__ = ["SPECS", "ColumnTests", "rows_of"]
 

@@ -5,7 +5,7 @@
                               └─► goal: laid over the infos      ─┘
 
 Invariants: every episode that is started counts, and counts once.
-Not here: the loop (rollout.py), tasks from a dataset (tasks.py), films (films.py).
+Not here: the loop (rollout.py), tasks from a dataset (tasks.py), films (episode_videos.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.world.films import Beside, Films, alone
+from ringmap.world.episode_videos import Beside, EpisodeVideos, alone
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn, Watcher, bar_of, count_of, options_of, roll
 from ringmap.world.stage import Stage
@@ -66,7 +66,7 @@ def evaluate_episodes(
         )
         watchers: list[Watcher] = [scores]
         if video is not None:
-            watchers.append(stack.enter_context(Films(Path(video), "episode", alone)))
+            watchers.append(stack.enter_context(EpisodeVideos(Path(video), "episode", alone)))
         roll(world.envs, world.act, turns, watchers)
     return scores.result(None if first is None else [first + k for k in range(count)])
 
@@ -152,7 +152,7 @@ def evaluate_dataset(
                     f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'"
                 )
             beside = Beside(tasks)
-            watchers.append(stack.enter_context(Films(Path(video), "env", beside)))
+            watchers.append(stack.enter_context(EpisodeVideos(Path(video), "env", beside)))
         roll(
             world.envs, world.act, turns, watchers, budget=budget, prepared=prepared, overlay=goals
         )

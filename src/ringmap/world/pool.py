@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from ringmap.errors import ClosedError, InputError, RolloutError
 from ringmap.world.actions import split_actions
-from ringmap.world.crew import Crew, EnvFn, Failure, Outcome
+from ringmap.world.env_group import EnvFn, EnvGroup, Failure, Outcome
 from ringmap.world.infos import Infos, Row
 
 __all__ = ["EnvPool"]
@@ -97,7 +97,7 @@ class EnvPool:
                 probe.close()
             self._crew = WorkerCrews(env_fns, workers, nbytes, context, name)
         else:
-            self._crew = Crew(env_fns)
+            self._crew = EnvGroup(env_fns)
             self._take_spaces(self._crew.envs[0])
         self.seeds: list[int | None] = [None] * self.num_envs
         self.episode_data: list[dict[str, Any] | None] = [None] * self.num_envs

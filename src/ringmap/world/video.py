@@ -1,6 +1,6 @@
 """Videos: frames into an mp4 file, by PyAV.
 
-Not here: which frames (films.py).
+Not here: which frames (episode_videos.py).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A crew's "observation" is a block of shared memory into which the arrays of all 
 packed; a small letter through the pipe says where each one lies, and holds whatever does
 not fit. AsyncVectorEnv minds the processes.
 
-Invariants: what comes out equals, bit for bit, what a `Crew` in this process gives.
-Not here: what environments do (crew.py).
+Invariants: what comes out equals, bit for bit, what a `EnvGroup` in this process gives.
+Not here: what environments do (env_group.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 
 from ringmap.errors import RolloutError
-from ringmap.world.crew import Answer, Crew, EnvFn, Outcome
+from ringmap.world.env_group import Answer, EnvFn, EnvGroup, Outcome
 
 __all__ = ["WorkerCrews"]
 
@@ -76,7 +76,7 @@ class CrewEnv(gymnasium.Env[Array, Any]):
 
     def __init__(self, env_fns: Sequence[EnvFn], nbytes: int) -> None:
         self.observation_space = gymnasium.spaces.Box(0, 255, (nbytes,), np.uint8)
-        self.crew = Crew(env_fns)
+        self.crew = EnvGroup(env_fns)
         self.block = np.zeros(nbytes, np.uint8)
 
     def reset(
@@ -93,7 +93,7 @@ class CrewEnv(gymnasium.Env[Array, Any]):
             0.0,
             False,
             False,
-            {"letter": Letter(self._packed(getattr(self.crew, name)(*args)))},
+            {"letter": Reply(self._packed(getattr(self.crew, name)(*args)))},
         )
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class CrewEnv(gymnasium.Env[Array, Any]):
 
 
 @dataclass(frozen=True)
-class Letter:
+class Reply:
     """The answers of a crew, in a wrapper that AsyncVectorEnv does not look into."""
 
     answers: list[Any] = field(default_factory=list)
@@ -141,7 +141,7 @@ class CrewMaker:
 
 
 class WorkerCrews:
-    """Crews in processes of their own, under the interface of one `Crew`.
+    """Crews in processes of their own, under the interface of one `EnvGroup`.
 
     Args:
         env_fns: one per environment; neighbours share a process.

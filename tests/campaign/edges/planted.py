@@ -8,14 +8,14 @@ import itertools
 import threading
 
 from ringmap.buffers.distillation.labelled import LabelledRows
-from ringmap.buffers.offline_to_online import halves
+from ringmap.buffers.offline_to_online import batch_source as halves
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.transitions.following import Following
+from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import RoleError
-from ringmap.storage.files import Disk, FileHandle
-from ringmap.storage.reader import Reader
-from ringmap.storage.source import Source
-from ringmap.storage.store import Store
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.source import Source
 from tests.campaign.edges import others
 
 
@@ -88,19 +88,19 @@ def no_refusal():
 
 def any_head():
     """What the newest call led to is handed out for whatever head the rows were read under."""
-    of_newest = Following._of_newest
+    of_newest = NextObservations._of_newest
 
     def careless(following, source, head):
         if hasattr(following, "_newest"):
             return following._newest.observations or of_newest(following, source, head)
         return following.newest or of_newest(following, source, head)
 
-    Following._of_newest = careless
+    NextObservations._of_newest = careless
 
 
 def generators_kept():
     """A forked child draws with the parent's generators, whose locks a thread may have held."""
-    from ringmap.storage.forks import Forkable
+    from ringmap.storage.disk.forks import Forkable
 
     Forkable.reset_after_fork = lambda made, renewed: None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import filelock
 
 import ringmap
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 PACKAGE = Path(ringmap.__file__).parent
 OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers"))

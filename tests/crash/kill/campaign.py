@@ -26,7 +26,7 @@ import numpy as np
 
 from ringmap.buffers import engine
 from ringmap.errors import LockedError
-from ringmap.storage import state
+from ringmap.storage.records import state
 from tests.crash.kill import strace, victim
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtChange, AtLine, CrashDisk, interrupt, kill
 from tests.crash.kill.interrupts import interrupt as interrupted

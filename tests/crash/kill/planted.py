@@ -10,13 +10,16 @@ import os
 from ringmap.buffers import engine
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage import blobs, journal, live, lock, store
-from ringmap.storage.episodes import EPISODE, RETIRE, EpisodeTable
-from ringmap.storage.files import FileHandle
+from ringmap.storage.commit import journal, store
+from ringmap.storage.disk import lock
+from ringmap.storage.disk.files import FileHandle
+from ringmap.storage.open_episodes.open_episode import OpenEpisode
+from ringmap.storage.records import blobs
+from ringmap.storage.records.table import EPISODE, RETIRE, EpisodeTable
+from ringmap.storage.ring.arithmetic import live
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
-from ringmap.storage.streaming import OpenEpisode
 from tests.crash.kill import victim
 from tests.crash.kill.blows import CrashDisk
 

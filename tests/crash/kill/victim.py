@@ -15,7 +15,7 @@ from filelock import FileLock
 from ringmap.buffers import engine
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.errors import NoClipsError
-from ringmap.storage import blobs
+from ringmap.storage.records import blobs
 from tests.crash.kill import verdict
 from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, TERMINATED, episode
 

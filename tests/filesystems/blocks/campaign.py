@@ -71,7 +71,7 @@ class Campaign:
         self.lives += 1
         with pytest.MonkeyPatch.context() as patch:
             same_ids(patch, seed)
-            life.settle(patch)
+            life.recover_if_stale(patch)
             mounted = Mounted(self.kind, folder, self.home)
             try:
                 with mounted:

@@ -51,9 +51,9 @@ class Script:
             (0, 0)
         ]  # (position of the log, sequence number that a cut from there on must show)
 
-    def settle(self, patch):
+    def recover_if_stale(self, patch):
         """Make the package and the cases use these sizes."""
-        self.case.settle(patch)
+        self.case.recover_if_stale(patch)
         patch.setattr(cases, "rows_of", functools.partial(_rows, self.width))
 
     def _session(self, mounted, disk, expect, cut):
@@ -130,7 +130,7 @@ class Transitions:
         self.stored = 0
         self.facts = [(0, 0, 0)]  # (position, calls that must be there, calls that may be)
 
-    def settle(self, patch):
+    def recover_if_stale(self, patch):
         """Nothing to change: the sizes are its own."""
 
     def _open(self, mounted, disk):

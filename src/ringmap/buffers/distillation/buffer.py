@@ -24,14 +24,14 @@ from ringmap.buffers.distillation.lanes import episodes_of
 from ringmap.buffers.distillation.passes import epoch, sequences
 from ringmap.buffers.distillation.retention import Retention
 from ringmap.buffers.distillation.rounds import Rounds, mixed, version_of
+from ringmap.buffers.emit import Emit
 from ringmap.buffers.engine import door
-from ringmap.buffers.handout import HandOut
 from ringmap.buffers.nested import nested
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.errors import InputError, NoClipsError, ReadOnlyError
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 __all__ = ["DistillationBuffer"]
 
@@ -101,7 +101,7 @@ class DistillationBuffer(Unindexed):
         sync_every_s: float = 30.0,
         disk: Disk | None = None,
     ) -> None:
-        out = HandOut(to, device, bool(pin_memory))
+        out = Emit(to, device, bool(pin_memory))
         self._choose(retention, keep_rounds, obs_shape, beta, seed, out)
         positive(_WHERE, "capacity", capacity)
         options: dict[str, Any] = {"durability": durability, "sync_every_s": sync_every_s}
@@ -118,7 +118,7 @@ class DistillationBuffer(Unindexed):
             raise
 
     def _choose(
-        self, retention: str, keep_rounds: int | None, obs_shape: Any, beta: Any, seed: int | None, out: HandOut
+        self, retention: str, keep_rounds: int | None, obs_shape: Any, beta: Any, seed: int | None, out: Emit
     ) -> None:  # fmt: skip
         self._retention = Retention(retention, keep_rounds, _WHERE)
         out.check(_WHERE, ("numpy", "torch"))
@@ -151,7 +151,7 @@ class DistillationBuffer(Unindexed):
                 f"{_WHERE}.open: mode must be 'r' (read) or 'r+' (write), got {mode!r}"
             )
         buffer = cls.__new__(cls)
-        out = HandOut(*(options.pop(name, default) for name, default in _OUT))
+        out = Emit(*(options.pop(name, default) for name, default in _OUT))
         options.pop("disk", None)
         named = dict(options)
         asked = {name: options.pop(name, default) for name, default in _HOW}

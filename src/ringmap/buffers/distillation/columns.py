@@ -18,8 +18,8 @@ import numpy as np
 from ringmap.buffers.nested import flat, is_tensordict, root
 from ringmap.buffers.steps import numpy_rows
 from ringmap.errors import InputError
-from ringmap.storage.casting import cast
-from ringmap.storage.schema import Schema, as_columns
+from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.schema import Schema, as_columns
 
 __all__ = ["fitted_labels", "row_columns"]
 

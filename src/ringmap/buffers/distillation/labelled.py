@@ -20,10 +20,10 @@ from ringmap.buffers.nested import root
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
-from ringmap.storage.birth import examine
-from ringmap.storage.files import Disk
-from ringmap.storage.read_live import read_again
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.commit.create import examine
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.read_live import read_again
 
 __all__ = ["LABELS", "LabelledRows", "rows_path"]
 

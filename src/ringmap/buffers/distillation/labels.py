@@ -22,9 +22,9 @@ import numpy as np
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
-from ringmap.storage.read_live import is_live, look_again, lost
-from ringmap.storage.schema import ColumnSpec, Schema
-from ringmap.storage.source import Source
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.read.read_live import is_live, look_again, lost
+from ringmap.storage.read.source import Source
 
 __all__ = ["LABELS_PER_ROW", "LabelLog"]
 

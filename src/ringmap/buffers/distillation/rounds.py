@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.draws import Draws
 from ringmap.buffers.options import fraction
+from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.errors import InputError
-from ringmap.storage.casting import cast
+from ringmap.storage.columns.casting import cast
 
 __all__ = ["Rounds", "mixed", "version_of"]
 
@@ -40,7 +40,7 @@ class Rounds:
         if beta is not None and not callable(beta):
             fraction(where, "beta, if it is no function of the round,", beta)
         self._beta = beta
-        self.draws = Draws(seed, where)
+        self.draws = WorkerGenerator(seed, where)
         self.number = -1
         """-1 before the first row or `start_round`."""
         self.version = 0

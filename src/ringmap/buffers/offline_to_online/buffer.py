@@ -8,7 +8,7 @@
 
 Invariants: the offline data is never changed; a batch has offline rows first, and exactly as many as
 `split` says; both halves have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (halves.py, steps.py), how many (share.py), ids of datasets (datasets/prefixes.py).
+Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (share.py), ids of datasets (datasets/prefixes.py).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.draws import Draws
-from ringmap.buffers.handout import HandOut, as_tensordict
+from ringmap.buffers.emit import Emit, as_tensordict
 from ringmap.buffers.nested import nested
-from ringmap.buffers.offline_to_online.halves import Half, StepsHalf, half_of
-from ringmap.buffers.offline_to_online.joining import joined
-from ringmap.buffers.offline_to_online.share import Share
+from ringmap.buffers.offline_to_online.batch_source import BatchSource, StepsHalf, half_of
+from ringmap.buffers.offline_to_online.concat import joined
+from ringmap.buffers.offline_to_online.offline_fraction import Share
 from ringmap.buffers.options import check_whole, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.unindexed import Unindexed
+from ringmap.buffers.worker_generator import WorkerGenerator
 from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
 
@@ -129,11 +129,11 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             )
         if provenance is not None and (not isinstance(provenance, str) or not provenance):
             raise InputError(f"{_WHERE}: provenance must be a column's name, got {provenance!r}")
-        self._out = HandOut(to, device, bool(pin_memory))
+        self._out = Emit(to, device, bool(pin_memory))
         self._out.check(_WHERE)
         offline = self._opened(offline_dataset, batch_size, dataset_kwargs)
-        self._offline: Half = half_of(offline, "offline_dataset")
-        self._online: Half
+        self._offline: BatchSource = half_of(offline, "offline_dataset")
+        self._online: BatchSource
         self._ring: StepRing | None = None
         if online_capacity is not None:
             if self._offline.clip not in (None, (1, 1)):
@@ -157,7 +157,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         self.batch_size = batch_size
         self.transform = transform
         self.provenance = provenance
-        self._draws = Draws(seed, _WHERE)
+        self._draws = WorkerGenerator(seed, _WHERE)
         if self._ring is not None:
             saved = self._ring.buffer.notes.get("mix")
             if saved is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.buffers.handout import check_device
+from ringmap.buffers.emit import check_device
 from ringmap.buffers.nested import Leaves
 from ringmap.buffers.options import check_whole, fraction, positive
 from ringmap.buffers.rollout.gae import generalized_advantages

@@ -12,7 +12,7 @@ rows lead to stands in a file beside the columns until the next call.
 
 Invariants: what `add` returned from is stored whole; a transition is handed out with the next observation that it
 came with, whatever came after it; at most `capacity` transitions count, the newest ones.
-Not here: the ring (steps.py), its columns (columns.py), what follows a row (following.py), n-step sums (nstep.py).
+Not here: the ring (steps.py), its columns (columns.py), what follows a row (next_observations.py), n-step sums (nstep.py).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.batch import Batch
+from ringmap.buffers.emit import Emit, check_device
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.handout import HandOut, check_device
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.following import Following, partings
+from ringmap.buffers.transitions.next_observations import NextObservations, lane_breaks
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
-from ringmap.clips.window import Window
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
-from ringmap.storage.blobs import encode_data
-from ringmap.storage.files import Disk
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
@@ -173,7 +173,7 @@ class TransitionReplayBuffer(Unindexed):
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
         self._columns = TransitionColumns(owned.manifest.schema)
-        self._following = Following(
+        self._following = NextObservations(
             owned.disk, owned.folder, owned.manifest, self._columns.observed
         )
         self._reader = TransitionReader(
@@ -230,8 +230,8 @@ class TransitionReplayBuffer(Unindexed):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
         store.refuse_within(where, following.lock)
         with following.lock:
-            store.settle()
-            parted, apart = partings(rows, following.before(store), begun)
+            store.recover_if_stale()
+            parted, apart = lane_breaks(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
             arrays = [*rows.values(), *rest.values(), lanes]
             following.announce(store.head + count, arrays, after, store.power, where)
@@ -260,7 +260,7 @@ class TransitionReplayBuffer(Unindexed):
         self._one_step(history_len)
         return len(self)
 
-    def clip_window(self, history_len: int = 1) -> Window:
+    def clip_window(self, history_len: int = 1) -> ClipRange:
         """Return which transitions there are now, for samplers. O(1)."""
         self._one_step(history_len)
         return self._ring.window()
@@ -316,7 +316,7 @@ class TransitionReplayBuffer(Unindexed):
         if weights is not None:
             columns["ids"], columns["weights"] = positions, weights
         if to == "torch" or (to is None and self.device is not None):
-            columns = HandOut("torch", self.device, self.pin_memory).tensors(columns)
+            columns = Emit("torch", self.device, self.pin_memory).tensors(columns)
             weights = columns.get("weights")
         return Batch(self._columns.nested(columns), positions, weights)
 

@@ -3,7 +3,7 @@
     observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes
 
 Invariants: rows leave with the dtypes and shapes of the columns, all of one length, or nothing leaves.
-Not here: nested names (nested.py), where rows are stored, which row is the next one of which (following.py).
+Not here: nested names (nested.py), where rows are stored, which row is the next one of which (next_observations.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from ringmap.buffers.nested import Leaves, as_array, dtype_of, root
 from ringmap.errors import InputError
-from ringmap.storage.casting import cast
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 __all__ = ["TransitionColumns"]
 

@@ -7,7 +7,7 @@ A sum ends where an episode does, and where a lane does not go on.
 
 Invariants: a transition is handed out with the next observation that it came with; one that was evicted before it was
 read whole is drawn anew.
-Not here: which transitions are drawn (buffer.py), next observations that are no rows (following.py).
+Not here: which transitions are drawn (buffer.py), next observations that are no rows (next_observations.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.following import Following
-from ringmap.storage.read_live import lost, read_again
-from ringmap.storage.source import Source
+from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.storage.read.read_live import lost, read_again
+from ringmap.storage.read.source import Source
 
 __all__ = ["TransitionReader"]
 
@@ -43,7 +43,7 @@ class TransitionReader:
 
     ring: StepRing
     columns: TransitionColumns
-    following: Following
+    following: NextObservations
     n_step: int
     gamma: float
 

@@ -19,14 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.errors import ClosedError, InputError
-from ringmap.storage.forks import Forkable
+from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.read.source import Source
 from ringmap.storage.sidecars.priorities import Leaves
-from ringmap.storage.source import Source
 
 __all__ = [
     "Array",
     "BaseSampler",
-    "Draws",
+    "DrawingSampler",
     "HasClips",
     "Sampler",
     "Seed",
@@ -236,7 +236,7 @@ class _Wrapped(BaseSampler):
         return weigh
 
 
-class Draws(Forkable, BaseSampler):
+class DrawingSampler(Forkable, BaseSampler):
     """A sampler that draws from a generator of its own.
 
     Args:

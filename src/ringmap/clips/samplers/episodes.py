@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, Draws, window_of
-from ringmap.clips.window import HasWindow
+from ringmap.clips.clip_range import HasClipRange
+from ringmap.clips.samplers.base import Array, DrawingSampler, window_of
 from ringmap.errors import InputError
 
 __all__ = ["EpisodeSampler"]
@@ -13,7 +13,7 @@ __all__ = ["EpisodeSampler"]
 _TRIES = 8
 
 
-class EpisodeSampler(Draws):
+class EpisodeSampler(DrawingSampler):
     """Draw an episode uniformly, then a clip of it uniformly: short episodes count as much as long ones.
 
     Episodes too short for a clip are never drawn.
@@ -30,7 +30,7 @@ class EpisodeSampler(Draws):
         True
     """
 
-    def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
+    def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(episodes) where most are too short.
 
         Raises:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, BaseSampler, check_state, window_of
-from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import InputError
-from ringmap.storage.integers import Position
+from ringmap.storage.ring.integers import Position
 
 __all__ = ["EpochSampler"]
 
@@ -53,7 +53,7 @@ class EpochSampler(BaseSampler):
         """Clips of this epoch that were not drawn yet."""
         return self._count - self._taken
 
-    def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
+    def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(clips) where an epoch begins."""
         window = window_of(self, buffer, history_len)
         span = window.index.span
@@ -70,12 +70,12 @@ class EpochSampler(BaseSampler):
                 ids = np.concatenate([ids, self._take(window, batch_size - len(ids))])
         return ids
 
-    def _begin(self, window: Window) -> None:
+    def _begin(self, window: ClipRange) -> None:
         self.epoch += 1
         self._head, self._count, self._taken, self._order = window.head, window.count, 0, None
         self._span = window.index.span
 
-    def _take(self, window: Window, count: int) -> Array:
+    def _take(self, window: ClipRange, count: int) -> Array:
         """Return the ids of the next `count` clips of the epoch, without those that are gone."""
         if self._order is None:
             self._order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)

@@ -10,7 +10,7 @@ import numpy as np
 from ringmap.clips.samplers.base import (
     Array,
     BaseSampler,
-    Draws,
+    DrawingSampler,
     Sampler,
     Seed,
     Weigh,
@@ -18,13 +18,13 @@ from ringmap.clips.samplers.base import (
     ids_of,
 )
 from ringmap.errors import InputError
+from ringmap.storage.read.source import Source
 from ringmap.storage.sidecars.priorities import Leaves
-from ringmap.storage.source import Source
 
 __all__ = ["MixtureSampler"]
 
 
-class MixtureSampler(Draws):
+class MixtureSampler(DrawingSampler):
     """Draw each id of a batch from one of several samplers, chosen by weight.
 
     How many come from each is drawn anew for each batch, so a share of 0.1 of a batch of 4 is no

@@ -25,16 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, Draws, Seed, Weigh, positive, window_of
+from ringmap.clips.clip_range import ClipRange, HasClipRange
+from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, Weigh, positive, window_of
 from ringmap.clips.sumtree import SumTree
-from ringmap.clips.window import HasWindow, Window
 from ringmap.errors import InputError
-from ringmap.storage.forks import Renew
-from ringmap.storage.integers import Position, Slot
-from ringmap.storage.ring import Ring
+from ringmap.storage.disk.forks import Renew
+from ringmap.storage.read.source import Source
+from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.integers import Position, Slot
 from ringmap.storage.sidecars.priorities import Leaves
 from ringmap.storage.sidecars.stored_priorities import StoredPriorities
-from ringmap.storage.source import Source
 
 __all__ = ["PrioritizedSampler"]
 
@@ -44,7 +44,7 @@ _ALPHA_MOST, _EPS_LEAST = 7.0, 1e-38
 """With these no mass of a float32 priority is 0 in float64, and no sum of them infinite."""
 
 
-class PrioritizedSampler(Draws):
+class PrioritizedSampler(DrawingSampler):
     """Draw clips by priority, with replacement; a new clip has the highest priority so far, at first 1.
 
     Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, 1 for the highest.
@@ -140,10 +140,10 @@ class PrioritizedSampler(Draws):
 
     # -- drawing -----------------------------------------------------------------------------
 
-    def __call__(self, step: int, buffer: HasWindow, batch_size: int, history_len: int) -> Array:
+    def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
         with window_of(self, buffer, history_len).lock, self._lock:
-            window: Window = window_of(self, buffer, history_len)
+            window: ClipRange = window_of(self, buffer, history_len)
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len
             total = tree.total
@@ -155,7 +155,7 @@ class PrioritizedSampler(Draws):
             ids: Array = window.ids(positions)
         return ids
 
-    def follow(self, buffer: HasWindow, history_len: int) -> None:
+    def follow(self, buffer: HasClipRange, history_len: int) -> None:
         """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
         with window_of(self, buffer, history_len).lock, self._lock:
             self._follow(window_of(self, buffer, history_len))
@@ -270,7 +270,7 @@ class PrioritizedSampler(Draws):
 
     # -- following the buffer ----------------------------------------------------------------
 
-    def _follow(self, window: Window) -> SumTree:
+    def _follow(self, window: ClipRange) -> SumTree:
         """Bring the tree to what is stored now. O(changes); O(rows) for another span or source."""
         source = window.source
         if source is not self._source or self._pid != os.getpid():
@@ -317,7 +317,7 @@ class PrioritizedSampler(Draws):
             tree.fill(slot, masses, count)
             done += count
 
-    def _rank(self, tree: SumTree, window: Window) -> None:
+    def _rank(self, tree: SumTree, window: ClipRange) -> None:
         """Take all ranks anew. O(clips log clips)."""
         leaves = self._leaves
         assert leaves is not None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Array, Draws, HasClips, Seed, positive
+from ringmap.clips.samplers.base import Array, DrawingSampler, HasClips, Seed, positive
 from ringmap.errors import InputError
 
 __all__ = ["RecencySampler"]
 
 
-class RecencySampler(Draws):
+class RecencySampler(DrawingSampler):
     """Draw recent clips: exponentially less with age, or from the newest ones only.
 
     The age of a clip is the number of clips that are newer.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ringmap.clips.samplers.base import Array, Draws, HasClips
+from ringmap.clips.samplers.base import Array, DrawingSampler, HasClips
 
 __all__ = ["UniformSampler"]
 
 
-class UniformSampler(Draws):
+class UniformSampler(DrawingSampler):
     """Draw clips uniformly, with replacement, from a generator of its own.
 
     Args:

@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 from ringmap.errors import LockedError
-from ringmap.storage.system import System
+from ringmap.storage.disk.system import System
 
 try:
     import fcntl

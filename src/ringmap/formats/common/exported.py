@@ -22,8 +22,8 @@ from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.swap import restore
 from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.formats.schema import CheckedEpisode, check_episode
-from ringmap.storage.blobs import encode_data
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.records.blobs import encode_data
 
 __all__ = ["ExportWriter", "open_exported"]
 

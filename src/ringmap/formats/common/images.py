@@ -18,10 +18,10 @@ import numpy as np
 
 from ringmap.datasets.batch import worker
 from ringmap.errors import CorruptError, InputError, RingmapError
-from ringmap.formats.common.inside import LARGEST_PICTURE, open_binary
-from ringmap.storage.schema import ColumnSpec
-from ringmap.storage.system import cores
-from ringmap.storage.threads import pool
+from ringmap.formats.common.untrusted import LARGEST_PICTURE, open_binary
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.system import cores
+from ringmap.storage.disk.threads import pool
 
 __all__ = [
     "IMAGE_FORMATS", "LARGEST", "check_image_format", "decode_into", "encode", "in_threads", "opened", "size_of",

@@ -24,11 +24,11 @@ import xxhash
 
 from ringmap.errors import NewerVersionError
 from ringmap.formats.common import disk
-from ringmap.formats.common.inside import open_fd
 from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.untrusted import open_fd
 from ringmap.formats.episode import EPISODE_DATA_KEY
-from ringmap.storage.blobs import decode_data
-from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["FILE", "FILM", "Encoded", "Log", "Place", "Record"]
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
-from ringmap.formats.common.inside import INFLATED, open_binary, refuse_vast
-from ringmap.storage.schema import ColumnSpec
+from ringmap.formats.common.untrusted import INFLATED, open_binary, refuse_vast
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["KEY", "NpzWriter", "open_members", "open_npz", "save_npz"]
 

@@ -25,7 +25,7 @@ from ringmap.errors import (
     RingmapError,
     UnknownColumnError,
 )
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
 
 __all__ = ["DirectorySource", "damage_named", "offsets_of", "steps_of"]
 

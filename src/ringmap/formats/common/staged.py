@@ -47,7 +47,7 @@ from ringmap.formats.common.swap import (
 )
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.schema import CheckedEpisode
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
 
 __all__ = ["StagedWriter"]
 

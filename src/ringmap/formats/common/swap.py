@@ -25,7 +25,7 @@ from typing import Any
 
 from ringmap.errors import CorruptError, EnvironmentFault, LockedError
 from ringmap.formats.common import disk
-from ringmap.formats.common.inside import kind_at, read_json
+from ringmap.formats.common.untrusted import kind_at, read_json
 
 __all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "restore", "staging_folder"]
 

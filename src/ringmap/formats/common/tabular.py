@@ -32,15 +32,21 @@ from ringmap.datasets.layout import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
 from ringmap.formats.common.images import LARGEST
-from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, kind_at, read_json
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
 from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.untrusted import (
+    LARGEST_PICTURE,
+    check_name,
+    check_row,
+    kind_at,
+    read_json,
+)
 from ringmap.formats.schema import CheckedEpisode
-from ringmap.storage.blobs import decode_data
-from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["TABULAR", "Column", "TabularLayout", "TabularSource", "TabularWriter", "plan_columns"]
 

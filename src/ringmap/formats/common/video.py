@@ -24,9 +24,9 @@ import numpy as np
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common.images import in_threads
-from ringmap.formats.common.inside import LARGEST_PICTURE, kind_at
 from ringmap.formats.common.source import DirectorySource
-from ringmap.storage.system import NotAFileError
+from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at
+from ringmap.storage.disk.system import NotAFileError
 
 __all__ = [
     "KEYFRAMES",

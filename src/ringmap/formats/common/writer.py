@@ -17,8 +17,8 @@ from typing import Any, Self
 from ringmap.errors import ReadOnlyError, RoleError
 from ringmap.formats.episode import validate_write_mode
 from ringmap.formats.schema import CheckedEpisode, check_episode
-from ringmap.storage.blobs import encode_data
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.records.blobs import encode_data
 
 __all__ = ["EpisodeWriter"]
 

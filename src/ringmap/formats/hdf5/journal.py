@@ -19,7 +19,7 @@ import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.formats.common import disk
-from ringmap.formats.common.inside import open_binary, open_fd
+from ringmap.formats.common.untrusted import open_binary, open_fd
 
 __all__ = ["PAGE", "SUFFIX", "apply", "mend", "open_locked", "recover", "runs", "void", "write"]
 

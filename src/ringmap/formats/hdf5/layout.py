@@ -25,10 +25,10 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError, MissingExtraError
-from ringmap.formats.common.inside import refuse_sparse
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
+from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
 

@@ -25,8 +25,8 @@ from ringmap.errors import (
     UnknownColumnError,
     UnknownFormatError,
 )
-from ringmap.formats.common.inside import kind_at, refuse_sparse
 from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.journal import mend
 from ringmap.formats.hdf5.layout import (
     EPISODE_LENGTHS,
@@ -34,9 +34,9 @@ from ringmap.formats.hdf5.layout import (
     Column,
     find_columns,
 )
-from ringmap.storage.blobs import decode_data
-from ringmap.storage.schema import Schema
-from ringmap.storage.system import NotAFileError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.system import NotAFileError
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = [
     "NAMES_ATTRIBUTE",

@@ -34,7 +34,7 @@ from ringmap.formats.hdf5.source import (
     read_table,
 )
 from ringmap.formats.schema import CheckedEpisode
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
 
 __all__ = ["HDF5Writer"]
 

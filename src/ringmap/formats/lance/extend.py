@@ -149,7 +149,7 @@ def _table(rows: list[tuple[int, bytes]]) -> Any:
     """Return the table of episode data: our own packing, and a plain column for each name that fits one."""
     import pyarrow as pa
 
-    from ringmap.storage.blobs import decode_data
+    from ringmap.storage.records.blobs import decode_data
 
     data = [decode_data(packed) for _, packed in rows]
     names = list(dict.fromkeys(name for values in data for name in values))

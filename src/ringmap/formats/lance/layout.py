@@ -28,10 +28,10 @@ import numpy as np
 from ringmap.datasets.layout import is_image
 from ringmap.errors import CorruptError, RoleError
 from ringmap.formats.common.images import LARGEST, size_of
-from ringmap.formats.common.inside import LARGEST_PICTURE, check_name, check_row, refuse_links
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
-from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+from ringmap.formats.common.untrusted import LARGEST_PICTURE, check_name, check_row, refuse_links
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 
 __all__ = [
     "EPISODE",

@@ -28,8 +28,8 @@ from ringmap.formats.lance.layout import (
     sized_fields,
     table_of,
 )
-from ringmap.storage.blobs import decode_data
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["LanceSource"]
 

@@ -29,7 +29,7 @@ from ringmap.formats.lance.layout import (
     table_of,
 )
 from ringmap.formats.schema import CheckedEpisode
-from ringmap.storage.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["LanceWriter"]
 

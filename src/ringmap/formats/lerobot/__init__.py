@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.inside import read_json
 from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.untrusted import read_json
 from ringmap.formats.registry import register_format
 
 __all__ = ["LeRobot"]

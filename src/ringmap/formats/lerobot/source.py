@@ -17,7 +17,8 @@ import numpy as np
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.episodes import EpisodeCache
 from ringmap.formats.common.images import opened
-from ringmap.formats.common.inside import (
+from ringmap.formats.common.source import damage_named, offsets_of, steps_of
+from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
     check_row,
     kind_at,
@@ -25,9 +26,8 @@ from ringmap.formats.common.inside import (
     refuse_elsewhere,
     refuse_vast,
 )
-from ringmap.formats.common.source import damage_named, offsets_of, steps_of
 from ringmap.formats.common.video import DecodingSource, decode_runs
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 __all__ = ["LeRobotSource"]
 

@@ -14,8 +14,8 @@ import numpy as np
 from ringmap.errors import CorruptError
 from ringmap.formats.common.episodes import EpisodeCache
 from ringmap.formats.common.source import DirectorySource, damage_named, offsets_of
-from ringmap.formats.minari.guard import refuse_episode, refuse_harm
-from ringmap.storage.schema import ColumnSpec, Schema
+from ringmap.formats.minari.untrusted import refuse_episode, refuse_harm
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 __all__ = ["MinariSource"]
 

@@ -1,7 +1,7 @@
 """The rows of a buffer's directory, as it was when it was opened.
 
 Invariants: an episode that the buffer's writer evicted since is an error, never other rows.
-Not here: how a buffer is read (storage/reader.py), tensors and clips (datasets/stored.py).
+Not here: how a buffer is read (storage/read/reader.py), tensors and clips (datasets/stored.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from ringmap.errors import ReplacedError
 from ringmap.formats.common.source import DirectorySource, offsets_of, steps_of
-from ringmap.storage.files import Disk
-from ringmap.storage.integers import Ordinal
-from ringmap.storage.read_live import is_live
-from ringmap.storage.reader import Reader
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.read_live import is_live
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.ring.integers import Ordinal
 
 __all__ = ["BufferSource"]
 

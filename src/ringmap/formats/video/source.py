@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.formats.common.inside import kind_at
 from ringmap.formats.common.tabular import Column, TabularLayout, TabularSource
+from ringmap.formats.common.untrusted import kind_at
 from ringmap.formats.common.video import Decoder, DecodingSource, decode_runs
 
 __all__ = ["LAYOUT", "VideoSource", "video_name"]

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.inside import check_name, check_row
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.names import file_name
-from ringmap.storage.schema import ColumnSpec, Schema, stored_spec
+from ringmap.formats.common.untrusted import check_name, check_row
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 
 __all__ = [
     "CHUNK_NBYTES",

@@ -28,8 +28,8 @@ from ringmap.formats.zarr.layout import (
     episode_ends,
     open_group,
 )
-from ringmap.storage.blobs import decode_data
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["CACHE_NBYTES", "ZarrSource"]
 

@@ -9,7 +9,7 @@ Writing, it holds metadata back until `publish`, so that whatever a kill leaves,
 rows that are not there.
 Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
 replaced in one step.
-Not here: which arrays are columns (layout.py), how large packed bytes become (storage/columns/bounds.py).
+Not here: which arrays are columns (layout.py), how large packed bytes become (storage/columns/decompression_limit.py).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from zarr.storage import LocalStore
 
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
-from ringmap.formats.common.inside import (
+from ringmap.formats.common.untrusted import (
     JSON_NBYTES,
     LARGEST_ROW,
     open_binary,
     read_json,
     refuse_elsewhere,
 )
-from ringmap.storage.columns.bounds import EXACT, KNOWN, refuse_bomb
 from ringmap.storage.columns.codecs import most_encoded
-from ringmap.storage.system import NotAFileError
+from ringmap.storage.columns.decompression_limit import EXACT, KNOWN, refuse_bomb
+from ringmap.storage.disk.system import NotAFileError
 
 __all__ = ["InsideStore"]
 

@@ -23,7 +23,7 @@ from ringmap.formats.zarr.layout import (
     extend,
     open_group,
 )
-from ringmap.storage.schema import Schema
+from ringmap.storage.columns.schema import Schema
 
 __all__ = ["ZarrWriter"]
 

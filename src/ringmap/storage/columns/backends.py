@@ -17,8 +17,8 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.base import Backend
 from ringmap.storage.columns.codecs import chain_of, check_codecs
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
-from ringmap.storage.schema import ColumnSpec, Schema
 
 __all__ = ["BACKENDS", "Choice", "Storage", "Zarr", "check_storage", "choose", "disagreement"]
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.storage.files import Disk
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.files import Disk
 
 __all__ = ["Backend", "Column", "Live"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.forks import Forkable, Renew
+from ringmap.storage.disk.forks import Forkable, Renew
 
 __all__ = ["ChunkCache"]
 

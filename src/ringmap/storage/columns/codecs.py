@@ -9,7 +9,7 @@ A new column has one of three chains (`NAMED`), which run on numcodecs and googl
 
 Releases of zarr-python differ: of it we use `zarr.create` and `MemoryStore`.
 
-Invariants: nothing is unpacked that becomes more than a chunk takes (bounds.py): a file may be forged.
+Invariants: nothing is unpacked that becomes more than a chunk takes (decompression_limit.py): a file may be forged.
 Not here: which rows a chunk has, and where its file is (zarr.py).
 """
 
@@ -23,8 +23,8 @@ import google_crc32c
 import numpy as np
 
 from ringmap.errors import CorruptError, InputError
-from ringmap.storage.columns.bounds import EXACT, KNOWN, refuse_bomb
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.decompression_limit import EXACT, KNOWN, refuse_bomb
+from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["NAMED", "Codec", "Undecodable", "chain_of", "check_codecs", "codec_of", "most_encoded"]
 

@@ -28,10 +28,10 @@ import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.cold import LARGE_NBYTES, runs
-from ringmap.storage.files import Disk, File, closed
-from ringmap.storage.npy import HEADER_NBYTES, npy_header
-from ringmap.storage.schema import ColumnSpec
+from ringmap.storage.columns.readahead import LARGE_NBYTES, runs
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.files import Disk, File, closed
+from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 
 __all__ = ["MemmapColumn", "read_label"]
 

@@ -28,15 +28,15 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import ClosedError, CorruptError
-from ringmap.storage.canonical import json_checksum
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, codec_of, most_encoded
-from ringmap.storage.columns.cold import LARGE_NBYTES
-from ringmap.storage.files import Disk
-from ringmap.storage.forks import Forkable, Renew
-from ringmap.storage.schema import ColumnSpec
-from ringmap.storage.system import NotAFileError
+from ringmap.storage.columns.readahead import LARGE_NBYTES
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.forks import Forkable, Renew
+from ringmap.storage.disk.system import NotAFileError
 
 __all__ = ["ZarrColumn", "chunk_steps", "read_zarr_label"]
 

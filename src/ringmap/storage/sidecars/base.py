@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ringmap.storage.episodes import Record
-from ringmap.storage.files import Disk
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.table import Record
 
 __all__ = ["Copied", "Home", "Mend", "Sidecar"]
 

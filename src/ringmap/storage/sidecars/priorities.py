@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ringmap.storage.episodes import Record
-from ringmap.storage.files import File, closed
+from ringmap.storage.disk.files import File, closed
+from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
 __all__ = ["Leaves", "PriorityFile"]

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ringmap.storage.advice import clear_errors
+from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.read.source import Source
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
-from ringmap.storage.source import Source
 
 __all__ = ["StoredPriorities"]
 

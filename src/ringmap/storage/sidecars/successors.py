@@ -25,11 +25,11 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
-from ringmap.storage.blobs import decode_data, encode_data
-from ringmap.storage.episodes import Record
-from ringmap.storage.files import Disk, File
+from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.system import NotAFileError
+from ringmap.storage.records.blobs import decode_data, encode_data
+from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
-from ringmap.storage.system import NotAFileError
 
 __all__ = ["Successors"]
 

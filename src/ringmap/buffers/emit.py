@@ -1,0 +1,107 @@
+"""How columns are handed out: as NumPy arrays, tensors or a TensorDict, and where tensors go.
+
+Invariants: tensors that stay on the CPU share the memory of the arrays; text, which no tensor holds, becomes lists.
+Not here: what the columns hold, how flat ones become nested (nested.py), PyTorch's loader (datasets/loader.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.nested import nested
+from ringmap.errors import InputError
+from ringmap.extras import require
+
+__all__ = ["Emit", "as_tensordict", "check_device"]
+
+
+@dataclass(frozen=True)
+class Emit:
+    """What a caller asked for.
+
+    `to`: "numpy", "torch", "tensordict" or None, for what fits; `device`: where tensors go; `pin_memory`: whether
+    through page-locked memory, without waiting for the copy.
+    """
+
+    to: str | None = None
+    device: Any = None
+    pin_memory: bool = False
+
+    def check(self, where: str, known: tuple[str, ...] = ("numpy", "torch", "tensordict")) -> None:
+        """Raise InputError for what makes no sense, MissingExtraError for what is not installed."""
+        if self.to not in (None, *known):
+            raise InputError(f"{where}: to must be one of {(None, *known)}, got {self.to!r}")
+        if self.to == "numpy" and self.wants_tensors:
+            raise InputError(f"{where}: device and pin_memory are for tensors, but to='numpy'")
+        if self.to == "tensordict":
+            require("torchrl", where)
+        if self.to == "torch" or self.wants_tensors:
+            require("torch", where, instead="ask for to='numpy'")
+        check_device(self.device, where)
+
+    @property
+    def wants_tensors(self) -> bool:
+        """Whether a device or page-locked memory was asked for."""
+        return self.device is not None or self.pin_memory
+
+    @property
+    def plain(self) -> str:
+        """What fits data that are no TensorDicts."""
+        return self.to or ("torch" if self.wants_tensors else "numpy")
+
+    def arrays(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns as NumPy arrays."""
+        return {n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in columns.items()}
+
+    def tensors(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns as tensors on the device."""
+        return {name: self._tensor(values) for name, values in columns.items()}
+
+    def _tensor(self, values: Any) -> Any:
+        from ringmap.datasets.loader import as_tensor
+
+        made = as_tensor(values) if isinstance(values, np.ndarray) else values
+        if not hasattr(made, "to"):
+            return made
+        if self.pin_memory:
+            made = made.pin_memory()
+        if self.device is None:
+            return made
+        return made.to(self.device, non_blocking=self.pin_memory)
+
+
+def check_device(device: Any, where: str) -> Any:
+    """Return the torch device, or None if none is asked for.
+
+    Raises:
+        InputError: there is no such device here.
+    """
+    if device is None:
+        return None
+    import torch
+
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"{where}: device {device!r} can't be used here ({str(error).splitlines()[0]}); choose 'cpu', or None"
+        ) from None
+    return found
+
+
+def as_tensordict(columns: Mapping[str, Any], size: int, deep: bool, where: str) -> Any:
+    """Return flat columns of tensors as a TensorDict of batch size `[size]`, nested if `deep`.
+
+    Raises:
+        MissingExtraError: tensordict is not installed.
+    """
+    made = nested(columns) if deep else dict(columns)
+    require("torchrl", where)
+    from tensordict import TensorDict
+
+    return TensorDict(made, batch_size=[size])

@@ -1,0 +1,161 @@
+"""What the process that owns a loader tells its workers, and they it: a few numbers in memory that they share.
+
+    owner   tell(...)  --> | gen. | 6 numbers       |  --> told()      worker, batch by batch
+            counted()  <-- | a number of each worker |  <-- count(n)
+
+Forked workers inherit the block; spawned ones get one of their own with the pickled buffer. A pickle that is not on
+its way to a child process carries none: nobody will tell it anything.
+
+A worker's place is the number of the fork, or of the pickle, that it came from: the process that owns the loader counts
+both. A place is used again after 65,000 of them, by a worker that goes on where the earlier one was.
+
+Invariants: only the process that made it tells; what is told is seen whole or not at all; each worker writes
+a place of its own.
+Not here: what the numbers mean (sampled.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+__all__ = ["LoaderState"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NUMBERS = 6
+_COUNTS = 8  # where they begin
+_SIZE = 1 << 16
+_NBYTES = 8 * _SIZE
+"""Half a megabyte of addresses: pages that no worker counts in take no memory."""
+_WAIT_S = 10.0
+"""For an owner that is in the middle of telling: longer than it is ever kept waiting for a core, unless it was killed."""
+
+
+class LoaderState:
+    """A small block of shared memory with one writer.
+
+    Args:
+        given: the block of the process that this one was spawned by; None makes one.
+        place: of this process in it.
+    """
+
+    def __init__(self, given: Any = None, place: int = 0) -> None:
+        self._pid = os.getpid() if given is None else -1
+        self._given, self._place = given, place
+        block = mmap.mmap(-1, _NBYTES) if given is None else given.buffer
+        self._blocks: list[Array] = [np.frombuffer(block, np.int64, _SIZE)]
+        self._counted_before: tuple[int, int] | None = None  # process, count
+        self._telling = threading.RLock()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process is the one that tells."""
+        return self._pid == os.getpid()
+
+    def tell(self, *numbers: int) -> None:
+        """Replace what is told, by up to 6 numbers."""
+        with self._telling:
+            for block in self._blocks:
+                generation = int(block[0]) | 1  # odd: being written, or left so by an interrupt
+                block[0] = generation
+                block[1 : 1 + len(numbers)] = numbers
+                block[0] = generation + 1
+
+    def told(self) -> tuple[int, ...]:
+        """Return the generation of what was told (0: nothing, or by nobody who lives), and the numbers told last."""
+        block, until = self._blocks[0], 0.0
+        while True:
+            seen = block[: _NUMBERS + 1].copy()
+            if seen[0] % 2 == 0 and seen[0] == block[0]:
+                return tuple(seen.tolist())
+            now = time.monotonic()
+            until = until or now + _WAIT_S
+            if now > until:
+                return (0,) * (_NUMBERS + 1)
+            time.sleep(0)
+
+    def count(self, number: int) -> None:
+        """Let the owner know how often something happened in this worker."""
+        block, pid = self._blocks[0], os.getpid()
+        at = _COUNTS + (self._place or _children.own) % (_SIZE - _COUNTS)
+        if self._counted_before is None or self._counted_before[0] != pid:
+            self._counted_before = pid, int(block[at])  # of an earlier worker
+        block[at] = self._counted_before[1] + number
+
+    def counted(self) -> int:
+        """Return the sum over all workers that there ever were."""
+        stop = min(_SIZE, _COUNTS + _children.made + 1)
+        return sum(int(block[_COUNTS:stop].sum()) for block in self._blocks)
+
+    def __reduce__(self) -> Any:
+        from multiprocessing import heap
+        from multiprocessing.context import get_spawning_popen
+
+        if get_spawning_popen() is None:
+            return _nobody, ()
+        if self._given is None:
+            self._given = heap.Arena(_NBYTES)
+            block = np.frombuffer(self._given.buffer, np.int64, _SIZE)
+            with self._telling:
+                block[:_COUNTS] = self._blocks[0][:_COUNTS]
+                self._blocks.append(block)
+        place = _children.next()
+        if sys.platform == "win32":
+            return LoaderState, (self._given, place)
+        # By hand: the pickler under way took its table of reducers before `heap` was imported.
+        return _spawned, (*heap.reduce_arena(self._given), place)
+
+
+def _spawned(make: Any, given: Any, place: int) -> LoaderState:
+    return LoaderState(make(*given), place)
+
+
+class _Children:
+    """The processes that this one makes, each with a number of its own.
+
+    `own`: the number of this process, 0 for one that was not forked; `made`: the last number given.
+    """
+
+    def __init__(self) -> None:
+        self.own = self.made = 0
+        self._lock = threading.RLock()
+
+    def next(self) -> int:
+        """Return the next number."""
+        with self._lock:
+            self.made += 1
+            return self.made
+
+    def before_fork(self) -> None:
+        """Give the child a number, and hold it until the fork is done: another thread may fork as well."""
+        self._lock.acquire()
+        self.made += 1
+
+    def after_in_parent(self) -> None:
+        """Let other threads fork."""
+        self._lock.release()
+
+    def after_in_child(self) -> None:
+        """Take the number."""
+        self.own, self._lock = self.made, threading.RLock()
+
+
+_children = _Children()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_children.before_fork,
+        after_in_parent=_children.after_in_parent,
+        after_in_child=_children.after_in_child,
+    )
+
+
+def _nobody() -> None:
+    return None

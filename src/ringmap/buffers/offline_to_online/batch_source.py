@@ -1,0 +1,400 @@
+"""The halves of a mixed batch: whatever rows can be drawn from, behind one face.
+
+    our dataset, our buffer     rows by number, or clips        NumPy
+    a ring of steps             rows by position                NumPy
+    a TorchRL buffer            rows by its own sampler         torch, nested
+
+A draw gives flat columns, `(n, ...)`. A dataset of one-step clips is drawn as rows: no axis of time,
+actions in their stored shape.
+Not here: how many rows each half gives (share.py), how they are joined (concat.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.buffers.batch import Batch
+from ringmap.buffers.distillation.buffer import DistillationBuffer
+from ringmap.buffers.engine import Engine
+from ringmap.buffers.nested import flat, is_tensordict
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.buffers.view import BufferView
+from ringmap.clips.samplers.base import BaseSampler, as_sampler
+from ringmap.datasets.base import Dataset
+from ringmap.errors import InputError
+
+__all__ = ["BatchSource", "StepsHalf", "half_of", "is_torchrl"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Columns = dict[str, Any]
+
+_WHERE = "OfflineToOnlineReplayBuffer"
+_TORCHRL_NOTES = ("index", "_weight", "priority_weight")
+"""What TorchRL's samplers add to the rows that are stored."""
+
+
+class BatchSource(Protocol):
+    """One side of the mix."""
+
+    deep: bool
+    """Whether what it hands out was nested."""
+    tensordict: bool
+    """Whether what it holds came as TensorDicts."""
+    clip: tuple[int, int] | None
+    """Observations in a clip, and their stride; (1, 1) for rows; None where nobody knows."""
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether it draws by priority."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many rows, or clips, there are to draw from."""
+        ...
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        """Return `count` of them, flat, with ids and importance weights where its sampler has them."""
+        ...
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        """Store rows, or episodes, and return their ids."""
+        ...
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        """Give what was drawn its priorities; return for how many."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it keeps of sampling by itself."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on sampling where `state_dict` was taken."""
+        ...
+
+
+class _Base:
+    deep = tensordict = False
+    clip: tuple[int, int] | None = None
+
+    @property
+    def has_priorities(self) -> bool:
+        return False
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        raise InputError(
+            f"{where}: {type(self).__name__} can't be written; give a buffer or a capacity"
+        )
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        raise InputError(
+            f"{_WHERE}.update_priorities: the online half does not draw by priority; give an online_storage that does"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class DatasetHalf(_Base):
+    """A dataset of ours, read-only."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.clip = dataset.num_steps, dataset.frameskip
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        return Batch(self._columns(count, rng))
+
+    def _columns(self, count: int, rng: np.random.Generator) -> Columns:
+        dataset = self.dataset
+        ids = rng.integers(0, len(dataset), count)
+        if isinstance(dataset, BufferView):
+            batch = dataset[ids]
+            return batch if self.clip != (1, 1) else _flat_rows(dataset.engine, batch, count)
+        if self.clip == (1, 1) and dataset.transform is None:
+            return dataset.get_row_data(ids)  # a row is a clip, and no action is folded
+        clips = dataset.__getitems__(ids.tolist())
+        batch = {name: _stacked([clip[name] for clip in clips]) for name in clips[0]}
+        return batch if self.clip != (1, 1) else {name: v[:, 0] for name, v in batch.items()}
+
+
+class ReplayHalf(_Base):
+    """A replay buffer of ours: drawn by its own sampler, written by the episode."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self.buffer = buffer
+        self.clip = buffer.num_steps, buffer.frameskip
+
+    @property
+    def has_priorities(self) -> bool:
+        return as_sampler(self.buffer.sampler).has_priorities
+
+    def __len__(self) -> int:
+        self.buffer.refresh()
+        return len(self.buffer)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        batch: Batch[Any] = self.buffer.sample(count)
+        if self.clip != (1, 1):
+            return batch
+        return Batch(_flat_rows(self.buffer.engine, batch, count), batch.ids, batch.weights)
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Array:
+        buffer = self.buffer
+        if is_tensordict(data):
+            data, _ = flat(data, where)
+        episodes = [data] if isinstance(data, Mapping) else data
+        if isinstance(episodes, str) or not isinstance(episodes, Iterable):
+            raise InputError(
+                f"{where}: the online half is a ReplayBuffer: expected an episode (column -> one value per step) "
+                f"or several, got {type(data).__name__}"
+            )
+        ids = []
+        for episode in episodes:
+            first = buffer.engine.source.head
+            buffer.write_episode(episode, notes=notes)
+            ids.append(np.arange(first, buffer.engine.source.head))
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        return _updated(self.buffer, ids, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.buffer.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+
+class StepsHalf(_Base):
+    """A ring of steps of ours."""
+
+    def __init__(self, ring: StepRing) -> None:
+        self.ring = ring
+        self.clip = 1, 1
+        self.deep = bool(ring.buffer.notes.get("deep"))
+        self.tensordict = bool(ring.buffer.notes.get("tensordict"))
+
+    def __len__(self) -> int:
+        self.ring.buffer.refresh()
+        return len(self.ring)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        """Return rows of the window."""
+        self.ring.buffer.refresh()
+        return Batch(*self.ring.rows_at(self.ring.draw(count, rng)))
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        """Store rows, and what they came as."""
+        rows, deep = flat(data, where)
+        made = is_tensordict(data)
+        before = self.deep, self.tensordict
+        kinds = {"deep": self.deep or deep, "tensordict": self.tensordict or made}
+        # First: another thread that draws the new rows hands them out as what they came as.
+        self.deep, self.tensordict = kinds["deep"], kinds["tensordict"]
+        try:
+            ids = self.ring.add(rows, {**notes, **kinds}, where)
+        except BaseException:
+            self.deep, self.tensordict = before
+            raise
+        if not made:
+            return ids
+        import torch
+
+        return torch.from_numpy(ids)
+
+
+class SampledHalf(_Base):
+    """Any other buffer with `sample(n)`, a length, and `extend(batch)` or `add(**batch)`."""
+
+    _weighed = False
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    @property
+    def has_priorities(self) -> bool:
+        sampler = self._sampler
+        return self._weighed or (sampler is not None and sampler.has_priorities)
+
+    @property
+    def _sampler(self) -> BaseSampler | None:
+        """The sampler of the buffer, if it has one that is like ours."""
+        given = getattr(self.buffer, "sampler", None)
+        return as_sampler(given) if callable(given) else None
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        parts, left = [], count
+        while left:  # some refuse to give more than they hold
+            batch = self._sample(min(left, len(self.buffer)))
+            columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
+            self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
+            parts.append(columns)
+            left -= min(left, len(self.buffer))
+        columns = parts[0] if len(parts) == 1 else _end_to_end(parts)
+        if not columns.keys() >= {"ids", "weights"}:
+            return Batch(columns)
+        self._weighed = True
+        ids, weights = (np.asarray(columns.pop(name)) for name in ("ids", "weights"))
+        return Batch(columns, ids, weights)
+
+    def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
+        self.tensordict = self.tensordict or is_tensordict(data)
+        if hasattr(self.buffer, "extend"):
+            return self.buffer.extend(data)
+        if not hasattr(self.buffer, "add"):
+            return super().extend(data, notes, where)
+        name = f"{type(self.buffer).__name__}.add"
+        if not isinstance(data, Mapping):
+            raise InputError(
+                f"{where}: expected a mapping of what {name} takes, got {type(data).__name__}"
+            )
+        ours = isinstance(self.buffer, TransitionReplayBuffer)
+        first = self.buffer.engine.source.head if ours else 0
+        try:
+            found = self.buffer.add(**data)
+        except TypeError as error:  # names that it does not take, or too few of them
+            raise InputError(
+                f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
+            ) from error
+        return np.arange(first, self.buffer.engine.source.head) if ours else found
+
+    def update_priorities(self, ids: Array, values: Array) -> int:
+        if hasattr(self.buffer, "update_priorities"):
+            return _updated(self.buffer, ids, values)
+        sampler = self._sampler
+        if sampler is None or not sampler.has_priorities:
+            return super().update_priorities(ids, values)
+        return _updated(sampler, ids, values)
+
+    def _sample(self, count: int) -> Any:
+        if isinstance(self.buffer, DistillationBuffer):  # whose `sample` has two columns only
+            return self.buffer.batch(count)
+        return self.buffer.sample(count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.buffer.state_dict()) if hasattr(self.buffer, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if hasattr(self.buffer, "load_state_dict"):
+            self.buffer.load_state_dict(state)
+
+
+class TorchRLHalf(SampledHalf):
+    """A replay buffer of TorchRL's.
+
+    One with TorchRL's uniform sampler is drawn by number from our generator, so that it can be resumed;
+    any other by its own sampler, which takes torch's generator.
+    """
+
+    tensordict = True
+
+    def __init__(self, buffer: Any) -> None:
+        super().__init__(buffer)
+        self._uniform = type(getattr(buffer, "_sampler", None)).__name__ == "RandomSampler"
+
+    def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
+        if self._uniform:
+            import torch
+
+            batch = self.buffer[torch.from_numpy(rng.integers(0, len(self.buffer), count))]
+        else:
+            batch = self.buffer.sample(count)
+        if not is_tensordict(batch):
+            raise InputError(
+                f"{_WHERE}: the TorchRL buffer holds {type(batch).__name__}, expected TensorDicts"
+            )
+        columns, deep = flat(batch, _WHERE)
+        self.deep = self.deep or deep
+        return Batch({name: v for name, v in columns.items() if name not in _TORCHRL_NOTES})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # the rows are in TorchRL's hands
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+def _updated(given: Any, ids: Array, values: Array) -> int:
+    """Hand priorities on; return for how many clips, all of them where nothing is returned."""
+    found = given.update_priorities(ids, values)
+    return len(ids) if found is None else int(found)
+
+
+def half_of(given: Any, what: str) -> BatchSource:
+    """Return what draws from a dataset or buffer.
+
+    Raises:
+        InputError: nothing can be drawn from it.
+    """
+    if isinstance(given, ReplayBuffer):
+        return ReplayHalf(given)
+    if isinstance(given, StepRing):
+        return StepsHalf(given)
+    if is_torchrl(given, "Storage"):
+        import torchrl.data
+
+        return TorchRLHalf(torchrl.data.ReplayBuffer(storage=given))
+    if is_torchrl(given, "ReplayBuffer"):
+        return TorchRLHalf(given)
+    if isinstance(given, Dataset):
+        return DatasetHalf(given)
+    if hasattr(given, "sample") and hasattr(given, "__len__"):
+        return SampledHalf(given)
+    raise InputError(
+        f"{_WHERE}: {what} must be a dataset, a buffer (with sample(n) and a length) or a TorchRL buffer, got "
+        f"{type(given).__name__}"
+    )
+
+
+def is_torchrl(value: Any, name: str) -> bool:
+    """Tell whether a value is of a class of `torchrl.data`, without importing the package."""
+    module = sys.modules.get("torchrl.data")
+    return module is not None and isinstance(value, getattr(module, name))
+
+
+def _end_to_end(parts: list[Columns]) -> Columns:
+    made: Columns = {}
+    for name, first in parts[0].items():
+        if hasattr(first, "detach"):
+            import torch
+
+            made[name] = torch.cat([part[name] for part in parts])
+        else:
+            made[name] = np.concatenate([part[name] for part in parts])
+    return made
+
+
+def _stacked(values: list[Any]) -> Any:
+    if hasattr(values[0], "detach"):
+        import torch
+
+        return torch.stack(values).numpy()
+    return np.stack([np.asarray(value) for value in values])
+
+
+def _flat_rows(engine: Engine, batch: Mapping[str, Any], count: int) -> Columns:
+    """Return clips of one step without their axis of time, each column in its stored shape."""
+    schema = engine.source.schema
+    assert schema is not None
+    shapes = {spec.name: spec.shape for spec in schema.columns}
+    return {
+        name: v.reshape(count, *shapes[name]) if name in shapes else v[:, 0]
+        for name, v in batch.items()
+    }

@@ -1,0 +1,40 @@
+"""Two parts of a batch as one: offline rows first, in the columns of both.
+
+Invariants: both parts have the same columns, of the same shapes, or nothing is returned.
+Not here: where the parts come from (batch_source.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import InputError, UnknownColumnError
+
+__all__ = ["joined"]
+
+
+def joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return two batches as one, in the order of the first's columns."""
+    if offline.keys() != online.keys():
+        raise UnknownColumnError(
+            f"{where}: the halves have different columns: only offline {sorted(offline.keys() - online.keys())}, "
+            f"only online {sorted(online.keys() - offline.keys())}; store the same ones"
+        )
+    batch: dict[str, Any] = {}
+    for name, first in offline.items():
+        second = online[name]
+        if tuple(first.shape[1:]) != tuple(second.shape[1:]):
+            raise InputError(
+                f"{where}: column {name!r} has shape {tuple(first.shape[1:])} offline and "
+                f"{tuple(second.shape[1:])} online; store it alike (for images: load with layout='HWC')"
+            )
+        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+            batch[name] = np.concatenate([first, second])
+        else:
+            import torch
+
+            both = [torch.as_tensor(part) for part in (first, second)]
+            batch[name] = torch.cat([part.to(both[0].device) for part in both])
+    return batch

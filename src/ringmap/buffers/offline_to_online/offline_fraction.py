@@ -1,0 +1,83 @@
+"""The share of offline rows in a batch: how many, how it anneals, what rounding leaves.
+
+    0.25 of 10 rows: round -> 2, 2, 2, 2, ...      carry -> 2, 3, 2, 3, ...
+
+Invariants: 0 <= fraction <= base < 1; with "carry" the share is exact on average.
+Not here: which rows (batch_source.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ringmap.errors import InputError
+
+__all__ = ["Share"]
+
+
+class Share:
+    """A fraction of each batch, `base` at first.
+
+    Raises:
+        InputError: `base` is not between 0 and 1, or there is no such `rounding`.
+    """
+
+    def __init__(self, base: float, rounding: str, where: str) -> None:
+        if not _inside(base):
+            raise InputError(
+                f"{where}: offline_fraction must lie between 0 and 1, both excluded, got {base!r}"
+            )
+        if rounding not in ("round", "carry"):
+            raise InputError(
+                f"{where}: rounding must be one of ('round', 'carry'), got {rounding!r}"
+            )
+        self.rounding = rounding
+        self.base = self.fraction = float(base)
+        self._carry = 0.0
+
+    def anneal(self, step: float, total_steps: float, where: str) -> None:
+        """Set the fraction to `base * max(0, 1 - step / total_steps)`, `base` at most."""
+        try:
+            left = 1 - step / total_steps if total_steps > 0 else math.nan
+        except TypeError:
+            left = math.nan
+        if math.isnan(left):
+            raise InputError(
+                f"{where}: step must be a number, and total_steps must be positive, got {step!r} and {total_steps!r}"
+            )
+        self.fraction = min(self.base, self.base * max(0.0, left))
+
+    def split(self, size: int) -> tuple[int, int]:
+        """Return how many offline and online rows a batch of this size has."""
+        exact = self.fraction * size
+        if self.rounding == "carry" and self.fraction:
+            exact += self._carry
+        offline = min(size, max(0, round(exact)))
+        return offline, size - offline
+
+    def drew(self, offline: int, size: int) -> None:
+        """Take note of a batch that was handed out."""
+        if self.rounding == "carry" and self.fraction:
+            self._carry += self.fraction * size - offline
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Base, fraction and what is carried, as JSON values."""
+        return {"base": self.base, "fraction": self.fraction, "carry": self._carry}
+
+    def resume(self, state: Mapping[str, Any], whatever_base: bool) -> None:
+        """Go on where `state` was taken; the fraction only of the same base, or `whatever_base` it was."""
+        if whatever_base:
+            self.base = float(state["base"])
+        if state["base"] == self.base:  # else this call asks for another mix
+            self.fraction = float(state["fraction"])
+        self._carry = float(state["carry"])
+
+
+def _inside(fraction: Any) -> bool:
+    try:
+        return math.isfinite(fraction) and 0 < fraction < 1
+    except TypeError:
+        return False

@@ -1,0 +1,105 @@
+"""A window: the clips that there are at one moment, as a sampler sees them.
+
+    ids        0 ........ count - 1        what a sampler returns
+    numbers    base ..... end - 1          the same clips, for life
+    positions  low ............ head - 1   where they start on the ring, for life, in every process
+
+Invariants: valid while `lock` is held, or while nobody writes.
+Not here: which of them to draw (samplers/), reading them (gather.py).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.clips.index import SpanIndex
+from ringmap.storage.read.source import Source
+from ringmap.storage.ring.integers import ClipNumber, Position
+from ringmap.storage.ring.live import LiveEpisodes
+
+__all__ = ["ClipRange", "HasClipRange"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class HasClipRange(Protocol):
+    """A buffer of ours: a sampler that looks at episodes or places asks for a window."""
+
+    def clip_window(self, history_len: int) -> ClipRange:
+        """Return which clips of this length there are now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRange:
+    """The clips of one span at one moment.
+
+    `source`: where they are stored; `index`: their numbers; `[base, end)`: those that count;
+    `has_episodes`: whether what is stored as episodes are episodes.
+    """
+
+    source: Source
+    index: SpanIndex
+    base: ClipNumber
+    end: ClipNumber
+    has_episodes: bool = True
+
+    @property
+    def count(self) -> int:
+        """How many clips: ids run over `[0, count)`."""
+        return self.end - self.base
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while ids are worked out, so that none is evicted meanwhile."""
+        return self.source.memory
+
+    @property
+    def live(self) -> LiveEpisodes:
+        """Starts and lengths of the episodes."""
+        return self.source.live
+
+    @property
+    def head(self) -> Position:
+        """One past the newest position."""
+        return self.source.head
+
+    @property
+    def low(self) -> Position:
+        """The position of the oldest clip that counts; the head when there is none."""
+        if self.end == self.base:
+            return self.source.head
+        return Position(int(self.index.positions(np.array([self.base]))[0]))
+
+    def end_before(self, head: Position) -> ClipNumber:
+        """Return one past the number of the last clip whose episode starts before position `head`."""
+        return self.index.end_before(head)
+
+    def positions(self, ids: Array) -> Array:
+        """Return where the clips with these ids start. O(B log episodes)."""
+        return self.index.positions(ids + self.base)
+
+    def ids(self, positions: Array) -> Array:
+        """Return the ids of the clips that start at these positions. O(B log episodes)."""
+        return self.index.numbers(positions) - self.base
+
+    def starts(self, first: int, last: int) -> Array:
+        """Tell of each position in `[first, last)` whether a clip starts there. O(last - first + episodes there)."""
+        live, span = self.source.live, self.index.span
+        starts, lengths = live.starts, live.lengths
+        # What a power cut spoiled may lie behind the newest episode.
+        if span == 1 and live.is_dense and last <= starts[-1] + lengths[-1]:
+            return np.ones(last - first, np.bool_)
+        from_ = max(0, int(starts.searchsorted(first, side="right")) - 1)
+        upto = int(starts.searchsorted(last))
+        begins = starts[from_:upto]
+        stops = begins + np.maximum(0, lengths[from_:upto].astype(np.int64) - span + 1)
+        change = np.zeros(last - first + 1, np.int64)
+        np.add.at(change, np.clip(begins - first, 0, last - first), 1)
+        np.add.at(change, np.clip(stops - first, 0, last - first), -1)
+        found: Array = change[:-1].cumsum() > 0
+        return found

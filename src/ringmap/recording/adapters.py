@@ -1,0 +1,230 @@
+"""Sinks: one way into each kind of buffer.
+
+    ReplayBuffer, the ReplayBuffer in an OfflineToOnlineReplayBuffer    whole episodes, or streamed ones
+    TransitionReplayBuffer, the ring in an OfflineToOnlineReplayBuffer  a row per step
+
+Invariants: a buffer that can't be filled is refused when its sink is made, before anything changes.
+Not here: the rows themselves (opened.py), when an episode ends (recorder.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.distillation.buffer import DistillationBuffer
+from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.rollout.buffer import RolloutBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.errors import InputError, ReadOnlyError, RingmapError
+from ringmap.recording.keys import Keys
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+
+__all__ = ["EpisodeSink", "RowSink", "Sink", "sink_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NO_KEYS: dict[type, str] = {
+    DistillationBuffer: "a DistillationBuffer stores what a teacher would have done, which no environment says; call its add",
+    RolloutBuffer: "a RolloutBuffer stores values and log-probabilities, which only the policy knows; call its add",
+}
+
+
+class Sink:
+    """What every sink has.
+
+    Attributes:
+        buffer: the buffer, as it was given.
+        columns: its columns; None where the transition builder decides.
+        casting: how values may be converted.
+        num_stored: episodes, or batches of rows, stored so far.
+    """
+
+    by_step = False
+    num_stored = 0
+
+    def __init__(self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
+        self.buffer, self.columns, self.casting = buffer, columns, casting
+        self.names = [] if columns is None else [spec.name for spec in columns]
+
+    @property
+    def layout(self) -> Any:
+        """What two buffers share between which a recording can be swapped."""
+        found = None if self.columns is None else frozenset((c.name, c.shape, c.dtype.str) for c in self.columns)  # fmt: skip
+        return self.by_step, found
+
+
+class EpisodeSink(Sink):
+    """Whole episodes; with `stream`, their rows as they come."""
+
+    def __init__(
+        self, given: Any, buffer: ReplayBuffer, columns: tuple[ColumnSpec, ...] | None, stream: bool
+    ) -> None:
+        super().__init__(given, columns, buffer.options.casting)
+        self.max_steps = buffer.max_steps
+        self.stream = stream
+        self._inner = buffer
+        self._open: dict[int, Any] = {}
+
+    def write(self, episode: Mapping[str, Any]) -> None:
+        """Store a whole episode, in one commit."""
+        if self._inner.schema is None:
+            episode = self._typed(episode)
+        if self.buffer is self._inner:
+            self._inner.write_episode(episode)
+        else:
+            self.buffer.extend(episode)  # and its mixing state with it
+        self.num_stored += 1
+
+    def append(self, slot: int, step: Mapping[str, Any]) -> None:
+        """Stream a row of a slot's open episode."""
+        if slot not in self._open:
+            self._open[slot] = self._inner.begin_episode()
+        if self._inner.schema is None:
+            rows = self._typed({name: np.asarray(value)[None] for name, value in step.items()})
+            step = {name: values[0] for name, values in rows.items()}
+        self._open[slot].append(step)
+
+    def _typed(self, rows: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return rows in the dtypes of the columns that the buffer is about to take for its own."""
+        if self.columns is None:
+            return rows
+        return Schema(self.columns).fit(rows, self.casting, "ReplayBufferCollectionWrapper")
+
+    def finish(self, slot: int, terminated: bool, truncated: bool) -> None:
+        """Commit a slot's streamed episode."""
+        stream = self._open.pop(slot, None)
+        if stream is not None:
+            stream.finish(terminated, truncated)
+            self.num_stored += 1
+
+    def give_up(self, slot: int) -> None:
+        """Commit what was streamed of a slot's episode, if that is possible; else the next opening decides."""
+        with contextlib.suppress(RingmapError):
+            self.finish(slot, False, False)
+
+
+class RowSink(Sink):
+    """Transitions, a batch of them per step."""
+
+    by_step = True
+
+    def add(self, rows: Mapping[str, Any], fresh: Array) -> None:
+        """Store transitions, column -> `(n, ...)`; `fresh` `(n,)` says which are the first of an episode."""
+        self._add(rows, fresh)
+        self.num_stored += 1
+
+    def _add(self, rows: Mapping[str, Any], fresh: Array) -> None:
+        if isinstance(self.buffer, OfflineToOnlineReplayBuffer):
+            self.buffer.extend(dict(rows))
+            return
+        rows = dict(rows)
+        self.buffer.add(
+            _nest(rows, "obs"), rows["action"], rows["reward"], _nest(rows, "next_obs"), rows["terminated"],
+            _nest(rows, "critic_obs"), _nest(rows, "next_critic_obs"), truncated=rows.get("truncated"),
+            fresh=fresh,
+        )  # fmt: skip
+
+
+def _nest(rows: Mapping[str, Any], name: str) -> Any:
+    """Return the part of the rows that stands under a name, nested by the slashes in their names."""
+    if name in rows:
+        return rows[name]
+    made: dict[str, Any] = {}
+    for column, values in rows.items():
+        if column.startswith(f"{name}/"):
+            *path, last = column.split("/")[1:]
+            at = made
+            for part in path:
+                at = at.setdefault(part, {})
+            at[last] = values
+    return made or None
+
+
+def sink_of(buffer: Any, keys: Keys, built: bool, stream: bool) -> Sink:
+    """Return the way into a buffer.
+
+    Args:
+        buffer: the buffer.
+        keys: what the environment gives.
+        built: whether a transition builder makes the columns.
+        stream: whether open episodes are to be streamed.
+
+    Raises:
+        InputError: it is no buffer, or its columns can't be filled.
+        ReadOnlyError, ClosedError: it may not be written.
+    """
+    where, inner = keys.where, buffer
+    for kind, why in _NO_KEYS.items():
+        if isinstance(buffer, kind):
+            raise InputError(f"{where}: {why}")
+    if isinstance(buffer, OfflineToOnlineReplayBuffer):
+        inner = buffer.online_buffer
+    if not isinstance(inner, ReplayBuffer | TransitionReplayBuffer | StepRing):
+        what = type(inner).__name__
+        raise InputError(
+            f"{where}: can't record into a {what}: expected a ReplayBuffer, a TransitionReplayBuffer or an "
+            "OfflineToOnlineReplayBuffer of ours"
+        )
+    ring = inner.buffer if isinstance(inner, StepRing) else inner
+    if getattr(ring, "mode", "r+") != "r+":
+        raise ReadOnlyError(f"{where}: {buffer!r} only reads; open it with mode='r+'")
+    schema: Schema | None = inner.schema
+    if isinstance(inner, TransitionReplayBuffer):
+        columns: tuple[ColumnSpec, ...] | None = _transition_columns(schema)
+        casting = "safe"
+    else:
+        assert isinstance(ring, ReplayBuffer)
+        casting = ring.options.casting
+        columns = schema.columns if schema is not None else None
+        if isinstance(inner, StepRing):
+            columns = _ring_columns(buffer, columns, keys)
+        elif columns is None and not built:
+            columns = keys.default()
+    if columns is not None and not built:
+        keys.check(columns, casting, type(buffer).__name__)
+    if isinstance(inner, ReplayBuffer):
+        return EpisodeSink(buffer, inner, columns, stream)
+    return RowSink(buffer, columns, casting)
+
+
+def _transition_columns(schema: Schema | None) -> tuple[ColumnSpec, ...]:
+    """Return a transition buffer's columns by the names that recordings use."""
+    assert schema is not None
+    renamed = {"observations": "obs", "critic_observations": "critic_obs"}
+    found: list[ColumnSpec] = []
+    for spec in schema.columns:
+        first, *rest = spec.name.split("/")
+        if first in renamed:
+            name = "/".join([renamed[first], *rest])
+            found += [ColumnSpec(n, spec.shape, spec.dtype) for n in (name, f"next_{name}")]
+        elif first == "actions":
+            found.append(ColumnSpec("action", spec.shape, spec.dtype))
+    flag = np.dtype(np.bool_)
+    tail = ("reward", np.dtype(np.float32)), ("terminated", flag), ("truncated", flag)
+    return (*found, *(ColumnSpec(name, (), dtype) for name, dtype in tail))
+
+
+def _ring_columns(
+    buffer: OfflineToOnlineReplayBuffer, columns: tuple[ColumnSpec, ...] | None, keys: Keys
+) -> tuple[ColumnSpec, ...]:
+    """Return the columns of the ring of rows in a buffer that mixes: those of its offline data."""
+    names = [c.name for c in columns] if columns else list(getattr(buffer.offline_buffer, "column_names", []))  # fmt: skip
+    if not any(name.split("/")[0] == "next_obs" for name in names):
+        # Rows of episodes have the reward that came with the observation, transitions the one that follows.
+        raise InputError(
+            f"{keys.where}: the online ring takes transitions, but its offline data has the columns {names} and no "
+            "next_obs: in episodes a reward stands one row later; give online_storage=ReplayBuffer(...), which "
+            "takes episodes"
+        )
+    if columns is not None:
+        return columns
+    return tuple(
+        ColumnSpec(name, *keys.known[name][:2]) if name in keys.known else ColumnSpec(name, (), np.dtype(float))
+        for name in names
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""The rows of the episodes that are open: one block for all slots, cut into episodes when they end.
+
+    row     0     1     2    of slot i                     an episode of T steps has T + 1 rows
+    obs     o0    o1    o2   ┐ a batch is copied in with   the layout of `World.collect`
+    action  a0    a1    --   │ one assignment per leaf,
+    reward  --    r1    r2   ┘ each slot at its own row    -- is blank
+
+Invariants: what is in here is ours: neither the environment's next step nor the agent can change it;
+slot i's newest row is `at[i]`, -1 where no episode is open.
+Not here: when an episode begins or ends (slots.py), where it goes (adapters.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.blanks import blank
+from ringmap.errors import InputError
+from ringmap.storage.columns.casting import cast
+from ringmap.storage.columns.schema import ColumnSpec
+
+__all__ = ["OpenRows"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_ROOM = 32
+_AT_THE_END = ("terminated", "truncated", "done", "is_last")
+
+
+class OpenRows:
+    """Rows of `num` slots.
+
+    Args:
+        num: slots.
+        columns: what comes with each row.
+        history: whether whole episodes are needed; else only the newest two rows are kept.
+
+    Cost: memory as for the longest episode that each slot had, touched as it fills.
+    """
+
+    def __init__(self, num: int, columns: Sequence[ColumnSpec], history: bool) -> None:
+        self.history = history
+        self.at = np.full(num, -1, np.int64)
+        self.blanks = {c.name: blank(c.shape, c.dtype) for c in columns}
+        self._first = np.arange(num)
+        self._most = 0  # no slot is further than this
+        self.arrays: dict[str, Array] = {}
+        self._make_room(_ROOM)
+
+    def _make_room(self, room: int) -> None:
+        num = len(self.at)
+        before, self.arrays = self.arrays, {}
+        for name, none in self.blanks.items():
+            rows = self.arrays[name] = np.empty((num, room, *none.shape), none.dtype)
+            for slot in np.flatnonzero(self.at >= 0).tolist() if before else ():
+                stop = self.at[slot] + 1  # beyond, a copy would make untouched pages real
+                rows[slot, :stop] = before[name][slot, :stop]
+        self._room = room
+        self._flat = {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in self.arrays.items()}
+        self._first = np.arange(num) * room
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Go on to the next row in every slot; where none was open, to row 0."""
+        self._most += 1
+        # The last row of a slot is nobody's: what is put while no episode is open (at = -1) lands there.
+        if self._most >= self._room - 1:
+            self._most = int(self.at.max()) + 1
+            if self._most >= self._room - 1:
+                self._make_room(2 * self._room)
+        self.at += 1
+
+    def longest(self, enough: int) -> int:
+        """Return the rows of the longest open episode; or any number beyond, up to `enough`."""
+        if self._most + 1 > enough:
+            self._most = max(0, int(self.at.max()))
+        return self._most + 1
+
+    def put(self, batch: Mapping[str, Any]) -> None:
+        """Copy a batch, column -> `(num, ...)`, into the newest rows."""
+        where = self._first + self.at
+        for name, values in batch.items():
+            self._flat[name][where] = values
+
+    def put_one(self, slot: int, name: str, value: Any, where: str) -> None:
+        """Copy one value into the newest row of a slot, None as a blank.
+
+        Raises:
+            InputError: another shape, or a value that the dtype does not hold.
+        """
+        none = self.blanks[name]
+        array = none if value is None else np.asarray(value)
+        if array.shape != none.shape:
+            raise InputError(f"{where} has shape {array.shape}, expected {none.shape}")
+        if array.dtype != none.dtype:
+            array = cast(array[None], none.dtype, "safe", where)[0]
+        self.arrays[name][slot, self.at[slot]] = array
+
+    def begin(self, slots: Sequence[int], batch: Mapping[str, Array]) -> None:
+        """Put slots at their first row, with their values of a batch."""
+        for slot in slots:
+            self.at[slot] = 0
+            for name, values in batch.items():
+                self.arrays[name][slot, 0] = values[slot]
+
+    def keep_newest(self, names: Sequence[str]) -> None:
+        """Make the newest row of each slot its first."""
+        open_ = np.flatnonzero(self.at > 0)
+        for name in names:
+            self.arrays[name][open_, 0] = self.arrays[name][open_, self.at[open_]]
+        self.at[open_] = 0
+        self._most = 0
+
+    def take(self, other: OpenRows) -> None:
+        """Begin with the newest rows of another; a column that it has not is blank."""
+        open_ = np.flatnonzero(other.at >= 0)
+        self.at[open_] = 0
+        for name, none in self.blanks.items():
+            theirs = other.arrays.get(name)
+            alike = theirs is not None and theirs.shape[2:] == none.shape and theirs.dtype == none.dtype  # fmt: skip
+            self.arrays[name][open_, 0] = theirs[open_, other.at[open_]] if alike else none  # type: ignore[index]
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def newest(self, name: str, slots: Any, back: int = 0) -> Array:
+        """Return a copy of the newest rows of some slots, or of those `back` rows before."""
+        found: Array = self._flat[name][self._first[slots] + self.at[slots] - back]
+        return found
+
+    def cut(
+        self, slot: int, start: int, stop: int, names: Sequence[str], ending: Mapping[str, Any]
+    ) -> dict[str, Array]:
+        """Return columns of rows `[start, stop)` of a slot's episode.
+
+        Args:
+            slot: whose.
+            start: first row.
+            stop: one past the last row.
+            names: of the columns.
+            ending: `last`, the number of the last row, None while it is not known; `terminated`, `truncated`
+                of it; and what is constant in the episode: `env_index`, `episode_id`, `context...`.
+
+        Returns:
+            column -> `(stop - start, ...)`; views, good until the slot's next row.
+        """
+        count = stop - start
+        whole = ending["last"] is not None and stop > ending["last"]
+        made: dict[str, Array] = {}
+        for name in names:
+            kind = name.partition("/")[0]
+            if name in self.arrays:
+                rows = made[name] = self.arrays[name][slot, start:stop]
+                if kind == "action" and whole:
+                    rows[-1] = self.blanks[name]
+                elif kind == "reward" and not start:
+                    rows[0] = np.nan
+            elif name in _AT_THE_END:
+                made[name] = np.zeros(count, np.bool_)
+                made[name][-1] = whole and ending[name]
+            elif kind == "next_obs":
+                name_now = name.removeprefix("next_")
+                rows = self.arrays[name_now][slot]
+                parts = rows[start + 1 : stop + (not whole)]
+                made[name] = np.concatenate([parts, self.blanks[name_now][None]]) if whole else parts  # fmt: skip
+            elif name == "t":
+                made[name] = np.arange(start, stop)
+            elif name == "is_first":
+                made[name] = np.arange(start, stop) == 0
+            else:
+                value = np.asarray(ending[name])
+                made[name] = np.broadcast_to(value, (count, *value.shape))
+        return made

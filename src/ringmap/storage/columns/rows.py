@@ -1,0 +1,167 @@
+"""The rows of all columns at ring positions.
+
+    position, count -> Ring.pieces -> (slot, steps) once or twice -> each Column
+
+Invariants: every column has the ring's rows; the sum of an episode is the hash of its
+columns' hashes, in schema order.
+Not here: which positions are live.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.columns.backends import BACKENDS
+from ringmap.storage.columns.base import Column, Live
+from ringmap.storage.columns.codecs import Undecodable
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.integers import Position
+
+__all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+UNREADABLE = (1 << 64) - 1
+"""Stands for the checksum of rows that can't be decoded: that of no rows, but by a chance of 2**-64."""
+
+
+def sum_of(values: Array) -> int:
+    """Return the checksum of one column's rows. Runs at memory speed."""
+    if not values.nbytes:
+        return xxhash.xxh3_64_intdigest(b"")
+    return xxhash.xxh3_64_intdigest(values.reshape(-1).view(np.uint8).data)
+
+
+def combine(sums: list[int]) -> int:
+    """Return the checksum of an episode from those of its columns."""
+    return xxhash.xxh3_64_intdigest(b"".join(s.to_bytes(8, "little") for s in sums))
+
+
+class Rows:
+    """The columns of one buffer, open.
+
+    Args:
+        schema: what they hold.
+        columns: one per column of the schema, in order.
+        ring: how positions map to slots.
+    """
+
+    def __init__(self, schema: Schema, columns: list[Column], ring: Ring) -> None:
+        self.schema = schema
+        self.columns = columns
+        self.ring = ring
+        self.by_name = dict(zip(schema.names, columns, strict=True))
+        self.large = [name for name, column in self.by_name.items() if column.is_large]
+        self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
+
+    @classmethod
+    def open(
+        cls, disk: Disk, folder: str, manifest: Manifest, write: bool, head: int, mapped: bool = True
+    ) -> Rows:  # fmt: skip
+        """Open every column file of the manifest, after comparing all sizes.
+
+        Raises:
+            CorruptError: a file is missing, cut, grown, swapped or foreign.
+        """
+        assert manifest.schema is not None
+        ring = Ring(manifest.max_steps, manifest.spare)
+        columns: list[Column] = []
+        try:
+            for i, spec in enumerate(manifest.schema.columns):
+                backend = manifest.backends[i]
+                if backend not in BACKENDS:
+                    raise CorruptError(
+                        f"{folder}: column {spec.name!r} has unknown backend {backend!r}"
+                    )
+                columns.append(
+                    BACKENDS[backend].open(
+                        disk, os.path.join(folder, *manifest.files[i].split("/")), spec, ring.rows,
+                        manifest.label(i), write, min(head, ring.rows), mapped,
+                    )
+                )  # fmt: skip
+        except BaseException:
+            for column in columns:
+                column.close()
+            raise
+        return cls(manifest.schema, columns, ring)
+
+    def reserve(self, position: Position, count: int) -> None:
+        """Make sure that rows can be written, or raise OSError."""
+        for slot, steps in self.ring.pieces(position, count):
+            for column in self.columns:
+                column.reserve(slot, steps)
+
+    def write(self, position: Position, arrays: list[Array], live: Live | None = None) -> None:
+        """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for `Column.write`."""
+        pieces = self.ring.pieces(position, len(arrays[0]))
+        if len(pieces) == 1:
+            slot = pieces[0][0]
+            for column, values in zip(self.columns, arrays, strict=True):
+                column.write(slot, values, live)
+            return
+        (slot, steps), (begin, _) = pieces
+        for column, values in zip(self.columns, arrays, strict=True):
+            column.write(slot, values[:steps], live)
+            column.write(begin, values[steps:], live)
+
+    def read(self, position: Position, count: int) -> list[Array]:
+        """Return a copy of the rows of every column, schema order."""
+        pieces = self.ring.pieces(position, count)
+        if len(pieces) == 1:
+            slot, steps = pieces[0]
+            return [column.read(slot, steps) for column in self.columns]
+        return [
+            np.concatenate([c.read(slot, steps) for slot, steps in pieces]) for c in self.columns
+        ]
+
+    def take(self, name: str, positions: Array) -> Array:
+        """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
+        return self.by_name[name].take(positions % self.ring.rows)
+
+    def sums(self, position: Position, count: int) -> list[int]:
+        """Return the checksum of each column's rows as they stand; UNREADABLE where they can't be decoded."""
+        return [self._sum(column, position, count) for column in self.columns]
+
+    def _sum(self, column: Column, position: Position, count: int) -> int:
+        pieces = self.ring.pieces(position, count)
+        try:
+            if len(pieces) == 1:
+                return sum_of(column.read(*pieces[0]))
+            return sum_of(np.concatenate([column.read(slot, steps) for slot, steps in pieces]))
+        except Undecodable:
+            return UNREADABLE
+
+    def rewrite(self, position: Position, count: int) -> None:
+        """Write rows again, same bytes, so that the next `sync` counts."""
+        for slot, steps in self.ring.pieces(position, count):
+            for column in self.columns:
+                column.rewrite(slot, steps)
+
+    def touched(self, position: Position, count: int) -> None:
+        """Let the next `sync` cover these rows, whoever wrote them."""
+        for slot, steps in self.ring.pieces(position, min(count, self.ring.rows)):
+            for column in self.columns:
+                column.touched(slot, steps)
+
+    def forget(self) -> None:
+        """Keep no row from earlier calls."""
+        for column in self.columns:
+            column.forget()
+
+    def sync(self) -> None:
+        """Return once every row written is on the disk itself."""
+        for column in self.columns:
+            column.sync()
+
+    def close(self) -> None:
+        """Give the files back."""
+        for column in self.columns:
+            column.close()

@@ -1,0 +1,295 @@
+"""The columns of a buffer: names, per-step shapes and dtypes, in order.
+
+    what the user gives            what the ring takes
+    {"pixels": [frame, frame],  -> {"pixels": (T, H, W, C) uint8, C-contiguous,
+     "action": tensor (T, A)}       "action": (T, A) float32}      little-endian
+
+Invariants: a schema never changes once an episode is stored under it; every array
+that leaves `fit` has the schema's dtype and shape, bit for bit what was meant.
+Not here: where rows go (columns/), episode data (blobs.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import InputError
+from ringmap.storage.columns.casting import cast
+
+__all__ = ["ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_KINDS = "biufcSUMm"
+"""NumPy dtype kinds that have a fixed size and one meaning on every machine."""
+
+_STORED_DTYPE = re.compile(r"[<|][biufcSUMm][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?")
+_ROW_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One column: its name, the shape of a step and the dtype (little-endian)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one step."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {self.shape} {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a buffer, in the order in which the first episode named them."""
+
+    columns: tuple[ColumnSpec, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in order."""
+        return [spec.name for spec in self.columns]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> Schema:
+        """Infer the schema of an episode whose values are arrays already."""
+        return cls(
+            tuple(ColumnSpec(name, a.shape[1:], portable(a.dtype)) for name, a in arrays.items())
+        )
+
+    @classmethod
+    def parse(cls, given: Any, where: str = "schema") -> Schema:
+        """Read a schema as a user gives it.
+
+        Args:
+            given: column -> `(shape, dtype)`; or a Gymnasium space (a Dict space: its keys; any
+                other: the column `observation`); or an example episode, column -> array or list.
+            where: what to call it in an error.
+
+        Raises:
+            InputError: it is none of these, is empty, or names a dtype that has no fixed size.
+        """
+        if isinstance(given, Schema):
+            return given
+        spaces = _space_columns(given)
+        if spaces is not None:
+            return cls(tuple(spaces))
+        if not isinstance(given, Mapping) or not given:
+            raise InputError(
+                f"{where}: expected column -> (shape, dtype), a Gymnasium space or an example "
+                f"episode, got {type(given).__name__}"
+            )
+        specs: list[ColumnSpec] = []
+        example: dict[str, Any] = {}
+        for name, value in given.items():
+            _check_name(name, where)
+            if _is_shape_and_dtype(value):
+                shape, dtype = value
+                try:
+                    kind = portable(np.dtype(dtype))
+                except TypeError as error:
+                    raise InputError(f"{where}: column {name!r}: {error}") from None
+                sizes = tuple(
+                    int(n) for n in (shape if isinstance(shape, tuple | list) else (shape,))
+                )
+                if any(n < 0 for n in sizes):
+                    raise InputError(f"{where}: column {name!r}: negative size in shape {sizes}")
+                _check_dtype(name, kind, where)
+                specs.append(ColumnSpec(name, sizes, kind))
+            else:
+                example[name] = value
+        if specs and example:
+            raise InputError(
+                f"{where}: {next(iter(example))!r} is not a (shape, dtype) pair as the others are; "
+                "give pairs for all columns, or an example episode"
+            )
+        return cls(tuple(specs)) if specs else cls.of(as_columns(example, where))
+
+    def fit(self, arrays: Mapping[str, Array], casting: str, where: str) -> dict[str, Array]:
+        """Return `arrays` in this schema's order and dtypes, or raise before anything changes.
+
+        Raises:
+            InputError: a column is missing or extra, a step has another shape, or (with
+                casting="safe") a value can't be held by the column's dtype.
+        """
+        if len(arrays) != len(self.columns) or any(s.name not in arrays for s in self.columns):
+            missing = [s.name for s in self.columns if s.name not in arrays]
+            extra = [name for name in arrays if name not in set(self.names)]
+            raise InputError(
+                f"{where}: schema mismatch: missing columns {missing}, extra columns {extra}; "
+                f"the schema was locked to {self.names}"
+            )
+        fitted: dict[str, Array] = {}
+        for spec in self.columns:
+            values = arrays[spec.name]
+            if values.shape[1:] != spec.shape:
+                raise InputError(
+                    f"{where}: column {spec.name!r} has per-step shape {values.shape[1:]}, "
+                    f"expected {spec.shape}"
+                )
+            if values.dtype != spec.dtype:
+                values = cast(values, spec.dtype, casting, f"{where}: column {spec.name!r}")
+            if not values.flags.c_contiguous:
+                values = np.ascontiguousarray(values)
+            fitted[spec.name] = values
+        return fitted
+
+
+def stored_spec(name: Any, shape: Any, dtype: Any) -> ColumnSpec:
+    """Read a column as a file describes it, believing nothing: the file may be damaged or forged.
+
+    Raises:
+        ValueError: it can't be a column.
+
+    Example:
+        >>> stored_spec("obs", [3], "<f4").row_nbytes
+        12
+        >>> stored_spec("obs", [3], "|O")
+        Traceback (most recent call last):
+        ValueError: column 'obs': dtype '|O'
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"column name {name!r}")
+    if not isinstance(dtype, str) or not _STORED_DTYPE.fullmatch(dtype):
+        raise ValueError(f"column {name!r}: dtype {dtype!r}")
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise ValueError(f"column {name!r}: dtype {dtype!r}") from None
+    if kind.str != dtype or kind.char in "gG":
+        raise ValueError(f"column {name!r}: dtype {dtype!r}")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"column {name!r}: shape {shape!r}")
+    room = math.prod(max(n, 1) for n in shape) * kind.itemsize
+    if len(shape) > 63 or room > _ROW_LIMIT:  # NumPy takes 64 axes, and time is one
+        raise ValueError(f"column {name!r}: shape {shape!r} is too large")
+    return ColumnSpec(name, tuple(shape), kind)
+
+
+def portable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the little-endian form of a dtype."""
+    return (
+        dtype.newbyteorder("<") if dtype.byteorder not in "<|" or dtype.isnative is False else dtype
+    )
+
+
+def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
+    """Turn an episode's values into arrays of equal length; nothing is copied that is one already.
+
+    Args:
+        episode: column -> list of per-step arrays, bulk array, or CPU tensor.
+        where: the method to name in an error.
+
+    Raises:
+        InputError: a name that is no string; a scalar; a ragged or object column; lengths that differ.
+    """
+    arrays: dict[str, Array] = {}
+    for name, value in episode.items():
+        if type(name) is not str:
+            _check_name(name, where)
+        array = value if type(value) is np.ndarray else _as_array(name, value, where)
+        if array.ndim == 0:
+            raise InputError(
+                f"{where}: column {name!r} is a scalar; expected one value per step, that is an "
+                "array or list whose first axis is time"
+            )
+        if array.dtype.kind not in _KINDS or array.dtype.char in "gG":
+            _check_dtype(name, array.dtype, where)
+        arrays[name] = array
+    lengths = {len(a) for a in arrays.values()}
+    if len(lengths) > 1:
+        first, *rest = arrays
+        other = next(n for n in rest if len(arrays[n]) != len(arrays[first]))
+        raise InputError(
+            f"{where}: column {other!r} has {len(arrays[other])} steps, expected "
+            f"{len(arrays[first])} as in {first!r}; every column must span the whole episode"
+        )
+    return arrays
+
+
+def _as_array(name: str, value: Any, where: str) -> Array:
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if hasattr(value, "detach"):
+        return _from_tensor(name, value, where)
+    if isinstance(value, list | tuple) and value and hasattr(value[0], "detach"):
+        value = [_from_tensor(name, v, where) if hasattr(v, "detach") else v for v in value]
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(
+            f"{where}: column {name!r} is ragged: its steps have different shapes; pad them to one "
+            "shape, or store the sizes in a column of their own"
+        ) from None
+
+
+def _from_tensor(name: str, tensor: Any, where: str) -> Array:
+    try:
+        array: Array = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{where}: column {name!r}: {error}; expected a CPU tensor of a dtype that NumPy has"
+        ) from None
+    return array
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any], where: str) -> None:
+    if dtype.kind == "O":
+        raise InputError(
+            f"{where}: column {name!r} holds Python objects (or is ragged); give arrays of one shape "
+            "and a fixed-size dtype, or put values that are constant within an episode in '_episode_data'"
+        )
+    if dtype.kind not in _KINDS or dtype.char in "gG":
+        raise InputError(
+            f"{where}: column {name!r} has dtype {dtype}, which has no fixed meaning on every machine; "
+            "use bool, integers, floats up to 64 bits, complex, fixed-width strings or bytes, or dates"
+        )
+    if dtype.kind in "SU" and dtype.itemsize == 0:
+        raise InputError(f"{where}: column {name!r} has dtype {dtype} of width 0; give it a width")
+
+
+def _check_name(name: Any, where: str) -> None:
+    if not isinstance(name, str):
+        raise InputError(f"{where}: column names are strings, got {name!r} ({type(name).__name__})")
+
+
+def _is_shape_and_dtype(value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    shape, dtype = value
+    if not (
+        isinstance(shape, int)
+        or (isinstance(shape, tuple | list) and all(isinstance(n, int | np.integer) for n in shape))
+    ):
+        return False
+    return isinstance(dtype, str | type | np.dtype)
+
+
+def _space_columns(space: Any) -> list[ColumnSpec] | None:
+    """Return the columns of a Gymnasium space, known by its attributes: gymnasium is not imported."""
+    if not hasattr(space, "contains") or not hasattr(space, "sample"):
+        return None
+    inner = getattr(space, "spaces", None)
+    items = dict(inner).items() if isinstance(inner, Mapping) else [("observation", space)]
+    specs = []
+    for name, part in items:
+        if getattr(part, "shape", None) is None or getattr(part, "dtype", None) is None:
+            raise InputError(
+                f"schema: space {name!r} ({type(part).__name__}) has no single shape and dtype; "
+                "flatten it with gymnasium.spaces.utils.flatten_space, or give (shape, dtype) pairs"
+            )
+        dtype = portable(np.dtype(part.dtype))
+        _check_dtype(name, dtype, "schema")
+        specs.append(ColumnSpec(str(name), tuple(part.shape), dtype))
+    return specs

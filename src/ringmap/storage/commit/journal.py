@@ -1,0 +1,358 @@
+"""The journal: the files that make a commit count, and what of them the disk itself has.
+
+    blob -> segment      record -> episode table      state -> state.bin
+
+Invariants: whatever the disk may hold as the newest record, the rows, slots and segments that
+it calls live are not touched before a sync has moved it on; after a failed sync nothing is
+written, for the system marks such pages as clean and a retry would lie.
+Not here: rows, memory, locks, the order of a commit (store.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.ma  # `np.unique` imports it at its first call, which may be a signal handler's
+import xxhash
+
+from ringmap.errors import CorruptError, SyncFailedError
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.commit.recovery import RecoveredState, find, small_state_of
+from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.records.blobs import Segments, encode_blob
+from ringmap.storage.records.layout import Paths
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.state import NO_BOOT, State, StateFile
+from ringmap.storage.records.table import DROPPED, EpisodeTable, Record
+from ringmap.storage.ring.integers import Position
+
+__all__ = ["Journal"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("ringmap")
+
+_FINISHED_MAX = 32
+
+
+class Journal:
+    """Table, state and segments of a buffer, open for writing.
+
+    Args:
+        disk: where they are.
+        paths: their paths.
+        manifest: their sizes and salt.
+        power: sync each commit.
+        mapped: whether walks over the table go over a map.
+    """
+
+    def __init__(
+        self, disk: Disk, paths: Paths, manifest: Manifest, power: bool, mapped: bool = True
+    ) -> None:
+        self.power = power
+        self.disk = disk
+        self.paths = paths
+        self.carried: dict[str, Any] = {}
+        self.poison: OSError | None = None
+        self.unpublished = False
+        self.state = State()
+        self._encoded: bytes | None = None
+        self._synced_tail, self._synced_first = 0, 1
+        self.table = EpisodeTable.open(
+            disk, paths.table, manifest.table_slots, manifest.uuid, True, mapped
+        )
+        self.state_file = StateFile.open(disk, paths.state, manifest.uuid, True)
+        self.segments = Segments(disk, paths.data)
+
+    # -- recovery ----------------------------------------------------------------------------
+
+    def find(self, manifest: Manifest) -> RecoveredState:
+        """Return the state that the files are in; see `recovery.find`."""
+        shown = self.state_file.newest()
+        return find(self.table, shown, self.disk.boot_id(), manifest, self.paths.table)
+
+    def mend(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str]) -> None:
+        """Make the files say what was found, in an order that a further crash can't harm.
+
+        Args:
+            found: the state taken.
+            rows: the columns, if there are any.
+            bad: episodes that no sync vouched for and whose bytes are damaged, to be dropped.
+        """
+        # Known from here on, so that a sync that fails below takes the trust from this very state.
+        self.state = State(
+            found.generation,
+            found.seq,
+            found.first,
+            found.tail,
+            found.head,
+            found.mark,
+            found.era,
+        )
+        for seq, fault in bad.items():
+            log.warning("%s: dropped a damaged episode: %s", self.paths.folder, fault)
+            record = self.table.read(seq)
+            assert record is not None
+            self.table.write(replace(record, flags=record.flags | DROPPED))
+        for slot in found.wipe:
+            self.table.zero(slot)
+        for row in found.unvouched():
+            # A failed sync leaves pages that count as clean and are not on the disk: make them dirty.
+            record = Record.of(row)
+            if record.seq in bad:
+                continue
+            if rows is not None and record.live and record.start >= found.tail:
+                rows.rewrite(record.start, record.length)
+            if self.blob_of(record) is not None:
+                self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
+            self.table.write(record)
+        with self._poisoning():
+            if rows is not None:
+                behind = found.records[found.records["seq"] > found.mark]
+                if len(
+                    behind
+                ):  # last thing before the sync: what is rewritten above is not to be hurried
+                    start = Position(int(behind["start"].min()))
+                    rows.touched(start, found.head - start)
+                rows.sync()
+            self.segments.sync_all(_segments_in(found))
+            self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
+            self.disk.sync_folder(self.paths.open)  # a stream that is gone must not come back
+            self.table.sync()
+        self._show(found, NO_BOOT)
+        self._show(found, self.disk.boot_id() or NO_BOOT)
+        with self._poisoning():
+            self.state_file.sync()
+        self._synced_tail, self._synced_first = found.tail, found.first
+        self.unpublished = False
+
+    def adopt(self, found: RecoveredState) -> None:
+        """Go on after the segments that there are, and delete those that no record names."""
+        last = _segments_in(found)
+        on_disk = self.segments.numbers()
+        self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([found.segment, *last]))
+        self.segments.delete_orphans()
+
+    def _show(self, found: RecoveredState, boot: bytes) -> None:
+        state = State(
+            self.state.generation + 1, found.seq, found.first, found.tail, found.head,
+            found.seq, found.era + 1, boot,
+        )  # fmt: skip
+        self.state_file.write(state)
+        self.state = state
+
+    def restore_carried(self, found: RecoveredState, kept: Mapping[str, Any]) -> bool:
+        """Take the small state of the newest whole blob, or what the manifest kept if that is newer.
+
+        Returns:
+            Whether it is as of the newest record.
+
+        Raises:
+            CorruptError: it does not make sense.
+        """
+        self._encoded = None
+        small = small_state_of(found.seq, self.table, self.blob_of, kept)
+        if small.fault:
+            path = self.paths.manifest if small.kept else self.paths.table
+            raise CorruptError(f"{path}: {small.fault}; run ringmap.check on the buffer")
+        self.carried = small.state
+        return small.seq >= found.seq
+
+    # -- a commit's own writes -----------------------------------------------------------------
+
+    def carry(self, small: Mapping[str, Any] | None) -> None:
+        """Set sections of the small state that rides with every commit and flush."""
+        if small:
+            self.carried = {**self.carried, **small}
+            self._encoded = None
+
+    def carry_finished(self, stream: str) -> None:
+        """Name the stream that this commit finishes, for as long as its file may come back."""
+        finished = self.carried.get("finished", [])
+        if (
+            len(finished) >= _FINISHED_MAX
+        ):  # else each blob would name all streams since the last sync
+            gone = self.finished_streams_gone()
+            with self._poisoning():
+                self.disk.sync_folder(self.paths.open)
+            finished = [name for name in finished if name not in gone]
+        self.carry({"finished": [*finished, stream]})
+
+    def protect(self, need: int, seq: int, now: State) -> None:
+        """Sync the table if rows below `need`, or the slot of `seq`, are live in what the disk may hold."""
+        if need > self._synced_tail or seq - self.table.slots >= self._synced_first:
+            self.sync_table(now)
+
+    def sync_table(self, now: State) -> None:
+        """Make the newest record, that of `now`, durable, and its blob first.
+
+        Without the blob, a power cut could leave no whole one: the older ones go with their segments.
+        """
+        with self._poisoning():
+            self._sync_blobs()
+            self.table.sync()
+        self._table_is_synced(now)
+
+    def _sync_blobs(self) -> None:
+        written = self.segments.unsynced()
+        for file in written.values():
+            file.sync()
+        if self.segments.new_name:
+            self.disk.sync_folder(self.segments.folder)
+            self.segments.new_name = False
+        if self.power:  # else the background sync may be at a file that this would close
+            self.segments.forget_synced(written)
+
+    def _table_is_synced(self, upto: State) -> None:
+        self._synced_tail = max(self._synced_tail, upto.tail)
+        self._synced_first = max(self._synced_first, upto.first)
+        if not self.unpublished:  # else readers are still shown what would go
+            self.segments.delete_before(self._synced_first, self.state.seq)
+
+    def write_blob(self, record: Record, sums: list[int], data: bytes) -> Record:
+        """Write the blob of a record, and return the record with its place."""
+        if self._encoded is None:
+            self._encoded = json.dumps(self.carried, separators=(",", ":")).encode()
+        blob = encode_blob(sums, self._encoded, data)
+        segment, offset = self.segments.append(blob, record.seq)
+        return Record(  # plainly: dataclasses.replace takes 3 us of each commit's 60
+            record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
+            segment, offset, len(blob), xxhash.xxh3_64_intdigest(blob), record.kind, record.flags,
+        )  # fmt: skip
+
+    def blob_of(self, record: Record) -> bytes | None:
+        """Return the blob of a record, or None when it is gone."""
+        return self.segments.read(
+            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
+        )
+
+    def sync_written(self, rows: Rows | None) -> None:
+        """Make rows and blob durable, ahead of the record that names them."""
+        with self._poisoning():
+            if rows is not None:
+                rows.sync()
+            self._sync_blobs()
+
+    def append(self, record: Record) -> None:
+        """Write the record, which is the commit, then show it to readers."""
+        self.table.write(record)
+        if self.power:
+            with self._poisoning():
+                self.table.sync()
+        old = self.state
+        mark = record.seq if self.power else old.mark
+        self._publish(
+            State(
+                old.generation + 1, record.seq, record.first, record.tail, record.head,
+                mark, old.era, old.boot,
+            )
+        )  # fmt: skip
+
+    def drop_retired(self) -> None:
+        """Delete the segments that the newest record retired, where it is durable: once threads are shown that record, too."""
+        if self.power:
+            self._table_is_synced(self.state)
+
+    def _publish(self, state: State) -> None:
+        try:
+            self.state_file.write(state)
+        except OSError as error:
+            # The commit stands; readers must see it before the rows that it retired are overwritten.
+            log.warning("%s: can't be written (%s), tried again later", self.paths.state, error)
+            self.unpublished = True
+            self.state = replace(state, generation=state.generation - 1)
+        else:
+            self.state = state
+
+    def publish_again(self) -> None:
+        """Show readers what an earlier try could not, or raise OSError."""
+        if self.unpublished:
+            state = replace(self.state, generation=self.state.generation + 1)
+            self.state_file.write(state)
+            self.state, self.unpublished = state, False
+
+    # -- syncs -------------------------------------------------------------------------------
+
+    def sync_all(self, rows: Rows | None, segments: Mapping[int, File]) -> None:
+        """Sync what was written so far, the table last. Raises OSError: the caller poisons."""
+        if rows is not None:
+            rows.sync()
+        for file in segments.values():
+            file.sync()
+        self.disk.sync_folder(self.paths.data)
+        self.disk.sync_folder(self.paths.open)
+        self.table.sync()
+
+    def mark_synced(self, upto: State, segments: Mapping[int, File], gone: list[str]) -> None:
+        """Record that everything up to state `upto` is on the disk, unless a recovery came in between."""
+        if self.state.era != upto.era:
+            return
+        self.segments.forget_synced(segments)
+        self._table_is_synced(upto)
+        if gone:
+            self.carry({"finished": [n for n in self.carried["finished"] if n not in gone]})
+        if upto.seq > self.state.mark:
+            self._publish(replace(self.state, generation=self.state.generation + 1, mark=upto.seq))
+
+    def finished_streams_gone(self) -> list[str]:
+        """Return the finished streams that are unlinked: durably so once `open/` is synced."""
+        finished = self.carried.get("finished", [])
+        left = set(self.disk.names(self.paths.open)) if finished else set()
+        return [name for name in finished if name not in left]
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        with self._poisoning():
+            self.disk.sync_folder(path)
+
+    def sync_state(self) -> None:
+        """Make the mark durable."""
+        with self._poisoning():
+            self.state_file.sync()
+
+    @contextlib.contextmanager
+    def _poisoning(self) -> Any:
+        try:
+            yield
+        except OSError as error:
+            self.poisoned(error)
+
+    def poisoned(self, error: OSError) -> NoReturn:
+        """Stop writing for good after a failed sync, and let no one trust the page cache."""
+        self.poison = error
+        with contextlib.suppress(OSError):
+            state = replace(self.state, generation=self.state.generation + 1, boot=NO_BOOT)
+            self.state_file.write(state)
+            self.state = state
+        self.refuse("ReplayBuffer")
+
+    def refuse(self, where: str) -> NoReturn:
+        """Raise the error of a journal that is poisoned."""
+        assert self.poison is not None
+        raise SyncFailedError(
+            self.poison.errno,
+            f"{where}: a sync of {self.paths.folder} failed ({self.poison}), so nothing more is written "
+            "through this handle; the fate of the episode of that call is open, all before it are safe; "
+            "mend the disk, close the buffer and open it again",
+        ) from self.poison
+
+    def close(self) -> None:
+        """Let go of all descriptors."""
+        self.segments.close()
+        self.table.close()
+        self.state_file.close()
+
+
+def _segments_in(found: RecoveredState) -> dict[int, int]:
+    """Return, for each segment that a record of the live range names, the newest such record."""
+    if not found.seq:
+        return {}
+    numbers, at = np.unique(found.records["blob_segment"][::-1], return_index=True)
+    newest = found.records["seq"][::-1][at]
+    return dict(zip(map(int, numbers), map(int, newest), strict=True))

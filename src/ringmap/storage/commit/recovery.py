@@ -1,0 +1,411 @@
+"""Recovery: which committed state a directory is in, whatever was interrupted.
+
+Two cases. In the boot in which state.bin was written, the page cache has every write in order:
+the state shown, or one record more. After a reboot (or when nobody vouches for the boot),
+the disk may hold any mix of old and new: the state taken is the newest one whose live
+records are all whole, and the episodes that no sync vouches for are verified.
+
+Invariants: looking changes nothing; a state below a witness (state.bin, its mark, the
+manifest) is damage, never taken.
+Not here: what a writer then mends (journal.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, NewerVersionError
+from ringmap.storage.columns.rows import Rows, combine
+from ringmap.storage.disk.threads import mapped
+from ringmap.storage.disk.xxh3 import BLOCK
+from ringmap.storage.records.blobs import (
+    LARGEST_BLOB,
+    LAST_OFFSET,
+    Segments,
+    check_small_state,
+    decode_blob,
+    decode_small_state,
+)
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.state import NO_BOOT, State
+from ringmap.storage.records.table import (
+    CLEAR,
+    DROPPED,
+    EPISODE,
+    MOST,
+    RECORD,
+    RETIRE,
+    EpisodeTable,
+    Record,
+)
+from ringmap.storage.ring.integers import ORIGIN, Position
+
+__all__ = [
+    "Progress",
+    "RecoveredState",
+    "SmallState",
+    "bad_episodes",
+    "bad_rows",
+    "broken_order",
+    "find",
+    "is_clean",
+    "possible",
+    "refuse_impossible",
+    "small_state_of",
+    "why_impossible",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[int, int], None]
+"""Called with `(done, of)` while episodes are verified."""
+
+log = logging.getLogger("ringmap")
+
+_WORDS = (0, 1, 2, 3, 4, 6, 7, 8)
+_LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, MOST, LAST_OFFSET, LARGEST_BLOB], np.uint64)
+"""Of a record as 64-bit words: seq, start, length, tail, first, blob_segment, blob_offset, blob_size."""
+
+
+@dataclass(slots=True)
+class RecoveredState:
+    """The state that a directory is in.
+
+    `records`: the records `[first, seq]`; `clean`: the page cache can be trusted; `wipe`: slots of
+    records that are torn, or newer than the state; `segment`: the largest number that a record names.
+    """
+
+    seq: int = 0
+    first: int = 1
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
+    mark: int = 0
+    era: int = 0
+    generation: int = 0
+    clean: bool = True
+    records: Array = field(default_factory=lambda: np.empty(0, RECORD))
+    wipe: list[int] = field(default_factory=list)
+    segment: int = 0
+
+    def live(self) -> Array:
+        """Return the records of the live episodes, oldest first."""
+        r = self.records
+        kept = (r["kind"] == EPISODE) & (r["flags"] & DROPPED == 0) & (r["start"] >= self.tail)
+        # As a rule all are, and a copy of a million takes longer than all else that an opening does.
+        live: Array = r if kept.all() else r[kept]
+        return live
+
+    def unvouched(self) -> Array:
+        """Return the records, of whichever kind, that the disk may not have, nor what they name."""
+        records = self.records
+        return records[:0] if self.clean else records[records["seq"] > self.mark]
+
+    def doubtful(self) -> Array:
+        """Return the records of the live episodes whose rows the disk may not have."""
+        if self.clean:
+            return self.records[:0]
+        live = self.live()
+        return live[live["seq"] > self.mark]
+
+
+def is_clean(shown: State | None, boot: bytes | None) -> bool:
+    """Tell whether the page cache of this boot vouches for the state shown."""
+    return shown is not None and boot is not None and shown.boot == boot != NO_BOOT
+
+
+def find(
+    table: EpisodeTable, shown: State | None, boot: bytes | None, manifest: Manifest, path: str
+) -> RecoveredState:
+    """Return the state that the table is in. Reads only. O(records), vectorised.
+
+    Args:
+        table: the open table.
+        shown: the newest valid state of state.bin.
+        boot: the id of this boot.
+        manifest: whose counts the table is known to have reached.
+        path: the table's path, for messages.
+
+    Raises:
+        CorruptError: a live record is damaged or missing, or the table is older than a witness.
+        NewerVersionError: a live record is of a kind that is not known.
+    """
+    clean = is_clean(shown, boot)
+    found = (
+        _walk(table, shown, path)
+        if clean and shown is not None
+        else _scan(table, manifest.max_steps)
+    )
+    found.clean = clean
+    if shown is not None:
+        found.mark, found.era, found.generation = shown.mark, shown.era, shown.generation
+    witness = max(manifest.witness, found.mark)
+    if found.seq < witness:
+        raise CorruptError(
+            f"{path}: the newest whole state is that of record {found.seq}, but record {witness} was "
+            "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
+        )
+    if found.seq and not len(found.records):  # a scan has them already
+        found.records, valid = table.read_range(found.first, found.seq)
+        if not valid.all():
+            bad = found.first + int(np.argmin(valid))
+            raise CorruptError(f"{path}: record {bad} is damaged; run ringmap.check on the buffer")
+    state = found.seq, found.tail, found.head
+    refuse_impossible(found.records, state, manifest, table.slots, path)
+    return found
+
+
+def _walk(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
+    """Take the state shown, and the records after it: written whole, not shown yet."""
+    at = shown.seq
+    record = Record(0, shown.head, 0, shown.tail, shown.first) if not at else table.read(at)
+    if record is None or (record.first, record.tail, record.head) != (
+        shown.first,
+        shown.tail,
+        shown.head,
+    ):
+        raise CorruptError(
+            f"{path}: record {at} is damaged: state.bin shows it as the newest; run ringmap.check on the buffer"
+        )
+    while (after := table.read(at + 1)) is not None:
+        at, record = at + 1, after
+    found = RecoveredState(at, record.first, record.tail, record.head)
+    slot = (at + 1) % table.slots
+    if not table.is_empty(slot) and (
+        at + 1 < table.slots or table.read(at + 1 - table.slots) is None
+    ):
+        found.wipe = [slot]  # only this one can be torn
+    found.segment = record.blob_segment
+    return found
+
+
+def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
+    """Take the greatest number whose live records are all whole."""
+    records, valid, slots = table.scan()
+    valid &= possible(records, max_steps, table.slots)
+    torn = slots[~valid]
+    found = RecoveredState()
+    whole_ones = np.flatnonzero(valid)
+    numbers = records["seq"].astype(np.int64)[whole_ones]
+    order = np.argsort(numbers, kind="stable")  # fast on what is nearly in order
+    numbers, whole_ones = numbers[order], whole_ones[order]
+    if len(numbers):
+        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        starts = np.zeros(len(numbers), np.int64)
+        starts[breaks] = breaks
+        run_first = numbers[np.maximum.accumulate(starts)]
+        firsts = records["first"].astype(np.int64)[whole_ones]
+        whole = np.flatnonzero(run_first <= firsts)
+        if len(whole):
+            record = Record.of(records[whole_ones[whole[-1]]])
+            found = RecoveredState(record.seq, record.first, record.tail, record.head)
+            # Whole means: each number from `first` to `seq` is there once, and they are in order now.
+            stop = int(whole[-1]) + 1
+            run = whole_ones[stop - (record.seq + 1 - record.first) : stop]
+            in_place = len(run) and (np.diff(run) == 1).all()  # unless the table was gone round
+            found.records = records[run[0] : run[-1] + 1] if in_place else records[run]  # no copy
+        found.segment = int(records["blob_segment"][whole_ones].max())
+    newer = slots[whole_ones[numbers > found.seq]]
+    found.wipe = sorted({*newer.tolist(), *torn.tolist()})
+    return found
+
+
+def possible(records: Array, max_steps: int, slots: int) -> Array:
+    """Return which records can be of such a ring. O(records), vectorised.
+
+    Whoever forges a record gives it a checksum that holds: memory is never asked for by its word alone.
+    """
+    found = np.empty(len(records), np.bool_)
+    for at in range(0, len(records), BLOCK):  # each word is looked at while it is in the cache
+        words = records[at : at + BLOCK].view("<u8").reshape(-1, RECORD.itemsize // 8)
+        seq, start, length, tail, first = words.T[:5]
+        # As unsigned numbers, negative ones are huge: one comparison tells of both.
+        good = (words[:, _WORDS] <= _LIMITS).all(axis=1)
+        good &= (length <= max_steps) & (tail <= start + length)
+        good &= start + length - tail <= max_steps
+        good &= (first >= 1) & (first <= seq) & (seq - first < slots)
+        found[at : at + BLOCK] = good
+    return found
+
+
+def broken_order(records: Array) -> list[str]:
+    """Return in words where consecutive records contradict themselves or each other."""
+    heads = records["start"] + records["length"]
+    dropped, faults = records["flags"] & DROPPED, []
+    for what, bad in (
+        ("starts before the head of the record before it", records["start"][1:] != heads[:-1]),
+        (
+            "has a smaller tail than the record before it",
+            records["tail"][1:] < records["tail"][:-1],
+        ),
+        ("has a tail beyond its head", records["tail"] > heads),
+        ("has a negative length", records["length"] < 0),
+        ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
+        ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
+        ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
+    ):
+        if bad.any():
+            at = int(np.argmax(bad)) + (len(records) - len(bad))
+            faults.append(f"record {int(records['seq'][at])} {what}")
+    return faults
+
+
+def refuse_impossible(
+    records: Array, state: tuple[int, int, int], manifest: Manifest, slots: int, path: str
+) -> None:
+    """Raise if records with checksums that hold, or the state `(seq, tail, head)`, can't be of such a ring. O(records).
+
+    Args:
+        records: consecutive ones.
+        state: what the newest of them says.
+        manifest: of the ring.
+        slots: records that the table has room for.
+        path: the table's, for messages.
+
+    Raises:
+        NewerVersionError: a record is of a kind that is not known: it is from the future.
+        CorruptError: anything else.
+    """
+    refuse_unknown(records, path)
+    seq, tail, head = state
+    fits = possible(records, manifest.max_steps, slots)
+    faults = broken_order(records)
+    if not (0 <= tail <= head < MOST and head - tail <= manifest.max_steps):
+        faults = [f"the state of record {seq} reaches from position {tail} to {head}"]
+    elif not fits.all():
+        faults = [why_impossible(Record.of(records[int(np.argmin(fits))]), manifest.max_steps)]
+    for fault in faults:
+        raise CorruptError(
+            f"{path}: {fault}, in a ring of max_steps={manifest.max_steps} that was written up to position {head}; "
+            "run ringmap.check on the buffer"
+        )
+
+
+def why_impossible(record: Record, max_steps: int) -> str:
+    """Return in words why a record can't be of a ring: one that is not `possible`."""
+    live = record.head - record.tail
+    if record.length < 0:
+        why = "has a negative length"
+    elif live < 0:
+        why = "has a tail beyond its head"
+    elif live > max_steps:
+        why = f"says that {live} steps are live, expected at most max_steps={max_steps}"
+    else:
+        why = (
+            f"can't be right: it has start {record.start}, length {record.length}, tail {record.tail}, "
+            f"first {record.first}, blob_segment {record.blob_segment}, blob_offset {record.blob_offset}, blob_size {record.blob_size}"
+        )
+    return f"record {record.seq} {why}"
+
+
+def refuse_unknown(records: Array, path: str) -> None:
+    """Raise NewerVersionError if a record is of a kind that is not known."""
+    unknown = (records["kind"] < EPISODE) | (records["kind"] > CLEAR)
+    if unknown.any():
+        row = records[int(np.argmax(unknown))]
+        raise NewerVersionError(
+            f"{path}: record {int(row['seq'])} is of kind {int(row['kind'])}, this ringmap reads kinds {EPISODE} "
+            f"(episode), {RETIRE} (retire) and {CLEAR} (clear); upgrade ringmap"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SmallState:
+    """The small state that an opening takes.
+
+    `seq`: as of which record; `kept`: whether the manifest has it, and no blob; `fault`: why it makes no
+    sense, in words.
+    """
+
+    state: dict[str, Any]
+    seq: int
+    kept: bool = False
+    fault: str = ""
+
+
+def small_state_of(
+    newest: int,
+    table: EpisodeTable,
+    blob_of: Callable[[Record], bytes | None],
+    kept: Mapping[str, Any],
+) -> SmallState:
+    """Return the small state of the newest whole blob, or what the manifest kept if that is newer. O(1), as a rule.
+
+    Args:
+        newest: number of the newest record.
+        table: the records.
+        blob_of: reads a record's blob, None when it is damaged or gone.
+        kept: what the manifest carries.
+    """
+    since = int(kept["seq"]) if kept else 0
+    for seq in range(newest, max(since, newest - table.slots), -1):
+        record = table.read(seq)
+        blob = None if record is None else blob_of(record)
+        if blob is not None:
+            try:
+                return SmallState(decode_small_state(blob), seq)
+            except ValueError as error:
+                what = f"the small state that record {seq} carries does not make sense: {error}"
+                return SmallState({}, seq, fault=what)
+    if not kept:
+        return SmallState({}, 0)
+    try:
+        check_small_state(kept["state"])
+    except ValueError as error:
+        what = f"the small state that it carries does not make sense: {error}"
+        return SmallState({}, since, kept=True, fault=what)
+    return SmallState(dict(kept["state"]), since, kept=True)
+
+
+def bad_episodes(
+    records: Array, rows: Rows, segments: Segments, progress: Progress | None = None
+) -> dict[int, str]:
+    """Verify episodes by their checksums, in parallel.
+
+    Returns:
+        Number of each bad record -> what is wrong, naming the file.
+    """
+
+    def verify(row: Any) -> str | None:
+        record = Record.of(row)
+        blob = segments.read(
+            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
+        )
+        if blob is None:
+            return f"{segments.path(record.blob_segment)}: blob of record {record.seq} is damaged or missing"
+        return bad_rows(record, rows.schema.names, rows.sums(record.start, record.length), blob)
+
+    bad: dict[int, str] = {}
+    faults = mapped(verify, records, 4, "ringmap-verify")  # xxhash and copies release the GIL
+    for done, (row, fault) in enumerate(zip(records, faults, strict=True), 1):
+        if fault is not None:
+            bad[int(row["seq"])] = fault
+        if progress is not None:
+            progress(done, len(records))
+    return bad
+
+
+def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | None) -> str | None:
+    """Return what is wrong with the rows of an episode, naming the columns, or None when sound.
+
+    Args:
+        record: the episode's record.
+        names: column names, schema order.
+        sums: checksum of each column's rows as they stand.
+        blob: the record's blob, which knows the checksum of each column; None if it is gone.
+    """
+    if combine(sums) == record.rows_sum:
+        return None
+    if blob is not None:
+        try:
+            expected = decode_blob(blob)[0]
+        except ValueError as error:
+            return f"blob of record {record.seq}: {error}"
+        names = [
+            n for n, got, want in zip(names, sums, expected, strict=False) if got != want
+        ] or names
+    where = f"rows of record {record.seq} (positions {record.start} to {record.head})"
+    return f"columns {names}: {where} are damaged"

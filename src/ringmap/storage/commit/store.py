@@ -1,0 +1,744 @@
+"""The store: the one writer of a buffer, its commits and its recovery.
+
+One commit, in order; the record is the point at which it counts:
+
+    reserve blocks -> [sync table, if rows or slots that it still calls live are needed]
+    -> rows, blob [power: sync] -> RECORD [power: sync] -> state.bin -> memory
+
+An episode that fits in the spare rows is written where nothing live stands, and its record
+both publishes it and retires what it evicts. A longer one first writes a retire record.
+
+Invariants: a row or slot that the newest durable record calls live is never overwritten;
+`stale` is set before a call's first write and cleared as its last statement, and whoever
+finds it set recovers from the files first; memory changes under `memory` only.
+Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. What writes
+or closes goes through one gate (`alone`), which refuses a thread that holds one of them: a signal
+handler, or a callable, in the middle of another call.
+Not here: what a commit stores (buffers/), how a directory is born (create.py), when the
+background syncs (sync.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import (
+    ClosedError,
+    CorruptError,
+    InputError,
+    ReadOnlyError,
+    ReplacedError,
+    RoleError,
+    SyncFailedError,
+)
+from ringmap.storage.columns.backends import Storage, choose
+from ringmap.storage.columns.rows import Rows, combine, sum_of
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.create import (
+    examine,
+    hold,
+    make_columns,
+    make_folder,
+    make_home,
+    read_manifest,
+    warn_of_space,
+)
+from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.recovery import Progress, bad_episodes
+from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.read.source import Source, is_mine
+from ringmap.storage.records.layout import Paths
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.table import (
+    CLEAR,
+    RETIRE,
+    SPARE_SLOTS,
+    Record,
+)
+from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.integers import Position
+from ringmap.storage.sidecars import SIDECARS
+
+__all__ = ["Settings", "Store"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("ringmap")
+
+_NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a store needs to know beyond what is fixed on disk.
+
+    `power`: sync each commit; `sync_every_s`: seconds between background syncs, 0 for none;
+    `remembered`: the caller's settings, kept in the manifest; `progress`: called while verifying;
+    `mapped`: read through maps.
+    """
+
+    power: bool = False
+    sync_every_s: float = 30.0
+    storage: Storage = "memmap"
+    remembered: Mapping[str, Any] | None = None
+    progress: Progress | None = None
+    mapped: bool = True
+
+
+class Store(Source):
+    """A buffer open for writing. Made by `Store.create` or `Store.open`.
+
+    Processes and threads: one store per directory, by lock. Methods may be called from any
+    thread of the process that opened it; a forked child gets an error.
+    """
+
+    writable = True
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        manifest: Manifest,
+        settings: Settings,
+        lock: WriterLock | None,
+    ):
+        super().__init__(disk, folder, manifest, settings.mapped)
+        self.settings = settings
+        self.power = settings.power and not disk.volatile
+        self.ring = Ring(manifest.max_steps, manifest.spare)
+        self.journal: Journal | None = None
+        self._lock = lock
+        self._mutex = threading.RLock()
+        self._syncing = threading.RLock()
+        self.made_room = False
+        self._writing = False
+        self._stale = True
+        self._torn_memory = False
+        self._closed = False
+        self._child = False
+        self._background: BackgroundSync | None = None
+        if settings.sync_every_s > 0 and not self.power and not disk.volatile:
+            self._background = BackgroundSync(self, settings.sync_every_s)
+        _stores.add(self)
+
+    # -- opening -----------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        disk: Disk,
+        folder: str,
+        max_steps: int,
+        spare: int,
+        settings: Settings,
+        schema: Schema | None,
+    ) -> Store:
+        """Make a buffer at `folder`, or go on with the unfinished birth of one.
+
+        Raises:
+            UnknownFormatError, CorruptError: see `birth.examine`.
+            LockedError: another handle is at it.
+            EnvironmentFault: the disk is full, read-only or fails.
+        """
+        examine(disk, folder)
+        make_folder(disk, folder)
+        paths, disk = Paths(folder), hold(disk, folder)
+
+        def prepare() -> None:
+            if examine(disk, folder) != "buffer":  # another handle may have been first
+                manifest = Manifest(
+                    uuid.uuid4().bytes, max_steps, spare, max_steps + spare + SPARE_SLOTS,
+                    settings=dict(settings.remembered or {}),
+                    table={"count": 0, "first": 1, "tail": 0, "head": 0, "seq": 0},
+                )  # fmt: skip
+                make_home(disk, paths, manifest)
+
+        with clear_errors("ReplayBuffer", folder, lambda: _NOTHING_LOST):
+            return cls._locked(disk, folder, settings, schema, prepare)
+
+    @classmethod
+    def open(
+        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None
+    ) -> Store:
+        """Open the buffer at `folder` for writing, in the state that was committed last.
+
+        Args:
+            disk: where it is.
+            folder: its directory.
+            settings: for this handle.
+            schema: fixes the columns if no episode has yet.
+
+        Raises:
+            UnknownFormatError, CorruptError, NewerVersionError: it is none, or damaged.
+            LockedError: another handle is at it.
+            EnvironmentFault: the disk fails.
+        """
+        disk = hold(disk, folder)
+        read_manifest(disk, folder)  # before the lock leaves a file in a directory that is not ours
+        with clear_errors("ReplayBuffer.open", folder, lambda: _NOTHING_LOST):
+            return cls._locked(disk, folder, settings, schema, lambda: None)
+
+    @classmethod
+    def _locked(
+        cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None,
+        prepare: Callable[[], None],
+    ) -> Store:  # fmt: skip
+        """Take the lock and open the buffer, or let go of all again."""
+        lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
+        store: Store | None = None
+        try:
+            if lock is not None:
+                lock.acquire()
+            disk.check_held("ReplayBuffer")  # the lock is taken by path
+            prepare()
+            store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
+            store._recover()
+            store._recover_sidecars()
+            store._fix_schema(schema)
+            return store
+        except BaseException:
+            if store is not None:
+                store.close_files()
+            disk.let_go()
+            if lock is not None:
+                lock.release()
+            raise
+
+    def _recover_sidecars(self) -> None:
+        """See to it that no new row gets a value that was given to one that is gone."""
+        for sidecar in () if self.disk.volatile else SIDECARS:
+            for fault in sidecar.recover(self.home, self.head):
+                path = self.home.path(sidecar.names[0])
+                log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
+
+    def _fix_schema(self, schema: Schema | None) -> None:
+        if schema is not None and self.schema is None:
+            assert self.journal is not None
+            self._make_columns(self.journal, schema, locked=True)
+
+    def _recover(self) -> None:
+        """Bring memory and files to the committed state. Holds the mutex, waits for a running sync."""
+        with self._mutex, self._syncing:
+            self._stale = True
+            manifest = self.manifest = read_manifest(self.disk, self.folder)
+            if self.rows is not None:
+                self.rows.forget()
+            if self.journal is None:  # else a recovery in mid-process: threads may be reading
+                self.journal = Journal(self.disk, self.paths, manifest, self.power, self.mapped)
+                self.table, self.segments = self.journal.table, self.journal.segments
+                self.is_open = True
+            journal = self.journal
+            found = journal.find(manifest)
+            if not found.seq and not manifest.locked_by_argument:
+                manifest = self.manifest = manifest.without_columns()
+            if self.rows is not None and self.rows.schema != manifest.schema:
+                self.rows.close()  # of a first episode that was refused
+                self.rows = None
+            if found.seq and manifest.schema is None:
+                raise CorruptError(
+                    f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
+                )
+            if manifest.schema is not None and self.rows is None:
+                self.rows = Rows.open(
+                    self.disk, self.folder, manifest, True, found.head, self.mapped
+                )
+            behind = found.doubtful()
+            bad: dict[int, str] = {}
+            if len(behind) and self.rows is not None:
+                log.info(
+                    "%s: verifying %d episodes that no sync vouches for", self.folder, len(behind)
+                )
+                bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
+            newest = journal.restore_carried(found, manifest.carried)
+            journal.mend(found, self.rows, bad)
+            # The blob that the small state is from may go with its segment. And after a birth whose last sync failed,
+            # the name of the manifest that fixes the columns is written again, for a sync of it to count.
+            if not newest or (not found.seq and manifest.locked_by_argument):
+                kept = {"seq": found.seq, "state": journal.carried}
+                manifest = self.manifest = replace(manifest, carried=kept)
+                self.disk.replace_file(self.paths.manifest, manifest.encode())
+            journal.adopt(found)
+            with self.memory:
+                self._torn_memory = True
+                self._take(found, bad)
+                self._torn_memory = False
+            self._stale = False
+
+    # -- roles -------------------------------------------------------------------------------
+
+    def _ready(self, where: str) -> Journal:
+        """Raise unless this handle may write now; recover first if an interrupt left it stale."""
+        if self._closed:
+            raise ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
+        if self._child:
+            raise ReadOnlyError(
+                f"{where}: this process was forked from the writer and only reads; {self.folder} is "
+                f"written by {describe(holder_of(self.paths.lock))}"
+            )
+        self.disk.check_held(where)
+        if self.journal is not None and self.journal.poison is not None:
+            self.journal.refuse(where)
+        if self._stale:
+            self._recover()
+        assert self.journal is not None
+        self.journal.publish_again()
+        return self.journal
+
+    def recover_if_stale(self) -> None:
+        """Make memory agree with the files if an interrupt came between them. No cost otherwise.
+
+        Raises:
+            RoleError: called by a signal handler in the middle of a change of memory.
+        """
+        if not self._stale or self._closed or self.is_poisoned:
+            return
+        if self._child and not self.disk.volatile:
+            return  # its files are the parent's; a copy of a disk in RAM is the child's own
+        if self._is_in_use:
+            if self._torn_memory:
+                self._refuse("ReplayBuffer")
+            return  # a write, or a recovery, is under way: memory shows the state before it
+        if self._writing and not self._torn_memory:
+            return
+        with self._mutex:
+            try:
+                if self._stale:
+                    self._recover()
+            except OSError:
+                if self._torn_memory:
+                    raise
+                log.warning("%s: recovery failed, and is tried again", self.folder)
+
+    def exclusively(self, where: str, work: Callable[[Journal], None]) -> None:
+        """Do `work` while other writing calls are kept out; raise unless this handle may write.
+
+        A function that is handed the work, not a context manager: an interrupt that comes between a
+        Python `__enter__` and its block would leave the mutex taken for ever.
+        """
+
+        def whole() -> None:
+            self.made_room = False
+            with clear_errors(where, self.folder, self._what_became):
+                work(self._ready(where))
+
+        self.alone(where, whole)
+
+    def _what_became(self) -> str:
+        """Return what an error did to what is stored."""
+        if not self.made_room:
+            return _NOTHING_LOST
+        return (
+            "nothing was stored by this call and the oldest episodes are gone: they had made room for one longer than "
+            "the spare rows"
+        )
+
+    def alone(self, where: str, work: Callable[[], None]) -> None:
+        """Do `work` while other writing calls are kept out, whether or not this handle may write."""
+        self.refuse_within(where)
+        with self._mutex:
+            try:
+                self._writing = True
+                work()
+            finally:
+                self._writing = False
+
+    def refuse_within(self, where: str, *locks: Any) -> None:
+        """Raise in the middle of another call of the same thread: of a write, a sync, or a search of memory.
+
+        Once it has passed, nothing that this thread does can be in the middle of anything: a handler that
+        interrupts it returns first.
+
+        Args:
+            where: what was called, for the message.
+            locks: reentrant ones that such a call holds as well.
+        """
+        if self._is_in_use or any(map(is_mine, locks)):
+            self._refuse(where)
+
+    @property
+    def _is_in_use(self) -> bool:
+        """Whether this thread holds one of the locks: it is a handler's, or a callable's, that is called."""
+        return self.is_held or any(map(is_mine, (self._mutex, self._syncing)))
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """The small state that rides with every commit, by section."""
+        return self.journal.carried if self.journal is not None else {}
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a sync failed, so that this handle writes no more."""
+        return self.journal is not None and self.journal.poison is not None
+
+    @property
+    def writable_here(self) -> bool:
+        """Whether this process may write: not a forked child, not closed."""
+        return not self._child and not self._closed
+
+    def begin_at(self, position: Position) -> None:
+        """Lay the first episode at this position: the copy of another ring. Before any commit only."""
+        if self.seq or len(self.live):
+            raise RoleError(f"Store.begin_at: {self.folder} has commits already")
+        self.head = self.tail = position
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def commit(
+        self, schema: Schema, arrays: list[Array], data: bytes, flags: int,
+        where: str = "ReplayBuffer.write_episode", finished: str | None = None,
+        small: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Store one episode: its rows, its data and the buffer's small state, or nothing of it.
+
+        Args:
+            schema: of the arrays; it is the buffer's, or becomes it.
+            arrays: one per column, `(length, *shape)`, in the schema's dtypes, C-contiguous.
+            data: encoded episode data.
+            flags: TERMINATED, TRUNCATED, INTERRUPTED.
+            where: the method to name in an error.
+            finished: the open episode that this one ends.
+            small: sections of the small state (JSON) that changed.
+
+        Raises:
+            InputError: another thread locked another schema first.
+            CorruptError: rows that a stored episode shares a file with can't be read. Nothing was stored.
+            EnvironmentFault: disk full, I/O error. Nothing was stored, and nothing evicted, unless
+                the episode is longer than the spare rows: then the oldest may be gone.
+            SyncFailedError: a sync failed; open the buffer again.
+
+        Cost: O(1) in the stored episodes; a write per column, and three small ones.
+        """
+        self.exclusively(
+            where,
+            lambda journal: self.commit_within(
+                journal, schema, arrays, data, flags, where, finished, small
+            ),
+        )
+
+    def commit_within(
+        self, journal: Journal, schema: Schema, arrays: list[Array], data: bytes, flags: int,
+        where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Do what `commit` does, within work that `exclusively` does."""
+        length = len(arrays[0])
+        sums = [sum_of(values) for values in arrays]
+        if self.rows is None:
+            self._stale = True
+            self._make_columns(journal, schema, locked=False)
+        elif self.rows.schema is not schema and self.rows.schema != schema:
+            raise InputError(
+                f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
+            )
+        rows = self.rows
+        assert rows is not None
+        need = self.ring.overwritten(self.head + length)
+        rows.reserve(self.head, length)
+        if need > self.tail:
+            self._retire(journal, need)
+        seq, start = self.seq + 1, self.head
+        tail, first = self._after(seq, start + length, self.tail)
+        self._stale = True
+        journal.protect(need, seq, journal.state)
+        rows.write(start, arrays, self._is_live)
+        journal.carry(small)
+        if finished is not None:
+            journal.carry_finished(finished)
+        record = Record(seq, start, length, tail, first, combine(sums), flags=flags)
+        record = journal.write_blob(record, sums, data)
+        if self.power:
+            journal.sync_written(rows)
+        journal.append(record)
+        self._remember(record)
+        journal.drop_retired()
+        self._stale = False
+        if self._background is not None:
+            self._background.committed()
+
+    def clear(self, small: Mapping[str, Any] | None = None) -> None:
+        """Retire every episode, in one commit."""
+
+        def work(journal: Journal) -> None:
+            journal.carry(small)
+            if len(self.live):
+                self._stale = True
+                self._commit_mark(journal, CLEAR, self.head)
+                self._stale = False
+
+        self.exclusively("ReplayBuffer.clear", work)
+
+    def _retire(self, journal: Journal, need: int) -> None:
+        """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
+        tail = self.live.tail_for(need, 0)
+        self._stale = True
+        self._commit_mark(journal, RETIRE, self.head if tail < 0 else tail)
+        self.made_room = True
+        if not self.power:
+            journal.sync_table(journal.state)
+        journal.publish_again()
+        self._stale = False
+
+    def _commit_mark(self, journal: Journal, kind: int, tail: Position) -> None:
+        """Commit a record without rows."""
+        seq = self.seq + 1
+        tail, first = self._after(seq, self.head, tail)
+        journal.protect(0, seq, journal.state)
+        record = Record(seq, self.head, 0, tail, first, combine([]), kind=kind)
+        record = journal.write_blob(record, [], b"")
+        if self.power:
+            journal.sync_written(None)
+        journal.append(record)
+        self._remember(record)
+        journal.drop_retired()
+
+    def _remember(self, record: Record) -> None:
+        """Bring memory to the state after `record`."""
+        live = self.live
+        with self.memory:
+            self._torn_memory = True
+            live.evict_before(record.tail)
+            if record.length:
+                live.append(record.start, record.length)
+            self.seq, self.first = record.seq, record.first
+            self.tail, self.head = record.tail, record.head
+            self._torn_memory = False
+
+    def _after(self, seq: int, head: int, tail: Position) -> tuple[Position, int]:
+        """Return tail and oldest live record once record `seq` ends at `head`: what fits stays."""
+        live, table = self.live, self.table
+        if head - tail > self.ring.max_steps:
+            kept = live.tail_for(head, self.ring.max_steps)
+            tail = max(tail, self.head if kept < 0 else kept)
+        first = self.first
+        if tail != self.tail or not len(live):
+            first = table.first_live(first, seq, tail)
+        # After many retirements without an episode, the table's slots run out before the steps do.
+        while seq - first >= table.slots:
+            first = table.first_live(first + 1, seq, tail)
+            tail = table.start_of(first) if first < seq else self.head
+        return tail, first
+
+    def _is_live(self, slot: int, count: int) -> bool:
+        """Tell whether a live episode has any of so many rows from `slot` on (no wrap). O(log episodes)."""
+        starts, lengths = self.live.starts, self.live.lengths
+        at = self.tail + (slot - self.tail) % self.ring.rows
+        for begin in (at, at - self.ring.rows):
+            last = int(np.searchsorted(starts, begin + count)) - 1
+            if count and last >= 0 and starts[last] + lengths[last] > begin:
+                return True
+        return False
+
+    def _make_columns(self, journal: Journal, schema: Schema, locked: bool) -> None:
+        chosen = choose(self.settings.storage, schema, "ReplayBuffer")
+        backends, options = [c.backend for c in chosen], [c.options for c in chosen]
+        manifest = self.manifest.with_columns(schema, backends, options, locked)
+        warn_of_space(self.disk, self.folder, manifest)
+        manifest = make_columns(self.disk, self.paths, manifest, journal.sync_folder)
+        rows = Rows.open(self.disk, self.folder, manifest, True, self.head, self.mapped)
+        self.manifest, self.rows = manifest, rows
+
+    # -- syncs -------------------------------------------------------------------------------
+
+    def flush(
+        self, where: str = "ReplayBuffer.flush", small: Mapping[str, Any] | None = None
+    ) -> None:
+        """Force all that was committed, and the small state, to the disk itself.
+
+        Raises:
+            SyncFailedError: a sync failed; open the buffer again.
+            EnvironmentFault: the manifest can't be written.
+        """
+        self.exclusively(where, lambda journal: self._flush(journal, small))
+
+    def _flush(self, journal: Journal, small: Mapping[str, Any] | None) -> None:
+        with self._syncing:
+            journal.carry(small)
+            if self.disk.volatile:
+                return
+            segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
+            try:
+                journal.sync_all(self.rows, segments)
+            except OSError as error:
+                journal.poisoned(error)
+            journal.mark_synced(journal.state, segments, gone)
+            journal.sync_state()
+            table = {
+                "count": len(self.live), "first": self.first, "tail": self.tail,
+                "head": self.head, "seq": self.seq,
+            }  # fmt: skip
+            self.manifest = replace(
+                self.manifest,
+                table=table,
+                carried={"seq": self.seq, "state": journal.carried},
+                settings=dict(self.settings.remembered or self.manifest.settings),
+            )
+            self.disk.replace_file(self.paths.manifest, self.manifest.encode())
+
+    def sync_too(self, where: str, sync: Callable[[], None]) -> None:
+        """Sync a file that is written beside the store's own, ahead of its commits.
+
+        Raises:
+            SyncFailedError: as for `flush`: what reached the disk is unknown, and no later sync would tell.
+        """
+
+        def work(journal: Journal) -> None:
+            try:
+                sync()
+            except OSError as error:
+                journal.poisoned(error)
+
+        self.exclusively(where, work)
+
+    def sync_in_background(self) -> None:
+        """Do what `flush` does but for the manifest, without keeping the writer waiting."""
+        self.refuse_within("Store.sync_in_background")
+        self.sync_behind()
+
+    def sync_behind(self) -> None:
+        """Do so, in a thread of its own; or within a commit, of which the writer then waits for it."""
+        journal = self.journal
+        with self._mutex:
+            if (
+                journal is None
+                or not self._may_sync(journal)
+                or journal.state.seq <= journal.state.mark
+            ):
+                return
+            upto, rows = journal.state, self.rows
+            segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
+            self._syncing.acquire()  # a recovery waits for us; what writes is refused to this thread
+        failed: OSError | None = None
+        try:
+            journal.sync_all(rows, segments)
+        except OSError as error:
+            failed = error
+        except ReplacedError:  # the next writing call raises it
+            return
+        finally:
+            self._syncing.release()
+        with self._mutex:
+            if failed is not None:
+                with contextlib.suppress(SyncFailedError):  # the next writing call raises it
+                    journal.poisoned(failed)
+            elif self._may_sync(journal):
+                journal.mark_synced(upto, segments, gone)
+                # If this fails the mark is older after a power cut, and more is verified: no harm.
+                with contextlib.suppress(OSError):
+                    journal.state_file.sync()
+
+    def _may_sync(self, journal: Journal) -> bool:
+        """Tell whether files and memory agree, so that a mark may be set."""
+        wrong = self._closed or self._child or self._stale or journal.unpublished
+        return not wrong and journal.poison is None
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def close(self, small: Mapping[str, Any] | None = None) -> None:
+        """Flush, and let go of files and lock, whatever happens.
+
+        Raises:
+            RoleError: in the middle of another call of the same thread. Nothing was changed.
+            ReplacedError: the directory is gone from its path; what this handle committed is where that is now.
+            SyncFailedError, EnvironmentFault: as for `flush`.
+        """
+        where = "ReplayBuffer.close"
+
+        def flush() -> None:
+            if not self._child and not self.is_poisoned:
+                with clear_errors(where, self.folder, self._what_became):
+                    self._flush(self._ready(where), small)
+
+        self._end(where, flush)
+
+    def abandon(self) -> None:
+        """Let go of files and lock without a flush.
+
+        Raises:
+            RoleError: in the middle of another call of the same thread. Nothing was changed.
+        """
+        self._end("ReplayBuffer.close", lambda: None)
+
+    def _end(self, where: str, first: Callable[[], None]) -> None:
+        background = self._background
+
+        def end() -> None:
+            try:
+                if not self._closed:
+                    first()
+            finally:
+                with self._syncing:  # a sync that is under way is waited for
+                    self._closed = True
+                    if background is not None:
+                        background.stop()
+                    try:
+                        self.close_files()
+                    finally:  # an interrupt in between must not keep the next writer out
+                        if self._lock is not None and not self._child:
+                            self._lock.release()
+
+        self.alone(where, end)
+        if background is not None:
+            background.join()  # with no lock held: it may be waiting for one
+
+    def newest_tail(self) -> Position:
+        """Return the position below which rows may have been overwritten by now.
+
+        Raises:
+            ClosedError: by another writer, then, of which this handle knows nothing.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
+        return self.tail
+
+    def close_files(self) -> None:
+        """Let go of all descriptors. What reads goes on with them, or raises ClosedError: `rows` stays."""
+        if self.rows is not None:
+            self.rows.close()
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
+        self.is_open = False
+        if not self._child:  # a child reads on where its parent does
+            self.disk.let_go()
+
+    def become_child(self) -> None:
+        """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""
+        self._child, self._writing = True, False
+        self._mutex, self._syncing = threading.RLock(), threading.RLock()
+        self.memory = threading.RLock()
+        self._background = None
+        if self._lock is not None:
+            self._lock.drop_in_child()
+        if not self.disk.volatile:
+            self.close_files()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the interpreter the kernel lets go of all, and a sync under way would never end.
+        if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
+            with contextlib.suppress(Exception):
+                self.abandon()
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store.become_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,19 @@
+"""The disk room: everything that touches the operating system.
+
+    files      the door: every change to a file or folder goes through a `Disk`
+    system     what differs between operating systems, chosen at run time
+    memory     the same door to a disk in RAM, for a buffer without a path
+    lock       one writer for each directory, enforced by the kernel
+    threads    pools, where threads can start
+    forks      what a forked child must replace: generators and locks
+    advice     what to do about an error of the system, in words
+    npy        the header of a `.npy` file
+    canonical  JSON with one text for each object, and its checksum
+    xxh3       checksums of many records at once
+
+Because there is one door, a test can make any change fail, or end the process behind it, without a private name of the
+code above. A `Disk` that holds a folder opens everything below it through a descriptor, so that a directory that was
+replaced is noticed and never changed.
+
+Imports nothing of the other rooms.
+"""

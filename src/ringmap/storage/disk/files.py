@@ -1,0 +1,584 @@
+"""The one door to the disk: every change to a file or folder goes through a `Disk`.
+
+    Store, columns, table, state, segments ... -> Disk.<change> -> System -> the kernel
+
+A handle on a buffer holds the buffer's folder open (`Disk.hold`): what it does below that path goes
+to the folder that it opened, wherever that was moved to, and never to another one at the same path.
+
+A test subclasses `Disk` and overrides `before`, which runs ahead of each change
+with its name and path: there it raises ENOSPC, kills the process or records the
+change. `MemoryDisk` (memory.py) keeps the same tree in RAM: a buffer without
+a path runs the same code on it.
+
+Invariants: a write is whole or raises; nothing is ever written through a map;
+files keep their size and inode for life, but for segments, which only grow; a disk that holds a
+folder changes nothing in another folder that has taken its place.
+Not here: what is written where, and in which order (store.py, create.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol, Self, cast
+
+import numpy as np
+
+from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
+from ringmap.storage.disk.advice import remedy
+from ringmap.storage.disk.system import Data, System, kind_of
+
+__all__ = ["ClosedFile", "Disk", "File", "FileHandle", "closed"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class File(Protocol):
+    """An open file of a disk. Reads may run in any thread; writes come from the one writer."""
+
+    path: str
+
+    def write(self, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError."""
+        ...
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
+        ...
+
+    def read_into(self, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        ...
+
+    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
+        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
+        ...
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Allocate the blocks of a byte range, or raise OSError."""
+        ...
+
+    def sync(self) -> None:
+        """Return once all that was written is on the disk itself."""
+        ...
+
+    def map(self, random: bool = False) -> Array:
+        """Return the whole file as a read-only uint8 array that shows later writes.
+
+        With `random`, touching it reads nothing ahead from the disk: `will_need` does.
+        """
+        ...
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask for a byte range that is to be read soon. A hint."""
+        ...
+
+    def next_data(self, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        ...
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back. Maps stay valid."""
+        ...
+
+
+class FileHandle:
+    """A file of the real disk. Its descriptor lives as long as the last reference to it.
+
+    Who shares a file with other threads lets go of it (`closed`) and never calls `close`: a read that is under
+    way holds a reference, so the number of its descriptor can't become another file's in the middle of it.
+    Where no read is under way the last reference goes at once, and with it the descriptor: a folder can then be
+    removed on Windows, too.
+    """
+
+    __slots__ = ("disk", "fd", "path")
+
+    def __init__(self, disk: Disk, fd: int, path: str) -> None:
+        self.disk = disk
+        self.fd = fd
+        self.path = path
+
+    def write(self, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError."""
+        disk = self.disk
+        disk.before("write", self.path, offset, data)
+        size = memoryview(data).nbytes
+        done = disk.system.pwrite(self.fd, data, offset)
+        while done < size:  # a disk that fills writes less than asked, and says why at the next try
+            rest = memoryview(data).cast("B")[done:]
+            done += disk.system.pwrite(self.fd, rest, offset + done)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
+        data = self.disk.system.pread(self.fd, size, offset)
+        while 0 < len(data) < size:
+            more = self.disk.system.pread(self.fd, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_into(self, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        system = self.disk.system
+        done = system.pread_into(self.fd, room, offset)
+        while 0 < done < len(room):
+            more = system.pread_into(self.fd, room[done:], offset + done)
+            if not more:
+                break
+            done += more
+        return done
+
+    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
+        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
+        at, stop, room = offset, offset + nbytes, memoryview(b"")
+        while at < stop:
+            count, done = min(_COPIED_AT_ONCE, stop - at), 0
+            if isinstance(source, FileHandle):
+                self.disk.before("copy", self.path, at, count)
+                done = self.disk.system.copy_range(source.fd, self.fd, at, count)
+            if not done:
+                room = room or memoryview(
+                    bytearray(_READ_AT_ONCE)
+                )  # one that stays in the processor's cache
+                done = source.read_into(room[:count], at)
+                if not done:
+                    break
+                self.write(room[:done], at)
+            at += done
+        return at - offset
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Allocate the blocks of a byte range, or raise OSError."""
+        self.disk.before("reserve", self.path, offset, nbytes)
+        self.disk.system.reserve(self.fd, offset, nbytes)
+
+    def sync(self) -> None:
+        """Return once all that was written is on the disk itself."""
+        self.disk.before("sync", self.path)
+        self.disk.system.sync(self.fd)
+
+    def map(self, random: bool = False) -> Array:
+        """Return the whole file as a read-only uint8 array that shows later writes."""
+        if self.size() == 0:
+            return np.empty(0, np.uint8)
+        try:
+            mapped = mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ)
+        except (OSError, OverflowError, ValueError) as error:
+            number = getattr(error, "errno", None) or errno.ENOMEM
+            needs = "raise the limit of address space (ulimit -v)"
+            if isinstance(error, OSError) and number != errno.ENOMEM:
+                needs = remedy(error)
+            raise EnvironmentFault(
+                number,
+                f"{self.path}: {self.size():,} bytes can't be mapped ({error}); {needs}, or open the buffer with "
+                "reads='pread'",
+            ) from error
+        if random:
+            self.disk.system.expect_random(mapped)
+        return np.frombuffer(mapped, np.uint8)
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask for a byte range that is to be read soon."""
+        self.disk.system.will_need(self.fd, offset, nbytes)
+
+    def next_data(self, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        return self.disk.system.next_data(self.fd, offset)
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return os.fstat(self.fd).st_size
+
+    def close(self) -> None:
+        """Give the descriptor back. Maps stay valid: they hold one of their own."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """Give the descriptor back when the last user is gone.
+
+        By nothing global: at the end of the interpreter the names of this module may be gone.
+        """
+        try:
+            if self.fd >= 0:
+                close(self.fd)
+        except (AttributeError, OSError):  # half made; closed behind our back
+            pass
+
+    def detach(self) -> int:
+        """Return the descriptor, which is the caller's from now on."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+
+class ClosedFile:
+    """Stands in the place of a file that was let go: whatever is asked of it raises ClosedError."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedError(f"{self.path}: the buffer was closed meanwhile; open it again")
+
+
+def closed(file: File) -> File:
+    """Return what takes the place of a file that other threads may be reading; see `FileHandle`."""
+    return cast(File, ClosedFile(file.path))
+
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+_COPIED_AT_ONCE = 64 << 20
+_READ_AT_ONCE = 1 << 18
+
+
+class _Folder:
+    """A folder held open. While it is, no other folder can get its inode number.
+
+    Its descriptor goes back when the last user is gone, not when the handle is closed: another thread may be
+    in the middle of a call, and the number would be that of another file by then.
+    """
+
+    __slots__ = ("fd", "inside", "path", "system", "which")
+
+    def __init__(self, system: System, path: str) -> None:
+        self.path, self.inside = path, os.path.join(path, "")
+        self.system = system
+        self.fd = system.hold_folder(path)
+        found = os.stat(path) if self.fd is None else os.fstat(self.fd)
+        self.which = found.st_dev, found.st_ino
+
+    def fate(self) -> str:
+        """Return what became of the folder at its path, in words; "" for nothing. One system call."""
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            if self.fd is None:
+                return "was removed or renamed"
+            return "was renamed" if os.fstat(self.fd).st_nlink else "was removed"
+        return "" if (found.st_dev, found.st_ino) == self.which else "was replaced by another one"
+
+    def check(self, where: str) -> None:
+        """Raise ReplacedError unless the folder still stands at its path."""
+        if fate := self.fate():
+            raise ReplacedError(
+                f"{where}: the directory {self.path} {fate} since it was opened; this handle reads and writes nothing "
+                "there any more: close it, and open the buffer where it is now"
+            )
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        fd = getattr(self, "fd", None)
+        if fd is not None:
+            close(fd)
+
+
+class Disk:
+    """The real disk."""
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_held",
+        "_is_let_go",
+    )  # the last two: each handle's own
+
+    volatile = False
+    """Whether all is gone with the process: then there is nothing to lock, and no other process to tell."""
+
+    def __init__(self, system: System | None = None) -> None:
+        self.system = system or System()
+        self._held: _Folder | None = None
+        self._is_let_go = False
+
+    # -- the folder that a handle holds --------------------------------------------------------
+
+    def hold(self, folder: str) -> Self:
+        """Return this same disk, but that paths below `folder` lead into the folder that stands there now.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: none stands there.
+        """
+        held = object.__new__(type(self))
+        held.__dict__ = (
+            self.__dict__
+        )  # shared: a fault that a test plants in the one shows in the other
+        held._held, held._is_let_go = _Folder(self.system, folder), False
+        return held
+
+    def let_go(self) -> None:
+        """Give the folder back that is held, once no call needs it; nothing more is done through this disk."""
+        self._held, self._is_let_go = None, True
+
+    def check_held(self, where: str) -> None:
+        """Raise unless the folder that is held still stands at its path. One system call, 1 to 3 us.
+
+        Args:
+            where: what was called, for the message.
+
+        Raises:
+            ReplacedError: it was removed or renamed, or another one stands there.
+        """
+        held = self._held
+        if held is not None:
+            held.check(where)
+
+    def _at(self, path: str) -> tuple[str, _Folder | None]:
+        """Return where a path leads: a path below a folder that is held open, or a path, and None."""
+        held = self._held
+        if held is None:
+            if self._is_let_go:
+                raise ClosedError(f"{path}: the buffer is closed; open it again")
+            return path, None
+        if path.startswith(held.inside):
+            inner = path[len(held.inside) :]
+        elif path == held.path:
+            inner = os.curdir
+        else:
+            return path, None
+        if held.fd is None:  # this system opens nothing below a descriptor: look before each use
+            held.check(path)
+            return path, None
+        return inner, held
+
+    def _do(self, work: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
+        """Call a function of the operating system on a path.
+
+        Raises:
+            ReplacedError: nothing is there, and the folder that is held is gone from its path.
+        """
+        at, held = self._at(path)
+        try:
+            if held is None:
+                return work(at, *args, **options)
+            return work(at, *args, dir_fd=held.fd, **options)
+        except OSError as error:
+            error.filename = path
+            if isinstance(error, FileNotFoundError):
+                self.check_held(path)
+            raise
+
+    def _stat(self, path: str) -> os.stat_result:
+        """Return what the system says of what is at a path, a link itself."""
+        at, held = self._at(path)
+        if held is None:
+            return os.stat(at, follow_symlinks=False)
+        return os.stat(at, dir_fd=held.fd, follow_symlinks=False)
+
+    def before(self, change: str, path: str, *details: Any) -> None:
+        """Run ahead of each change; a test overrides it to inject a fault."""
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def create(self, path: str, size: int = 0) -> File:
+        """Create a file of `size` zero bytes (sparse) and open it for writing; it must not exist."""
+        self.before("create", path, size)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
+        file = FileHandle(self, self._do(os.open, path, flags, 0o666), path)
+        try:
+            if size:
+                os.ftruncate(file.fd, size)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def share(self, source: File, path: str) -> File | None:
+        """Create a file that shares all bytes of another, or return None, and no file, where that can't be."""
+        if not isinstance(source, FileHandle):
+            return None
+        file = self.create(path)
+        assert isinstance(file, FileHandle)
+        try:
+            self.before("share", path)
+            if self.system.share(source.fd, file.fd):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        self.remove(path)
+        return None
+
+    def extend(self, path: str, size: int) -> None:
+        """Give a file that was cut its size back (repair only: the new bytes are zero)."""
+        self.before("extend", path, size)
+        fd, _ = self._open(path, os.O_RDWR | _BINARY)
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder; its parent must exist."""
+        self.before("mkdir", path)
+        self._do(os.mkdir, path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or folder; an existing file at `target` is replaced in one step."""
+        self.before("rename", source, target)
+        (begin, held), (end, other) = self._at(source), self._at(target)
+        fd, other_fd = (None if folder is None else folder.fd for folder in (held, other))
+        try:
+            os.replace(begin, end, src_dir_fd=fd, dst_dir_fd=other_fd)
+        except OSError as error:
+            error.filename, error.filename2 = source, target
+            if isinstance(error, FileNotFoundError):
+                self.check_held(target)
+            raise
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self.before("unlink", path)
+        self._do(os.unlink, path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder of ours with the files in it; one that is not there is fine.
+
+        Of a link to a folder the link goes, never what it leads to.
+        """
+        if stat.S_ISLNK(self._mode(path)):
+            self.remove(path)
+            return
+        for name in self.names(path):
+            inner = os.path.join(path, name)
+            if self.is_folder(inner):
+                self.remove_folder(inner)
+            else:
+                self.remove(inner)
+        if self.is_folder(path):
+            self.before("rmdir", path)
+            self._do(os.rmdir, path)
+
+    def discard(self, path: str) -> None:
+        """Remove what is at a path, a folder with all in it; nothing there is fine."""
+        if self.is_folder(path):
+            self.remove_folder(path)
+        elif self.exists(path):
+            self.remove(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Return once the names in a folder are on the disk itself."""
+        self.before("sync_folder", path)
+        self._do(self.system.sync_folder, path)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Put `data` at `path` in one durable step: written beside, synced, renamed, folder synced."""
+        self.put(path, path + ".tmp", data, synced=True)
+        self.sync_folder(os.path.dirname(path))
+
+    def put(self, path: str, beside: str, data: bytes, synced: bool) -> None:
+        """Put `data` at `path`, whole or not at all: written at `beside`, then renamed.
+
+        `synced`: whatever the disk itself has at `path` from now on is whole, the old or the new; which
+        one, a sync of the folder settles.
+        """
+        self.discard(beside)
+        with contextlib.closing(self.create(beside)) as file:
+            file.write(data, 0)
+            if synced:
+                file.sync()
+        self.rename(beside, path)
+
+    def boot_id(self) -> bytes | None:
+        """Return what changes when the page cache is lost, or None where nothing tells."""
+        return self.system.boot_id()
+
+    # -- looks -------------------------------------------------------------------------------
+
+    def open(self, path: str, write: bool = False) -> File:
+        """Open a regular file that exists.
+
+        Raises:
+            NotAFileError: something else is there, which is not opened.
+        """
+        flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
+        return FileHandle(self, self._open(path, flags)[0], path)
+
+    def _open(self, path: str, flags: int) -> tuple[int, os.stat_result]:
+        found: tuple[int, os.stat_result] = self._do(self.system.open_file, path, flags, name=path)
+        return found
+
+    def read_file(self, path: str, limit: int) -> bytes:
+        """Return a whole file of at most `limit` bytes (what lies beyond is not read).
+
+        Raises:
+            NotAFileError: something else is there, which is not opened.
+        """
+        fd, found = self._open(path, os.O_RDONLY | _BINARY)
+        try:
+            size = min(limit, found.st_size)
+            data = self.system.pread(fd, size, 0)
+            while len(data) < size:
+                more = self.system.pread(fd, size - len(data), len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        finally:
+            os.close(fd)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return self._mode(path) != 0
+
+    def kind(self, path: str) -> str:
+        """Return what is there, in words: "" for a regular file, "missing" for nothing."""
+        try:
+            return kind_of(self._stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return "missing"
+
+    def size_faults(self, path: str, what: str, nbytes: int) -> list[str]:
+        """Return in words that a file of so many bytes is missing, no regular file, or of another size."""
+        if kind := self.kind(path):
+            return [
+                f"{what} is {kind}" + ("" if kind == "missing" else ", expected a regular file")
+            ]
+        size = self.size(path)
+        return [] if size == nbytes else [f"{what} has {size} bytes, expected {nbytes}"]
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether a regular file (not a link to one) is there."""
+        return stat.S_ISREG(self._mode(path))
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a folder (not a link to one) is there."""
+        return stat.S_ISDIR(self._mode(path))
+
+    def _mode(self, path: str) -> int:
+        """Return the mode of what is at a path; 0 where nothing is, or nothing can be seen."""
+        try:
+            return self._stat(path).st_mode
+        except (OSError, ValueError):
+            return 0
+
+    def size(self, path: str) -> int:
+        """Return a file's size in bytes."""
+        return self._stat(path).st_size
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder; none when it is not there."""
+        at, held = self._at(path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(self.system.names(at, None if held is None else held.fd))
+        return []
+
+    def free(self, path: str) -> int | None:
+        """Return the bytes that the file system of an existing folder has to give, or None where it does not say."""
+        try:
+            return shutil.disk_usage(path).free
+        except OSError:
+            return None

@@ -1,0 +1,182 @@
+"""A disk in RAM: the home of a buffer without a path.
+
+The same tree of files as on a real disk, so that the same code runs on it and
+its guarantees against interrupts hold in RAM too. Files of a fixed size are NumPy
+arrays that the system fills in on first touch: a big ring costs what is stored.
+Not here: faults (nothing can fail), other processes (nothing is shared).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Self
+
+import numpy as np
+
+from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.system import Data
+
+__all__ = ["MemoryDisk", "MemoryFile"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class MemoryFile:
+    """A file of a disk in RAM: its bytes are one array, replaced by a larger one when it grows."""
+
+    __slots__ = ("data", "path", "used")
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.data: Array = np.zeros(size, np.uint8)
+        self.used = size
+
+    def write(self, data: Data, offset: int) -> None:
+        """Write all of `data` at `offset`; the file grows as needed."""
+        view = np.frombuffer(data, np.uint8)
+        stop = offset + len(view)
+        if stop > len(self.data):
+            grown = np.zeros(max(stop, 2 * len(self.data), 4096), np.uint8)
+            grown[: self.used] = self.data[: self.used]
+            self.data = grown
+        self.data[offset:stop] = view
+        self.used = max(self.used, stop)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`; fewer at the end of the file."""
+        return self.data[offset : min(offset + size, self.used)].tobytes()
+
+    def read_into(self, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        data = self.data[offset : min(offset + len(room), self.used)]
+        room[: len(data)] = data.data
+        return len(data)
+
+    def copy_from(self, source: File, offset: int, nbytes: int) -> int:
+        """Copy a byte range of another file to the same place; return how many, fewer at the end of that file."""
+        data = source.read(nbytes, offset)
+        self.write(data, offset)
+        return len(data)
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Do nothing: memory comes on first touch."""
+
+    def sync(self) -> None:
+        """Do nothing: RAM holds nothing back."""
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Do nothing: it is there."""
+
+    def next_data(self, offset: int) -> int:
+        """Return the offset: nothing tells."""
+        return offset
+
+    def map(self, random: bool = False) -> Array:
+        """Return the whole file as a read-only array that shows later writes."""
+        view = self.data[: self.used]
+        view.flags.writeable = False
+        return view
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self.used
+
+    def close(self) -> None:
+        """Do nothing: the disk keeps its files."""
+
+
+class MemoryDisk(Disk):
+    """A tree of files in RAM."""
+
+    volatile = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[str, MemoryFile] = {}
+        self._folders: set[str] = set()
+
+    def hold(self, folder: str) -> Self:
+        """Return itself: a tree in RAM can't be replaced."""
+        return self
+
+    def free(self, path: str) -> int | None:
+        """Return None: memory does not say."""
+        return None
+
+    def create(self, path: str, size: int = 0) -> File:
+        """Create a file of `size` zero bytes and open it for writing."""
+        file = self._files[path] = MemoryFile(path, size)
+        return file
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder."""
+        self._folders.add(path)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or folder."""
+        if source in self._files:
+            self._files[target] = self._files.pop(source)
+            return
+        inside = source + os.sep
+        for folder in [f for f in self._folders if f == source or f.startswith(inside)]:
+            self._folders.remove(folder)
+            self._folders.add(target + folder[len(source) :])
+        for path in [p for p in self._files if p.startswith(inside)]:
+            self._files[target + path[len(source) :]] = self._files.pop(path)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._files.pop(path, None)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all in it."""
+        for inner in [p for p in self._files if p.startswith(path + os.sep)]:
+            self._files.pop(inner, None)
+        self._folders = {p for p in self._folders if p != path and not p.startswith(path + os.sep)}
+
+    def sync_folder(self, path: str) -> None:
+        """Do nothing: RAM holds nothing back."""
+
+    def boot_id(self) -> bytes | None:
+        """Return a constant: the tree is gone with the process."""
+        return b"\1" * 16
+
+    def open(self, path: str, write: bool = False) -> File:
+        """Open a file that exists."""
+        try:
+            return self._files[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def read_file(self, path: str, limit: int) -> bytes:
+        """Return a whole file of at most `limit` bytes."""
+        file = self.open(path)
+        return file.read(min(limit, file.size()), 0)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return path in self._files or path in self._folders
+
+    def kind(self, path: str) -> str:
+        """Return what is there, in words: "" for a file, "missing" for nothing."""
+        if path in self._files:
+            return ""
+        return "a folder" if path in self._folders else "missing"
+
+    def is_file(self, path: str) -> bool:
+        """Tell whether a file is there."""
+        return path in self._files
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a folder is there."""
+        return path in self._folders
+
+    def size(self, path: str) -> int:
+        """Return a file's size in bytes."""
+        return self._files[path].used
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder."""
+        prefix = path + os.sep
+        inside = [p[len(prefix) :] for p in [*self._files, *self._folders] if p.startswith(prefix)]
+        return sorted({name.split(os.sep)[0] for name in inside})

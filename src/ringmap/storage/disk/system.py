@@ -1,0 +1,412 @@
+"""What differs between operating systems, chosen at run time.
+
+Each service has a fallback that any system can run; `System(portable=True)` takes
+every fallback at once, so that a test on Linux exercises them all.
+
+| service | Linux | macOS | Windows | fallback |
+| --- | --- | --- | --- | --- |
+| write at an offset | pwrite | pwrite | - | seek and write under a lock |
+| sync a file | fdatasync | F_FULLFSYNC | - | fsync |
+| sync a folder | fsync | fsync | - | nothing: the file system journals names |
+| reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
+| read into an array | preadv | preadv | - | read, then copy |
+| share bytes between files | FICLONE | - | - | they are copied |
+| copy between files | copy_file_range | - | - | read and write |
+| ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
+| skip holes | SEEK_DATA | SEEK_DATA | - | they are read: zeros |
+| reads of this thread | getrusage | - | - | none: nothing is asked for after a while |
+| hold a folder, and open what is below it | dir_fd | dir_fd | - | paths, and a look ahead of each |
+| open no link, and wait for nobody | O_NOFOLLOW, O_NONBLOCK | the same | - | lstat, open, compare |
+| boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
+| cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
+| network file system | /proc/self/mountinfo | - | - | taken for a local one |
+| who holds a lock | /proc/locks | - | - | unknown |
+
+Not here: when any of these is called, and faults (files.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import mmap
+import os
+import stat
+import subprocess
+import sys
+import threading
+import uuid
+
+from ringmap.errors import CorruptError
+from ringmap.storage.disk.forks import Forkable, Renew
+
+__all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of"]
+
+Data = bytes | bytearray | memoryview
+"""What can be written."""
+
+_NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs",
+    "fuse.sshfs", "fuse.glusterfs", "beegfs", "gpfs", "orangefs",
+}  # fmt: skip
+
+_CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
+"""What `posix_fallocate` answers where the file system has no such service: then nothing is reserved."""
+
+_F_FULLFSYNC = 51
+
+_FICLONE = 0x40049409
+
+_CANNOT_SHARE = {
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOTTY,
+    errno.ENOSYS,
+    errno.EPERM,
+    errno.ETXTBSY,
+    errno.EBADF,
+}
+"""What the kernel answers where these two files can't share bytes, or not be copied by it: then we read and write."""
+
+_FADVISE = hasattr(os, "posix_fadvise")
+
+_BELOW = {os.open, os.stat, os.mkdir, os.rmdir, os.unlink, os.rename} <= os.supports_dir_fd
+
+_REFUSING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""With these a link is not opened, and a pipe at once: then it is looked at."""
+
+_REFUSED = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}
+"""What the kernel answers where a link, a socket, or a folder that is to be written to, stands there."""
+
+_KINDS = {
+    stat.S_IFREG: "",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+try:
+    import resource
+except ImportError:  # Windows
+    _RUSAGE_THREAD = None
+else:
+    _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
+
+
+class NotAFileError(CorruptError):
+    """Something else lies where a regular file was expected. `kind`: what, in words."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(
+            f"{path}: is {kind}, expected a regular file: what leads elsewhere is not followed, and what "
+            "another process may hold back is not read; put the file itself there"
+        )
+        self.path, self.kind = path, kind
+
+    def __reduce__(self) -> tuple[type[NotAFileError], tuple[str, str]]:
+        return type(self), (self.path, self.kind)
+
+
+def kind_of(mode: int) -> str:
+    """Return what a file of this mode is, in words; "" for a regular file."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
+class System(Forkable):
+    """The services of this operating system.
+
+    Args:
+        portable: take the fallback of every service.
+    """
+
+    def __init__(self, portable: bool = False) -> None:
+        self.portable = portable
+        self._seek = threading.Lock()
+        self._boot: bytes | None = None
+
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace the lock, which another thread may have held at the fork."""
+        super().reset_after_fork(renewed)
+        self._seek = threading.Lock()
+
+    def hold_folder(self, path: str) -> int | None:
+        """Return a descriptor of a folder, below which all else can be opened; None where there is no such thing.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: no folder is there.
+        """
+        if self.portable or not _BELOW:
+            if not stat.S_ISDIR(os.stat(path).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            return None
+        return os.open(path, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+
+    def names(self, path: str, dir_fd: int | None = None) -> list[str]:
+        """Return the names in a folder, in any order."""
+        if dir_fd is None:
+            return os.listdir(path)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+        try:  # of a descriptor of its own, as threads that share one share its place in the list
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def open_file(
+        self, path: str, flags: int, *, dir_fd: int | None = None, name: str | None = None
+    ) -> tuple[int, os.stat_result]:  # fmt: skip
+        """Open a regular file that exists; return its descriptor, and what the system says of it.
+
+        Args:
+            path: where it is.
+            flags: as for `os.open`.
+            dir_fd: the folder that `path` begins at.
+            name: its path in messages, if that is another one.
+
+        Raises:
+            NotAFileError: a link, a pipe, a folder or a device is there. None of them is opened to the end:
+                a link may lead anywhere, and opening a pipe waits for its other end, maybe for ever.
+        """
+        before = None
+        if self.portable or not hasattr(os, "O_NOFOLLOW"):
+            before = os.stat(path, follow_symlinks=False)
+            if kind := kind_of(before.st_mode):
+                raise NotAFileError(name or path, kind)
+        else:
+            flags |= _REFUSING
+        try:
+            fd = os.open(path, flags, dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+                kind = kind_of(found.st_mode)
+                if kind:
+                    raise NotAFileError(name or path, kind) from None
+            raise
+        try:
+            found = os.fstat(fd)
+            kind = kind_of(found.st_mode)
+            if kind or (before is not None and not os.path.samestat(before, found)):
+                raise NotAFileError(name or path, kind or "another file than a moment ago")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, found
+
+    def pwrite(self, fd: int, data: Data, offset: int) -> int:
+        """Write at `offset` and return the bytes written, fewer than asked when the disk fills."""
+        if hasattr(os, "pwrite") and not self.portable:
+            return os.pwrite(fd, data, offset)
+        with self._seek:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes at `offset`."""
+        if hasattr(os, "pread") and not self.portable:
+            return os.pread(fd, size, offset)
+        with self._seek:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, size)
+
+    def pread_into(self, fd: int, room: memoryview, offset: int) -> int:
+        """Read at `offset` into `room` (bytes) and return how many came, fewer at the end of the file."""
+        if hasattr(os, "preadv") and not self.portable:
+            return os.preadv(fd, (room,), offset)
+        data = self.pread(fd, len(room), offset)
+        room[: len(data)] = data
+        return len(data)
+
+    def share(self, source: int, fd: int) -> bool:
+        """Let an empty file share all bytes of another (a reflink); False where the file system can't."""
+        if self.portable or not sys.platform.startswith("linux"):
+            return False
+        import fcntl
+
+        try:
+            fcntl.ioctl(fd, _FICLONE, source)
+        except OSError as error:
+            if error.errno not in _CANNOT_SHARE:
+                raise
+            return False
+        return True
+
+    def copy_range(self, source: int, fd: int, offset: int, nbytes: int) -> int:
+        """Copy bytes to the same offset of another file, and return how many; 0 where the kernel can't, or at the end."""
+        if self.portable or not hasattr(os, "copy_file_range"):
+            return 0
+        try:
+            return os.copy_file_range(source, fd, nbytes, offset, offset)
+        except OSError as error:
+            if error.errno not in _CANNOT_SHARE:
+                raise
+            return 0
+
+    def sync(self, fd: int) -> None:
+        """Force a file's bytes to the disk itself."""
+        if not self.portable:
+            if sys.platform == "darwin":  # fsync leaves them in the drive's own cache there
+                import fcntl
+
+                fcntl.fcntl(fd, _F_FULLFSYNC)
+                return
+            if hasattr(os, "fdatasync"):
+                os.fdatasync(fd)
+                return
+        os.fsync(fd)
+
+    def sync_folder(self, path: str, *, dir_fd: int | None = None) -> None:
+        """Force a folder's names to the disk itself."""
+        if self.portable or sys.platform == "win32":
+            return
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0), dir_fd=dir_fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
+        """Allocate the blocks of a byte range, so that a later write there can't meet a full disk."""
+        if self.portable or not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            os.posix_fallocate(fd, offset, nbytes)
+        except OSError as error:
+            if error.errno not in _CANNOT_RESERVE:
+                raise
+
+    def will_need(self, fd: int, offset: int, nbytes: int) -> None:
+        """Let the system begin to read a byte range. Returns at once, more or less."""
+        if _FADVISE and not self.portable and nbytes > 0:  # 0 would mean all that follows
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def expect_random(self, mapped: mmap.mmap) -> None:
+        """Let the system read nothing ahead where this map is touched: what is needed is asked for."""
+        if _FADVISE and not self.portable and hasattr(mmap, "MADV_RANDOM"):
+            with contextlib.suppress(OSError):
+                mapped.madvise(mmap.MADV_RANDOM)
+
+    def next_data(self, fd: int, offset: int) -> int:
+        """Return the first offset from here on that may hold anything but zeros; the file's size where none does."""
+        if self.portable or not hasattr(os, "SEEK_DATA"):
+            return offset
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
+
+    def disk_reads(self) -> int:
+        """Return a number that grows when this thread reads from the disk; always 0 where nothing tells."""
+        if _RUSAGE_THREAD is None or self.portable:
+            return 0
+        used = resource.getrusage(_RUSAGE_THREAD)
+        return used.ru_inblock + used.ru_majflt
+
+    def boot_id(self) -> bytes | None:
+        """Return 16 bytes that change at each boot, or None where the system has no such thing."""
+        if self.portable:
+            return None
+        if self._boot is None:
+            self._boot = _read_boot_id() or b""
+        return self._boot or None
+
+    def is_network(self, path: str) -> bool:
+        """Tell whether `path` lies on a network file system."""
+        if self.portable:
+            return False
+        return file_system(path) in _NETWORK
+
+    def is_locked(self, path: str) -> bool | None:
+        """Tell whether a process holds an flock on a file, or None where the system does not say. Takes none.
+
+        A lock on a file of the same number on another file system counts as well: devices have other numbers there.
+        """
+        if self.portable:
+            return None
+        try:
+            number = os.stat(path).st_ino
+            with open("/proc/locks", encoding="ascii") as file:
+                locks = [line.split() for line in file]
+        except (OSError, ValueError):
+            return None
+        held = [words[5] for words in locks if len(words) > 5 and words[1] == "FLOCK"]
+        return str(number) in {where.rpartition(":")[2] for where in held}
+
+
+def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """Return how many cores this process may really use, at least 1: its affinity, and its cgroup's quota."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        count = os.cpu_count() or 1
+    return max(1, math.ceil(min(count, _quota(proc, root))))
+
+
+def _quota(proc: str, root: str) -> float:
+    """Return the cores that the cgroup, and each above it, is given; infinity where nothing limits it."""
+    try:
+        with open(proc, encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return math.inf
+    least = math.inf
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        home = root if not controllers else os.path.join(root, "cpu")
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts) + 1):
+            folder = os.path.join(home, *parts[:depth])
+            given = _numbers(f"{folder}/cpu.max") or [
+                *_numbers(f"{folder}/cpu.cfs_quota_us"), *_numbers(f"{folder}/cpu.cfs_period_us")
+            ]  # fmt: skip
+            if len(given) == 2 and given[0] > 0 and given[1] > 0:
+                least = min(least, given[0] / given[1])
+    return least
+
+
+def _numbers(path: str) -> list[float]:
+    """Return the numbers in a small file; none when it is not there, or says "max"."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [float(word) for word in file.read(100).split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _read_boot_id() -> bytes | None:
+    try:
+        if sys.platform == "darwin":
+            text = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
+                capture_output=True, text=True, check=True, timeout=10,
+            ).stdout  # fmt: skip
+        else:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                text = file.read()
+        return uuid.UUID(text.strip()).bytes
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def file_system(path: str) -> str:
+    """Return the type of the file system that holds `path`; the deepest mount point wins."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = -1, ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split(" ")[4].encode().decode("unicode_escape")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:
+            best, kind = len(point), after.split(" ")[0]
+    return kind

@@ -1,0 +1,138 @@
+"""Check: what is wrong with a buffer's directory, named file by file.
+
+Works on a directory that nobody has open, on one that a live writer is filling, on one whose
+writer was killed, and on one so damaged that it can't be opened. Takes no lock, writes nothing.
+
+Invariants, of which each finding is a breach:
+
+manifest.json   JSON of a version that we know, its checksum holds, another file knows its uuid;
+                sizes and names of the columns are what follows from the schema; its counts
+                are those of the record that they name, and that record is not newer than the table
+episodes.npy    its size and header; records [first, seq] are whole, start where the one before them
+                ends, and their tails never decrease; first is the oldest live one; at most
+                max_steps lie between tail and head; it reaches whatever was synced; each is of a kind
+                that we know; an opening takes it
+state.bin       its size; both slots are whole, their generations differ by one; each shows what the
+                record of that number says; the newest record is shown, or the one before it
+columns/        each file is there, with its size, header and label; rows of every live episode
+                match the checksum in its record
+data/           the blob of every live episode, and of the newest record, matches its checksum and
+                decodes; the newest small state makes sense; each segment is named by a record, or newer than all of them
+sidecars        if one is there: what its own `Sidecar.faults` says
+open/           the frames of an episode being recorded are whole, but for one that was cut at the end
+all over        nothing lies there that is not part of a buffer
+
+Until a record is stored, `columns/` counts only if a schema was given: else it is made again.
+Not here: how each breach is found (faults.py), mending (repair.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import NewerVersionError
+from ringmap.storage.commit.create import links_in
+from ringmap.storage.commit.recovery import Progress
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.inspect.faults import Finding, faults_in
+from ringmap.storage.inspect.scan import Scan
+from ringmap.storage.read.source import Source
+from ringmap.storage.records.layout import MANIFEST, Paths
+from ringmap.storage.records.table import DROPPED, EPISODE, Record
+
+__all__ = ["Finding", "check", "check_folder", "check_source"]
+
+
+def check(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Finding]:
+    """Return what is wrong with the buffer at `path`; empty when it is sound.
+
+    Args:
+        path: its directory.
+        progress: called with `(done, of)` episodes, now and then.
+
+    Raises:
+        UnknownFormatError: no buffer is there, nor the remains of one.
+
+    Cost: reads every live byte once, in plain reads; 128 bytes of memory per record.
+
+    Processes and threads: reads only, and takes no lock. A writer may be at work: what it evicts
+    meanwhile is no finding.
+
+    Example:
+        >>> import numpy as np, ringmap
+        >>> with ringmap.ReplayBuffer(max_steps=100, path="sound") as buf:
+        ...     buf.write_episode({"obs": np.zeros((30, 3), np.float32)})
+        >>> ringmap.check("sound")
+        []
+        >>> with open("sound/columns/000-obs.npy", "r+b") as file:
+        ...     _ = file.seek(4096), file.write(b"?")
+        >>> for finding in ringmap.check("sound"):
+        ...     print(finding)
+        columns/000-obs.npy: rows of record 1 (positions 0 to 30) are damaged
+    """
+    return check_folder(Disk(), os.path.abspath(path), progress)
+
+
+def check_source(source: Source, faults: list[str]) -> list[Finding]:
+    """Return what is wrong with an open buffer: with its files, and with what is in memory.
+
+    Args:
+        source: the buffer, in RAM or in a directory.
+        faults: what an index over it found wrong with itself, in words.
+    """
+    findings = check_folder(source.disk, source.folder)
+    known = {finding.seq for finding in findings}
+    memory = [*faults, *_memory_faults(source, known)]
+    return [*findings, *(Finding("memory", fault) for fault in memory)]
+
+
+def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> list[Finding]:
+    """Return what is wrong with the buffer in `folder` of a disk."""
+    if links := links_in(disk, folder):  # of what lies behind them nothing can be said
+        what = "is {}, expected a folder: what leads elsewhere is not followed"
+        paths = [os.path.join(folder, name) for name in links]
+        return [
+            Finding(n, what.format(disk.kind(p) or "a file"))
+            for n, p in zip(links, paths, strict=True)
+        ]
+    try:
+        survey = Scan(disk, folder)
+    except NewerVersionError as error:
+        return [Finding(MANIFEST, str(error).removeprefix(f"{Paths(folder).manifest}: "))]
+    try:
+        return list(faults_in(survey, progress))
+    finally:
+        survey.close()
+
+
+def _memory_faults(source: Source, known: set[int | None]) -> Iterator[str]:
+    with source.memory:
+        starts, lengths = source.live.starts.copy(), source.live.lengths.astype(np.int64)
+        steps, seq, first, tail, head = (
+            source.live.num_steps, source.seq, source.first, source.tail, source.head,
+        )  # fmt: skip
+    if steps != int(lengths.sum()):
+        yield f"{steps} steps are counted, but the episodes have {int(lengths.sum())}"
+    if (lengths <= 0).any() or (np.diff(starts) < lengths[:-1]).any():
+        yield "episodes are empty, out of order or overlap"
+    if head - tail > source.manifest.max_steps:
+        yield f"{head - tail} steps are live, expected at most max_steps={source.manifest.max_steps}"
+    if not seq:
+        return
+    records, valid = source.table.read_range(first, seq)
+    live = records[valid & (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)]
+    oldest = max(tail, source.newest_tail())
+    stored = {int(r["start"]): Record.of(r) for r in live if r["start"] >= oldest}
+    held: dict[int, Any] = {
+        int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest
+    }
+    for start, record in stored.items():
+        if start not in held and record.seq not in known:
+            yield f"the episode of record {record.seq} is stored, but not in memory"
+    for start, length in held.items():
+        if start not in stored or stored[start].length != length:
+            yield f"an episode of {length} steps at position {start} is in memory, but not stored"

@@ -1,0 +1,227 @@
+"""Facts: what a directory says of the buffer in it, for people who look from outside.
+
+    manifest -> what is fixed      reader -> what is stored now      lock file -> who writes
+
+Invariants: takes no lock, writes nothing; what is stored is one committed state.
+Not here: what is wrong with it (check.py), what its rows mean (buffers/).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.storage.commit.create import sizes_when_full
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.records.layout import Paths
+from ringmap.storage.records.manifest import VERSION, Manifest
+
+__all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "writer_of"]  # fmt: skip
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """A column: its name, dtype and per-step shape, how it is stored, and by which codecs."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    storage: str
+    codecs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFacts:
+    """Who has a buffer open for writing.
+
+    `alive`: whether somebody has; None where nothing tells: on another host, or on a system that does not show
+    its locks. `pid`, `host`, `since`: who had it open last; None if nobody ever did.
+    """
+
+    alive: bool | None
+    pid: int | None
+    host: str | None
+    since: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is fixed, and what is stored.
+
+    `steps_written`: ever, so that `steps_written - steps` are gone: evicted, cleared or dropped; `commits`: ever;
+    `nbytes`: what the directory takes on the disk; `nbytes_full`: about what it takes once the ring is full, if
+    what comes with the steps (episode data, what is noted of each commit) goes on as it did; None before there are
+    columns; `settings`: as of the last flush; `lengths`: steps of each episode.
+    """
+
+    version: int
+    uuid: str
+    max_steps: int
+    spare: int
+    settings: dict[str, Any]
+    columns: tuple[ColumnFacts, ...]
+    lengths: Array
+    steps: int
+    steps_written: int
+    commits: int
+    nbytes: int
+    nbytes_full: int | None
+    writer: WriterFacts
+
+
+def facts_of(path: str | os.PathLike[str]) -> Facts:
+    """Return what the directory at `path` says of the buffer in it.
+
+    Raises:
+        NotFoundError, UnknownFormatError: there is none.
+        CorruptError, NewerVersionError, EnvironmentFault: it can't be read.
+
+    Cost: O(episodes), as opening a reader; rows are not read.
+
+    Example:
+        >>> import numpy as np, ringmap
+        >>> buf = ringmap.ReplayBuffer(max_steps=50, path="seen")
+        >>> for number in range(4):
+        ...     buf.write_episode({"obs": np.zeros((20, 3), np.float32)})
+        >>> facts = facts_of("seen")
+        >>> facts.steps, facts.steps_written, facts.columns[0].shape, facts.writer.alive
+        (40, 80, (3,), True)
+        >>> buf.close()
+        >>> facts_of("seen").writer.alive
+        False
+    """
+    disk, folder = Disk(), os.path.abspath(path)
+    with closing(Reader(disk, folder)) as reader:
+        manifest = reader.manifest
+        with reader.memory:
+            lengths = np.array(reader.live.lengths, np.int64)
+            head, commits = reader.head, reader.seq
+    specs = () if manifest.schema is None else manifest.schema.columns
+    columns = tuple(
+        ColumnFacts(spec.name, str(spec.dtype), spec.shape, backend, _codecs(options))
+        for spec, backend, options in zip(specs, manifest.backends, manifest.options, strict=True)
+    )
+    steps, nbytes = int(lengths.sum()), nbytes_of(folder)
+    full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
+    return Facts(
+        VERSION, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
+        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk),
+    )  # fmt: skip
+
+
+def _nbytes_full(folder: str, manifest: Manifest, steps: int, nbytes: int) -> int:
+    """Return about what the directory takes when the ring is full: never less than now."""
+    fixed = sizes_when_full(manifest)
+    growing = nbytes_of(Paths(folder).data)
+    more = growing * (manifest.max_steps - steps) // steps if steps else 0
+    beside = nbytes - sum(nbytes_of(os.path.join(folder, name)) for name in fixed)
+    return max(nbytes, sum(fixed.values()) + beside + more)
+
+
+def _codecs(options: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(codec["name"]) for codec in options.get("codecs", ()))
+
+
+def writer_of(folder: str, disk: Disk | None = None) -> WriterFacts:
+    """Return who has the buffer in a directory open for writing, as the kernel and the lock file say. O(locks)."""
+    disk, path = disk or Disk(), Paths(folder).lock
+    said = holder_of(path)
+    pid, host, since = said.get("pid"), said.get("host"), said.get("since")
+    here = host in (None, socket.gethostname())
+    alive = disk.system.is_locked(path) if here else None
+    if alive is None and (not said or (here and isinstance(pid, int) and not _runs(pid))):
+        alive = False
+    return WriterFacts(
+        alive,
+        pid if isinstance(pid, int) else None,
+        None if host is None else str(host),
+        None if since is None else str(since),
+    )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def nbytes_of(path: str | os.PathLike[str]) -> int:
+    """Return the bytes that a file, or a folder with all in it, takes on the disk; holes take none.
+
+    What can't be looked at, or is gone meanwhile, counts nothing. Links are not followed.
+    """
+    try:
+        if not os.path.isdir(path) or os.path.islink(path):
+            return os.lstat(os.path.realpath(path)).st_blocks * 512
+    except OSError:
+        return 0
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Commits in order, as far as the table has them: by steps written, how many were live after each.
+
+    `written`: steps ever written, of each; `live`: positions from the oldest live step to the newest, of each;
+    `evicted`: positions given up by it.
+    """
+
+    written: Array
+    live: Array
+    evicted: Array
+
+
+def commits_of(path: str | os.PathLike[str]) -> Commits:
+    """Return the commits whose records the table still has: those of all live steps, and some before.
+
+    Raises:
+        NotFoundError, UnknownFormatError, CorruptError, NewerVersionError, EnvironmentFault: as `facts_of`.
+
+    Cost: reads the table once: 128 bytes for each commit.
+
+    Example:
+        >>> import numpy as np, ringmap
+        >>> buf = ringmap.ReplayBuffer(max_steps=50, path="seen")
+        >>> for number in range(4):
+        ...     buf.write_episode({"obs": np.zeros((20, 3), np.float32)})
+        >>> commits = commits_of("seen")
+        >>> commits.written.tolist(), commits.live.tolist(), commits.evicted.tolist()
+        ([20, 40, 60, 80], [20, 40, 40, 40], [0, 0, 20, 20])
+    """
+    with closing(Reader(Disk(), os.path.abspath(path))) as reader:
+        records, valid, _ = reader.table.scan()
+        newest = reader.seq
+    records = records[valid]
+    records = records[records["seq"] <= newest]
+    records = records[np.argsort(records["seq"], kind="stable")]
+    if len(records):  # behind a gap lie commits of long ago
+        gaps = np.flatnonzero(np.diff(records["seq"].astype(np.int64)) != 1)
+        records = records[int(gaps[-1]) + 1 if len(gaps) else 0 :]
+    heads, tails = records["start"] + records["length"], records["tail"]
+    before = (
+        tails[:1] if len(records) and int(records["seq"][0]) > 1 else np.zeros(min(1, len(records)))
+    )
+    evicted = np.diff(np.concatenate([before, tails])) if len(records) else tails
+    return Commits(
+        heads.astype(np.int64), (heads - tails).astype(np.int64), evicted.astype(np.int64)
+    )

@@ -1,0 +1,316 @@
+"""The reader: follows a writer in another process, and never writes.
+
+    look at state.bin -> read the new records -> look again
+
+Invariants: what is in memory is a committed state of the writer; a record counts only with
+its checksum and its number; rows gathered count only if a later look shows that none of
+them was evicted before (the caller's part, with `newest_tail`).
+Not here: sampling, redraws.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.create import hold, read_manifest
+from ringmap.storage.commit.recovery import (
+    Progress,
+    RecoveredState,
+    bad_episodes,
+    find,
+    is_clean,
+    refuse_impossible,
+)
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.read.source import Source
+from ringmap.storage.records.state import State, StateFile
+from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable
+from ringmap.storage.ring.integers import Position
+
+__all__ = ["Reader"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_TRIES = 10
+
+_BETWEEN = State(era=-1)
+"""Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
+
+
+_OWN = ("start", "length", "rows_sum", "blob_segment", "blob_offset", "blob_sum")
+"""What no two records of a buffer share: no place in a segment is written twice."""
+
+
+def _mark_of(records: Array) -> tuple[int, ...]:
+    """Return what tells the last of these records from any other; (0,) for none."""
+    if not len(records):
+        return (0,)
+    return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
+
+
+class Reader(Source):
+    """A live view of a buffer that another handle may be writing.
+
+    Args:
+        disk: where it is.
+        folder: its directory.
+        progress: called while episodes are verified after a reboot.
+        mapped: whether to read through maps, which a bad sector or a cut file turns into SIGBUS.
+        uuid: of the buffer that it must be, that of the handle that this one stands in for; None: any.
+
+    Raises:
+        ReplacedError: another buffer is there than `uuid`.
+        UnknownFormatError, CorruptError, NewerVersionError: no buffer, or a damaged one.
+        EnvironmentFault: a network file system with the writer on another host.
+
+    Cost: opening reads the records of the live episodes once; 24 bytes of private memory each.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: str, progress: Progress | None = None, mapped: bool = True,
+        uuid: bytes | None = None,
+    ) -> None:  # fmt: skip
+        disk = hold(disk, folder)
+        super().__init__(disk, folder, read_manifest(disk, folder), mapped)
+        if uuid not in (None, self.manifest.uuid):
+            raise ReplacedError(
+                f"{folder}: another buffer is there than the one that this handle is a copy of (uuid "
+                f"{self.manifest.uuid.hex()}, expected {bytes(uuid or b'').hex()}); open the buffer where it is now"
+            )
+        self._progress = progress
+        self._refuse_distant_writer()
+        manifest = self.manifest
+        self.table = EpisodeTable.open(
+            disk, self.paths.table, manifest.table_slots, manifest.uuid, False, self.mapped
+        )
+        self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
+        self._shown = State()
+        self._newest: tuple[int, ...] = (0,)
+        self._lost: bytes | None = None
+        self._load()
+
+    def _refuse_distant_writer(self) -> None:
+        if not self.disk.system.is_network(self.folder):
+            return
+        holder = holder_of(self.paths.lock)
+        if holder.get("host") not in (None, socket.gethostname()):
+            raise EnvironmentFault(
+                f"{self.folder}: lies on a network file system and was last written by host {holder['host']}: "
+                "its page cache is not ours, so a reader here could be served torn rows; read on that host, "
+                "or dump the buffer and read the dump"
+            )
+
+    def _load(self) -> None:
+        """Take the whole state anew. O(records)."""
+        for _ in range(_TRIES):
+            shown = self._state_file.look() or self._state_file.newest()
+            data = self._state_file.data()
+            self._lost = None if shown or StateFile.witnesses_commits(data) else data
+            boot = self.disk.boot_id()
+            if shown is not None and is_clean(shown, boot):
+                self._refuse_old_state(shown, self.manifest.witness)
+                if self._follow(shown, shown.first, anew=True):
+                    return
+                continue
+            # Nobody vouches for what is on the disk: look at it as a recovery would, and serve what is whole.
+            found = find(self.table, shown, boot, self.manifest, self.paths.table)
+            if self._changed(shown):
+                continue  # a writer is opening it at this moment
+            if found.seq:
+                self._open_rows(found.head)
+            bad: dict[int, str] = {}
+            if self.rows is not None:
+                behind = found.doubtful()
+                bad = bad_episodes(behind, self.rows, self.segments, self._progress)
+            if self._changed(shown):
+                continue
+            self._change_to(shown or State(), functools.partial(self._take_found, found, bad))
+            return
+        self._lapped("opening")
+
+    def _take_found(self, found: RecoveredState, bad: Collection[int]) -> None:
+        self._take(found, bad)
+        self._newest = _mark_of(found.records)
+
+    def _refuse_old_state(self, shown: State, witness: int) -> None:
+        """Raise if more is stored than the one commit that a killed writer may not have shown."""
+        newer = shown.seq + 2 if self.table.read(shown.seq + 2) is not None else witness
+        if newer > shown.seq and not self._changed(shown):
+            raise CorruptError(
+                f"{self.paths.state}: shows record {shown.seq}, but record {newer} is stored: an old copy; "
+                "run ringmap.check on the buffer"
+            )
+
+    def _changed(self, shown: State | None) -> bool:
+        return self._state_file.newest() != shown
+
+    def recover_if_stale(self) -> None:
+        """Take the whole state anew if an interrupt came while memory changed.
+
+        Raises:
+            RoleError: called by a signal handler in the middle of such a change.
+        """
+        if self._shown is _BETWEEN:
+            self.refuse_if_held("ReplayBuffer")
+            with self.memory:  # unless another thread is changing it
+                if self._shown is _BETWEEN:
+                    self._load()
+
+    def refresh(self) -> bool:
+        """Catch up with the writer; tell whether anything changed. O(new episodes).
+
+        Raises:
+            ReplacedError: the directory is another one now.
+            LappedError: the writer overtook this reader time after time.
+            RoleError: called by a signal handler in the middle of such a change.
+        """
+        if self.is_held:  # what is being searched stands still
+            self.recover_if_stale()
+            return False
+        self.disk.check_held("ReplayBuffer")
+        for _ in range(_TRIES):
+            shown = self._look()
+            if shown.seq == self._shown.seq and shown.era == self._shown.era:
+                return False
+            if shown.era != self._shown.era:
+                self._load()
+                return True
+            if self._follow(shown, max(self.seq + 1, shown.first), anew=False):
+                return True
+        self._lapped("refresh")
+        return False
+
+    def _look(self) -> State:
+        # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
+        # writes a row: as long as the file is as it was, nobody has written since.
+        if self._lost is not None and self._state_file.data() == self._lost:
+            return self._shown
+        shown = self._state_file.look()
+        if shown is None:
+            raise CorruptError(
+                f"{self.paths.state}: stays torn: its writer was killed in mid-write; open the buffer for "
+                "writing once, which mends it"
+            )
+        return shown
+
+    def newest_tail(self) -> Position:
+        """Return the position below which rows may have been overwritten by now. Two system calls.
+
+        Raises:
+            ReplacedError: the directory is another one now.
+            CorruptError: state.bin stays torn, so that nothing tells.
+        """
+        self.disk.check_held("ReplayBuffer")
+        shown = self._look()
+        # What was found after a reboot may be another state than the one still shown.
+        if shown == self._shown:
+            return self.tail
+        if shown.era != self._shown.era and not self._is_stored_still():
+            return max(self.head, shown.tail)  # nothing that was known is sure
+        return shown.tail
+
+    def _is_stored_still(self) -> bool:
+        """Tell whether another writer, which opened the buffer since, went on after the newest record known here.
+
+        Else it found an earlier state, as after a failed sync, and writes other episodes to the same positions.
+        """
+        seq, *known = self._newest
+        record = self.table.read(seq) if seq else None
+        return not seq or (record is not None and known == [getattr(record, name) for name in _OWN])
+
+    def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
+        """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
+        if shown.seq:
+            self._open_rows(shown.head)
+        records, valid = self.table.read_range(fresh, shown.seq)
+        if not valid.all():
+            again = self._state_file.look()
+            if (
+                again is not None
+                and again.era == shown.era
+                and again.first <= fresh + int(np.argmin(valid))
+            ):
+                bad = fresh + int(np.argmin(valid))
+                raise CorruptError(
+                    f"{self.paths.table}: record {bad} is damaged; run ringmap.check on the buffer"
+                )
+            return False
+        state = shown.seq, shown.tail, shown.head
+        refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
+        kept = (
+            (records["kind"] == EPISODE)
+            & (records["flags"] & DROPPED == 0)
+            & (records["start"] >= shown.tail)
+        )
+        starts, lengths = records["start"][kept], records["length"][kept]
+
+        def take() -> None:
+            if anew:
+                if self.rows is not None:
+                    self.rows.forget()
+                self.live.reset(starts, lengths)
+                self._newest = (0,)
+            else:
+                self.live.evict_before(shown.tail)
+                self.live.extend(starts, lengths)
+            self.seq, self.first, self.tail, self.head = (
+                shown.seq,
+                shown.first,
+                shown.tail,
+                shown.head,
+            )
+            if len(records):
+                self._newest = _mark_of(records)
+
+        with self.memory:
+            if not anew and (
+                shown.era != self._shown.era
+                or shown.seq < self.seq
+                or fresh != max(self.seq + 1, shown.first)
+            ):
+                return False  # another thread was faster, or a signal handler
+            self._change_to(shown, take)
+        return True
+
+    def _change_to(self, shown: State, take: Callable[[], None]) -> None:
+        """Change memory to the state shown."""
+        with self.memory:
+            self._shown = _BETWEEN
+            take()
+            self._shown = shown
+
+    def _open_rows(self, head: int) -> None:
+        if self.rows is not None:
+            return
+        manifest = read_manifest(self.disk, self.folder)
+        if manifest.schema is None:
+            raise CorruptError(
+                f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
+            )
+        self.manifest = manifest
+        self.rows = Rows.open(self.disk, self.folder, manifest, False, head, self.mapped)
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns, once an episode was stored or a schema was given."""
+        known = self.rows is not None or self.manifest.locked_by_argument
+        return self.manifest.schema if known else None
+
+    def _lapped(self, what: str) -> None:
+        raise LappedError(
+            f"{self.folder}: {what}: the writer overtook this reader {_TRIES} times in a row; raise max_steps"
+        )
+
+    def close(self) -> None:
+        """Let go of all files. A read that is under way goes on with them, or raises ClosedError."""
+        super().close()
+        self._state_file.close()

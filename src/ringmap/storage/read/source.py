@@ -1,0 +1,250 @@
+"""What a writer's and a reader's view of a buffer have in common: looking up and reading.
+
+    ordinal -> LiveEpisodes -> position -> Rows          (steps)
+    ordinal -> EpisodeTable -> Record -> Segments        (episode data)
+
+Invariants: `memory` is held while live episodes change or are searched; rows are gathered
+without it, and whoever gathers looks at `newest_tail` again afterwards. A signal handler runs in the
+thread that it interrupts, for which `memory` is no obstacle: so nothing changes in the middle of a
+search of the same thread, and nothing is searched in the middle of a change of it.
+A source that was closed keeps its rows, table and segments, which raise ClosedError: `rows` is
+None only where nothing was ever stored.
+Not here: writing (store.py), following a writer (reader.py), clips.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ringmap.errors import ClipIndexError, CorruptError, RoleError
+from ringmap.storage.columns.rows import Rows, sum_of
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.recovery import RecoveredState, bad_rows
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.read_live import is_live
+from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
+from ringmap.storage.records.layout import Paths
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position
+from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.sidecars import Home
+
+__all__ = ["Source", "is_mine"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Source:
+    """An open buffer, as far as reading goes."""
+
+    writable = False
+
+    def __init__(self, disk: Disk, folder: str, manifest: Manifest, mapped: bool = True) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.paths = Paths(folder)
+        self.manifest = manifest
+        self.mapped = mapped or disk.volatile  # in RAM, the map is the array itself
+        self.live = LiveEpisodes(np.empty(0), np.empty(0))
+        self.memory = threading.RLock()
+        self.rows: Rows | None = None
+        self.table: EpisodeTable
+        self.segments = Segments(disk, self.paths.data)
+        self.is_open = True
+        self.seq = 0
+        self.first = 1
+        self.tail = ORIGIN
+        self.head = ORIGIN
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns, once an episode was stored or a schema was given."""
+        return self.manifest.schema
+
+    @property
+    def home(self) -> Home:
+        """The directory, as sidecars know it."""
+        return Home(self.disk, self.folder, self.manifest.uuid, self.manifest.rows)
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a sync failed, so that this handle writes no more. A reader never does."""
+        return False
+
+    def refuse_within(self, where: str) -> None:
+        """Raise in the middle of another call of the same thread that this one would disturb. None disturbs a reader."""
+
+    def recover_if_stale(self) -> None:
+        """Make memory agree with the files if an interrupt came between them."""
+
+    def refresh(self) -> bool:
+        """Catch up with the writer; tell whether anything changed."""
+        return False
+
+    def newest_tail(self) -> Position:
+        """Return the position below which rows may have been overwritten by now."""
+        return self.tail
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds `memory`: it is in the middle of a search, or of a change."""
+        return is_mine(self.memory)
+
+    def refuse_if_held(self, where: str) -> None:
+        """Raise where this thread holds `memory`: a handler, or a callable, calls in the middle of another call."""
+        if self.is_held:
+            self._refuse(where)
+
+    def _refuse(self, where: str) -> NoReturn:
+        raise RoleError(
+            f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
+            "callable); set a flag there, and call it when that call has returned"
+        )
+
+    def _take(self, found: RecoveredState, bad: Collection[int]) -> None:
+        """Bring memory to a state that was found, without the bad episodes. Holds `memory`."""
+        live = found.live()
+        if len(bad):
+            live = live[~np.isin(live["seq"], list(bad))]
+        self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
+        self.live.reset(live["start"], live["length"])
+
+    def ordinal(self, index: int, where: str) -> Ordinal:
+        """Return the ordinal of episode `index` (negative: from the end)."""
+        with self.memory:
+            count = len(self.live)
+            if not -count <= index < count:
+                raise ClipIndexError(
+                    f"{where}: episode {index} is out of range for {count} episodes"
+                )
+            return Ordinal(self.live.first + index % count)
+
+    def record_of(self, ordinal: Ordinal) -> Record | None:
+        """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""
+        start = self.live.start(ordinal)
+        low, high = self.first, self.seq
+        while low < high:  # the first record that starts there
+            middle = (low + high) // 2
+            if self.table.start_of(middle) < start:
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(low, self.seq + 1):
+            record = self.table.read(number)
+            if record is None or record.start != start:
+                return None
+            if record.kind == EPISODE and not record.flags & DROPPED:
+                return record
+        return None
+
+    def blob_of(self, record: Record) -> bytes | None:
+        """Return the blob of a record, or None when it is gone."""
+        return self.segments.read(
+            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
+        )
+
+    def read_steps(self, position: Position, count: int) -> list[Array] | None:
+        """Return `count` steps from a position on, or None when they were evicted while being read."""
+        rows = self.rows
+        assert rows is not None
+        steps = rows.read(position, count)
+        return steps if is_live(self, position) else None
+
+    def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
+        """Return where the first episode from a position on starts, and its record, None when that was evicted meanwhile.
+
+        None when no episode starts before `stop`.
+        """
+        with self.memory:  # as long, an ordinal means the same
+            ordinal = self.live.ordinal_from(position)
+            if ordinal == self.live.last or (start := self.live.start(ordinal)) >= stop:
+                return None
+            return start, self.live_record(ordinal)
+
+    def read_episode(self, ordinal: Ordinal) -> tuple[list[Array], dict[str, Any], Record] | None:
+        """Return all steps of an episode, its data and its record; None when it was evicted meanwhile.
+
+        Raises:
+            CorruptError: the rows are not what was stored.
+        """
+        return self.read_record(self.live_record(ordinal))
+
+    def read_record(
+        self, record: Record | None
+    ) -> tuple[list[Array], dict[str, Any], Record] | None:
+        """Return an episode as `read_episode` does, by its record."""
+        if record is None:
+            return None
+        rows = self.rows
+        assert rows is not None
+        steps = rows.read(record.start, record.length)
+        blob = self.blob_of(record)
+        if not is_live(self, record.start):
+            return None
+        fault = bad_rows(record, rows.schema.names, [sum_of(s) for s in steps], blob)
+        if fault is not None:
+            raise CorruptError(
+                f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
+            )
+        return steps, self._data_in(blob, record), record
+
+    def read_data(self, ordinal: Ordinal) -> dict[str, Any] | None:
+        """Return an episode's data, or None when it was evicted meanwhile."""
+        record = self.live_record(ordinal)
+        if record is None:
+            return None
+        blob, live = self.blob_of(record), is_live(self, record.start)
+        if blob is None and not live:
+            return None
+        return self._data_in(blob, record)
+
+    def live_record(self, ordinal: Ordinal) -> Record | None:
+        """Return the record of an episode, or None when it was evicted meanwhile.
+
+        Raises:
+            CorruptError: it is damaged.
+        """
+        with self.memory:
+            if not self.live.first <= ordinal < self.live.last:
+                return None
+            start = self.live.start(ordinal)
+            record = self.record_of(ordinal)
+        if record is None and is_live(self, start):
+            raise CorruptError(
+                f"{self.paths.table}: a live record is damaged; run ringmap.check on the buffer"
+            )
+        return record
+
+    def _data_in(self, blob: bytes | None, record: Record) -> dict[str, Any]:
+        if blob is None:
+            raise CorruptError(
+                f"{self.segments.path(record.blob_segment)}: data of record {record.seq} is damaged or "
+                "missing; run ringmap.check and ringmap.repair on the buffer"
+            )
+        try:
+            return decode_data(decode_blob(blob)[2])
+        except ValueError as error:
+            raise CorruptError(
+                f"{self.segments.path(record.blob_segment)}: data of record {record.seq}: {error}; run ringmap.check "
+                "and ringmap.repair on the buffer"
+            ) from None
+
+    def close(self) -> None:
+        """Let go of all files. A read that is under way goes on with them, or raises ClosedError."""
+        if self.rows is not None:
+            self.rows.close()
+        self.segments.close()
+        self.table.close()
+        self.is_open = False
+        self.disk.let_go()
+
+
+def is_mine(lock: Any) -> bool:
+    """Tell whether this thread holds a reentrant lock; Python asks the same for its conditions, by a private name."""
+    held: bool = lock._is_owned()
+    return held

@@ -1,0 +1,404 @@
+"""Blobs: what a commit stores beside its rows, in append-only segments.
+
+    data/000000000003.bin   [blob of commit 41][blob of commit 42] ...
+
+A blob holds the checksum of each column's rows, the buffer's small state (carried forward
+from commit to commit, so that the newest record has it all) and the episode's own data.
+A segment is deleted whole once its last record's retirement is durable: first in, first
+out, no compaction. A number is never used again.
+
+Invariants: a record names segment, offset, size and checksum of its blob; blobs lie in
+commit order; nothing is read that the checksum does not vouch for.
+Not here: when a segment may go (journal.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import ClosedError, EnvironmentFault, InputError
+from ringmap.storage.columns.schema import portable
+from ringmap.storage.disk.files import Disk, File
+
+__all__ = [
+    "LARGEST_BLOB",
+    "LAST_OFFSET",
+    "SEGMENT_NBYTES",
+    "Segments",
+    "check_small_state",
+    "decode_blob",
+    "decode_data",
+    "decode_small_state",
+    "encode_blob",
+    "encode_data",
+    "segment_name",
+    "segment_number",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SEGMENT_NBYTES = 4 << 20
+"""A segment that has reached this size gets a successor."""
+
+LARGEST_BLOB = 3 << 32
+"""A blob has three parts, whose sizes take 32 bits each."""
+
+LAST_OFFSET = 1 << 30
+"""Where a blob may begin: segments get a successor long before."""
+
+_HEAD = struct.Struct("<III")
+
+log = logging.getLogger("ringmap")
+
+
+# -- one blob ------------------------------------------------------------------------------------
+
+
+def encode_blob(sums: Sequence[int], carried: bytes, data: bytes) -> bytes:
+    """Pack a commit's column checksums, carried state and episode data."""
+    head = _HEAD.pack(len(sums), len(carried), len(data))
+    return head + struct.pack(f"<{len(sums)}Q", *sums) + carried + data
+
+
+def decode_blob(blob: bytes) -> tuple[list[int], bytes, bytes]:
+    """Return `(sums, carried, data)` of a blob whose checksum held.
+
+    Raises:
+        ValueError: its parts do not add up. Its checksum holds, but who forges a blob gives it one.
+    """
+    if len(blob) < _HEAD.size:
+        raise ValueError(f"blob parts do not add up: it has {len(blob)} bytes")
+    count, carried, data = _HEAD.unpack_from(blob)
+    at = _HEAD.size + 8 * count
+    if at + carried + data != len(blob):
+        raise ValueError(
+            f"blob parts do not add up: {at} + {carried} + {data} bytes, of {len(blob)}"
+        )
+    sums = list(struct.unpack_from(f"<{count}Q", blob, _HEAD.size))
+    return sums, blob[at : at + carried], blob[at + carried :]
+
+
+def decode_small_state(blob: bytes) -> dict[str, Any]:
+    """Return the small state that a blob carries.
+
+    Raises:
+        ValueError: the blob's parts do not add up, or its small state does not make sense.
+    """
+    try:
+        found = json.loads(decode_blob(blob)[1] or b"{}")
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    check_small_state(found)
+    return dict(found)
+
+
+def check_small_state(state: Any) -> None:
+    """Raise ValueError unless the sections of a small state that we know make sense."""
+    if not isinstance(state, dict):
+        raise ValueError(f"it is of type {type(state).__name__}")
+    if not _is_list_of_str(state.get("finished", [])):
+        raise ValueError("its finished streams are no list of names")
+    if not isinstance(state.get("notes", {}), dict):
+        raise ValueError("its notes have no names")
+    sampling = state.get("sampling")
+    if sampling is None:
+        return
+    try:
+        step, sampler = sampling["step"], sampling.get("sampler")
+        good = type(step) is int and 0 <= step < 1 << 63
+        good = good and (sampler is None or isinstance(sampler, dict))
+        np.random.default_rng(0).bit_generator.state = sampling["rng"]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"its state of sampling is none: {error!r}") from None
+    if not good:
+        raise ValueError("its state of sampling is none")
+
+
+def _is_list_of_str(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def encode_data(values: Mapping[str, Any], where: str) -> bytes:
+    """Pack episode data: name -> str, bytes, bool, int, float, None or array.
+
+    Raises:
+        InputError: a name that is no string, or a value of another type.
+    """
+    if not values:
+        return b""
+    heads: list[tuple[Any, ...]] = []
+    parts: list[bytes] = []
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise InputError(f"{where}: episode data names are strings, got {name!r}")
+        kind, head, payload = _encode_value(name, value, where)
+        heads.append((name, kind, head, len(payload)))
+        parts.append(payload)
+    plain = all(
+        head[1] == "array" for head in heads
+    )  # the same, call for call, where lanes are stored
+    text = _array_heads(tuple(heads)) if plain else _json(heads)
+    return len(text).to_bytes(4, "little") + text + b"".join(parts)
+
+
+def decode_data(data: bytes) -> dict[str, Any]:
+    """Return what `encode_data` packed: values of the same types, arrays as fresh copies.
+
+    Raises:
+        ValueError: it is nothing that `encode_data` makes.
+    """
+    if not data:
+        return {}
+    try:
+        return _decode_data(data)
+    except (
+        ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
+        raise ValueError(f"episode data do not make sense: {error!r}") from None
+
+
+def _decode_data(data: bytes) -> dict[str, Any]:
+    size = int.from_bytes(data[:4], "little")
+    at = 4 + size
+    values: dict[str, Any] = {}
+    for name, kind, head, nbytes in json.loads(data[4:at]):
+        values[name] = _decode_value(kind, head, data[at : at + nbytes])
+        at += nbytes
+    return values
+
+
+def _encode_value(name: str, value: Any, where: str) -> tuple[str, Any, bytes]:
+    if isinstance(value, bool):
+        return "json", value, b""
+    if value is None or type(value) is str:
+        return "json", value, b""
+    if isinstance(value, int):
+        return "int", str(value), b""
+    if type(value) is float:
+        return "float", value.hex(), b""
+    if type(value) is bytes:
+        return "bytes", None, value
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # ragged; a tensor that NumPy has no dtype for
+        raise InputError(f"{where}: episode data {name!r} can't be stored: {error}") from None
+    if array.dtype.kind not in "biufcSUMm" or array.dtype.char in "gG":
+        raise InputError(
+            f"{where}: episode data {name!r} is of type {type(value).__name__} (dtype {array.dtype}); "
+            "expected str, bytes, a number, None or an array of such"
+        )
+    dtype = portable(array.dtype)
+    kind = "scalar" if isinstance(value, np.generic) else "array"
+    contiguous = np.ascontiguousarray(array, dtype)
+    return kind, (dtype.str, array.shape), contiguous.tobytes()
+
+
+def _json(heads: Any) -> bytes:
+    return json.dumps(heads, ensure_ascii=True).encode()
+
+
+_array_heads = functools.lru_cache(64)(_json)
+
+
+def _decode_value(kind: str, head: Any, payload: bytes) -> Any:
+    if kind == "json":
+        return head
+    if kind == "int":
+        return int(head)
+    if kind == "float":
+        return float.fromhex(head)
+    if kind == "bytes":
+        return payload
+    dtype, shape = head
+    array = np.frombuffer(payload, np.dtype(dtype)).reshape(shape).copy()
+    return array[()] if kind == "scalar" else array
+
+
+# -- the segments --------------------------------------------------------------------------------
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment."""
+    return f"{number:012d}.bin"
+
+
+def segment_number(name: str) -> int | None:
+    """Return the number of a segment's file name, or None for another file."""
+    stem, dot, suffix = name.partition(".")
+    return (
+        int(stem)
+        if dot and suffix == "bin" and len(stem) >= 12 and stem.isascii() and stem.isdigit()
+        else None
+    )
+
+
+class Segments:
+    """The segments of a buffer.
+
+    Args:
+        disk: where they are.
+        folder: the path of `data/`.
+        nbytes: size at which a segment gets a successor.
+    """
+
+    def __init__(self, disk: Disk, folder: str, nbytes: int = SEGMENT_NBYTES) -> None:
+        self.folder = folder
+        self.number = 0
+        self.new_name = False
+        self._disk = disk
+        self._limit = nbytes
+        self._next = 1
+        self._size = 0
+        self._last_seq: dict[int, int] = {}
+        self._open: dict[int, File] = {}
+        self._reading: tuple[int, File] | None = None
+        self._closed = False
+
+    def path(self, number: int) -> str:
+        """Return the path of a segment."""
+        return os.path.join(self.folder, segment_name(number))
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the segments on disk, in order."""
+        found = (segment_number(name) for name in self._disk.names(self.folder))
+        return sorted(n for n in found if n is not None)
+
+    def adopt(self, last_seq: Mapping[int, int], beyond: int) -> None:
+        """Take over what a recovery found; the next append opens a new segment.
+
+        Args:
+            last_seq: segment -> newest record that names it, for every segment on disk (0: none).
+            beyond: neither this number nor any below it is used again.
+        """
+        self._let_go()
+        self._last_seq = dict(last_seq)
+        self._next = max([beyond, *last_seq], default=0) + 1
+
+    def append(self, blob: bytes, seq: int) -> tuple[int, int]:
+        """Write a blob where nothing stands and return `(segment, offset)`. O(1)."""
+        if not self.number or self._size >= self._limit:
+            number = self._next
+            self._next += 1  # first: a number whose file may exist is never tried again
+            self._open[number] = self._disk.create(self.path(number))
+            self.number, self._size, self.new_name = number, 0, True
+        offset = self._size
+        self._open[self.number].write(blob, offset)
+        self._size = offset + len(blob)
+        self._last_seq[self.number] = seq
+        return self.number, offset
+
+    def read(self, number: int, offset: int, size: int, check: int) -> bytes | None:
+        """Return a blob, or None when its segment is gone or its checksum does not hold.
+
+        Raises:
+            ClosedError: the buffer was closed.
+        """
+        try:
+            file = self._open_to_read(number)
+            blob = file.read(size, offset) if 0 <= size <= file.size() - offset else b""
+        except FileNotFoundError:
+            self._check_open()
+            return None
+        except MemoryError as error:  # no word on whether it is whole: no episode is dropped for it
+            raise EnvironmentFault(
+                errno.ENOMEM,
+                f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
+            ) from error
+        return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
+
+    def _open_to_read(self, number: int) -> File:
+        """Return the file of a segment. It stays open for the next episode, which shares it as a rule.
+
+        Without a lock: each call holds the file that it reads, whatever another thread opens next.
+        """
+        self._check_open()
+        reading = self._reading
+        if reading is None or reading[0] != number:
+            reading = self._reading = (number, self._disk.open(self.path(number)))
+            if self._closed:  # meanwhile
+                self._reading = None
+        return reading[1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
+
+    def current(self) -> File:
+        """Return the open file of the segment that the last append went to."""
+        return self._open[self.number]
+
+    def unsynced(self) -> dict[int, File]:
+        """Return the files written since they were last known to be synced."""
+        return dict(self._open)
+
+    def forget_synced(self, synced: Mapping[int, File]) -> None:
+        """Let go of the files of full segments that were synced."""
+        for number, file in synced.items():
+            if number != self.number and self._open.get(number) is file:
+                del self._open[number]
+
+    def rewrite(self, number: int, offset: int, size: int) -> None:
+        """Write bytes again as they stand, so that the next sync takes them to the disk."""
+        with contextlib.closing(self._disk.open(self.path(number), write=True)) as file:
+            file.write(file.read(size, offset), offset)
+
+    def sync_all(self, numbers: Iterable[int]) -> None:
+        """Sync these segments, open or not, and the folder with their names."""
+        for number in numbers:
+            if self._disk.exists(self.path(number)):
+                with contextlib.closing(self._disk.open(self.path(number), write=True)) as file:
+                    file.sync()
+        self._disk.sync_folder(self.folder)
+
+    def delete_orphans(self) -> None:
+        """Delete every segment that no record names."""
+        for number in [n for n, last in self._last_seq.items() if not last]:
+            self._delete(number)
+
+    def delete_before(self, first: int, newest: int) -> None:
+        """Delete every segment whose last record comes before record `first`.
+
+        The caller knows that the retirement of those records is durable. The segment of record
+        `newest` and the one that the next append goes to stay.
+        """
+        for number in list(self._last_seq):
+            last = self._last_seq[number]
+            if last >= first or last == newest or number == self.number:
+                if last >= first:
+                    return  # segments are in commit order
+                continue
+            self._delete(number)  # an open file stays so: a sync may be at it
+
+    def _delete(self, number: int) -> None:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(self.path(number))
+        except OSError as error:  # no reason to fail a commit that stands already
+            log.warning("%s: can't be removed (%s), tried again later", self.path(number), error)
+        else:
+            del self._last_seq[number]
+
+    def close(self) -> None:
+        """Let go of all descriptors; a read that is under way keeps its own until it is done."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._open, self.number, self._size, self._reading = {}, 0, 0, None

@@ -1,0 +1,258 @@
+"""The manifest: what a directory is, in small readable JSON.
+
+    {"format": "ringmap", "version": 1, "uuid": ..., "max_steps": ...,
+     "columns": [{"name": ..., "file": ..., "dtype": ..., "shape": ..., "nbytes": ...}],
+     "settings": {...}, "table": {...}, "carried": {...}, "checksum": ...}
+
+Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
+every file that it names lies inside the directory and has exactly the size it names.
+Not here: the files' own contents; what `table` says is for people, but for the witness
+that a table older than its `seq` is damage.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+import uuid as uuids
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+from ringmap.storage.columns.schema import Schema, stored_spec
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.records.layout import COLUMNS, STATE, TABLE
+from ringmap.storage.records.state import StateFile
+from ringmap.storage.records.table import EpisodeTable
+
+__all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "read_limit", "stored_options"]
+
+FORMAT, VERSION = "ringmap", 1
+_LIMIT = 1 << 24
+_MOST = 1 << 56
+_CHUNK_MOST = 1 << 30
+_FILE_NAME = re.compile(COLUMNS + r"/[0-9]{3,6}-[a-z0-9-]{0,40}\.(npy|zarr)")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The fixed facts of a buffer, and its settings as of the last flush."""
+
+    uuid: bytes
+    max_steps: int
+    spare: int
+    table_slots: int
+    schema: Schema | None = None
+    backends: tuple[str, ...] = ()
+    options: tuple[dict[str, Any], ...] = ()
+    files: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    locked_by_argument: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    table: dict[str, int] = field(default_factory=dict)
+    carried: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of every column."""
+        return self.max_steps + self.spare
+
+    @property
+    def fixed_sizes(self) -> dict[str, int]:
+        """Return the bytes of the files of a fixed size, but for columns."""
+        return {TABLE: EpisodeTable.nbytes(self.table_slots), STATE: StateFile.nbytes}
+
+    @property
+    def witness(self) -> int:
+        """The number of a record that was stored durably: a table that is older is damage."""
+        return max(self.table.get("seq", 0), int(self.carried.get("seq", 0)))
+
+    def label(self, index: int) -> dict[str, Any]:
+        """Return what the file of column `index` says of itself."""
+        spec = self.schema.columns[index] if self.schema else None
+        assert spec is not None
+        return {
+            "uuid": self.uuid.hex(), "column": index, "name": spec.name, "dtype": spec.dtype.str,
+            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **self.options[index],
+        }  # fmt: skip
+
+    def with_columns(
+        self,
+        schema: Schema,
+        backends: Sequence[str],
+        options: Sequence[dict[str, Any]],
+        locked: bool,
+    ) -> Manifest:
+        """Return the manifest with its columns fixed, sizes yet to come."""
+        files = tuple(
+            column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
+        )
+        return replace(
+            self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
+            locked_by_argument=locked,
+        )  # fmt: skip
+
+    def without_columns(self) -> Manifest:
+        """Return the manifest as before the columns were fixed."""
+        return replace(
+            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False
+        )
+
+    def encode(self) -> bytes:
+        """Return the file's bytes."""
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            "about": "A replay buffer of the Python package ringmap. Rows: columns/*.npy (NumPy); "
+            "episodes: episodes.npy (NumPy). Edit nothing by hand.",
+            "byte_order": "little",
+            "uuid": str(uuids.UUID(bytes=self.uuid)),
+            "max_steps": self.max_steps,
+            "spare": self.spare,
+            "rows": self.rows,
+            "table_slots": self.table_slots,
+            "schema_from": "argument" if self.locked_by_argument else "episode",
+            "columns": None
+            if self.schema is None
+            else [
+                {"name": s.name, "file": f, "backend": b, "dtype": s.dtype.str,
+                 "shape": list(s.shape), "nbytes": n, **({"options": o} if o else {})}
+                for s, f, b, o, n in zip(
+                    self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
+                )
+            ],
+            "files": self.fixed_sizes,
+            "settings": self.settings,
+            "table": self.table,
+            "carried": self.carried,
+        }  # fmt: skip
+        return (
+            json.dumps(
+                {**body, "checksum": json_checksum(body)}, indent=1, ensure_ascii=True
+            ).encode()
+            + b"\n"
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Manifest:
+        """Read the file's bytes.
+
+        Raises:
+            UnknownFormatError: it is no manifest of ours.
+            NewerVersionError: it is from a newer ringmap.
+            CorruptError: it was changed by hand, or damaged.
+        """
+        try:
+            body = json.loads(data)
+            checksum = body.pop("checksum", None) if isinstance(body, dict) else None
+            expected = json_checksum(body)  # nested too deep, it raises as loading it does
+        except (ValueError, RecursionError):
+            raise CorruptError(
+                f"{path}: the manifest is not valid JSON; run ringmap.check on the buffer"
+            ) from None
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise UnknownFormatError(
+                f"{path}: not a ringmap buffer: expected format {FORMAT!r}; choose another path"
+            )
+        version = body.get("version")
+        if not isinstance(version, int) or version > VERSION:
+            raise NewerVersionError(
+                f"{path}: format version {version!r}, this ringmap reads up to {VERSION}; upgrade ringmap"
+            )
+        if checksum != expected:
+            raise CorruptError(
+                f"{path}: the manifest was edited or damaged: its checksum is {checksum!r}, expected "
+                f"{expected!r}; put the original back, or run ringmap.repair on the buffer"
+            )
+        try:
+            return cls._parse(body)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptError(f"{path}: the manifest does not make sense: {error!r}") from None
+
+    @classmethod
+    def _parse(cls, body: dict[str, Any]) -> Manifest:
+        columns = body["columns"]
+        schema: Schema | None = None
+        backends: tuple[str, ...] = ()
+        options: tuple[dict[str, Any], ...] = ()
+        files: tuple[str, ...] = ()
+        sizes: tuple[int, ...] = ()
+        if columns is not None:
+            schema = Schema(tuple(stored_spec(c["name"], c["shape"], c["dtype"]) for c in columns))
+            backends = tuple(c["backend"] for c in columns)
+            options = tuple(stored_options(c.get("options", {})) for c in columns)
+            files = tuple(c["file"] for c in columns)
+            sizes = tuple(int(c["nbytes"]) for c in columns)
+            for i, (name, file) in enumerate(zip(schema.names, files, strict=True)):
+                if not _FILE_NAME.fullmatch(file) or name in schema.names[:i]:
+                    raise ValueError(f"column {name!r} in file {file!r}")
+                if file.endswith(".zarr") != ("chunk_steps" in options[i]):
+                    raise ValueError(
+                        f"column {name!r} in file {file!r} with options {options[i]!r}"
+                    )
+                if schema.columns[i].row_nbytes * options[i].get("chunk_steps", 0) > _CHUNK_MOST:
+                    raise ValueError(f"column {name!r} with options {options[i]!r}")
+            if not files or len({*files}) < len(files):
+                raise ValueError(f"files {files!r}")
+            if not all(isinstance(backend, str) for backend in backends):
+                raise ValueError(f"backends {backends!r}")
+        max_steps, spare, slots = body["max_steps"], body["spare"], body["table_slots"]
+        if not (_are_counts(max_steps, spare, slots) and max_steps > 0 and slots > 0):
+            raise ValueError(f"sizes {max_steps!r}, {spare!r}, {slots!r}")
+        if slots > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
+            raise ValueError(f"table_slots {slots} for {max_steps + spare} rows")
+        table, carried = dict(body["table"]), dict(body["carried"])
+        if not _are_counts(*table.values()):
+            raise ValueError(f"table {table!r}")
+        if carried and not (_are_counts(carried["seq"]) and isinstance(carried["state"], dict)):
+            raise ValueError("carried state")
+        return cls(
+            uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
+            body["schema_from"] == "argument", dict(body["settings"]), table, carried,
+        )  # fmt: skip
+
+
+def _are_counts(*numbers: Any) -> bool:
+    """Tell whether all are integers that a file can be as large as: what is computed from them stays in 64 bits."""
+    return all(type(n) is int and 0 <= n < _MOST for n in numbers)
+
+
+def stored_options(given: Any) -> dict[str, Any]:
+    """Return the options of a column as they were stored.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if given == {}:
+        return {}
+    steps, codecs = given["chunk_steps"], given["codecs"]
+    named = [type(c) is dict and type(c.get("name")) is str for c in codecs]
+    if (
+        set(given) != {"chunk_steps", "codecs"}
+        or not _are_counts(steps)
+        or not steps
+        or not all(named)
+    ):
+        raise ValueError(f"options {given!r}")
+    return {"codecs": list(codecs), "chunk_steps": steps}
+
+
+def read_limit() -> int:
+    """Return the largest manifest that is read."""
+    return _LIMIT
+
+
+def column_file(index: int, name: str, backend: str) -> str:
+    """Return the file of a column: its number, and a slug of its name for people.
+
+    Example:
+        >>> column_file(7, "obs/Pixels é", "memmap")
+        'columns/007-obs-pixels-e.npy'
+        >>> column_file(0, "..", "memmap")
+        'columns/000-.npy'
+    """
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-")
+    return f"{COLUMNS}/{index:03d}-{slug}.{'zarr' if backend == 'zarr' else 'npy'}"

@@ -1,0 +1,171 @@
+"""What readers look at: the newest committed state, in two slots written in turn.
+
+    state.bin   [slot 0: generation 6][slot 1: generation 7]     4096 bytes each
+
+A slot in the middle of being written fails its checksum; the other one is whole. A look
+counts only if both are valid: with one torn, the other may be two states old by the
+time it is read, and would hide an eviction.
+
+Invariants: generation g stands in slot g % 2; generations differ by 1; only the holder of
+the writer's lock writes.
+Not here: what the state means for recovery (recovery.py).
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.disk.files import Disk, File, closed
+from ringmap.storage.records.table import MOST
+from ringmap.storage.ring.integers import ORIGIN, Position
+
+__all__ = ["NO_BOOT", "State", "StateFile"]
+
+_SLOT = 4096
+_PACK = struct.Struct("<8sQQQqqQQ16s")
+_MAGIC = b"RINGMAPS"
+NO_BOOT = bytes(16)
+"""The boot id of a state that no writer vouches for."""
+
+_LOOKS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A committed state.
+
+    `seq, first, tail, head` as in the newest record; `mark`: every episode up to this record is
+    on the disk itself, rows and all; `era`: openings and recoveries by a writer so far; `boot`: the
+    boot during which the page cache can be trusted.
+    """
+
+    generation: int = 0
+    seq: int = 0
+    first: int = 1
+    tail: Position = ORIGIN
+    head: Position = ORIGIN
+    mark: int = 0
+    era: int = 0
+    boot: bytes = NO_BOOT
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a writer could have shown this: who forges a state gives it a checksum that holds."""
+        counts = self.generation, self.seq, self.mark, self.era, self.head
+        return (
+            all(count < MOST for count in counts)
+            and 1 <= self.first <= self.seq + 1
+            and 0 <= self.tail <= self.head
+        )
+
+
+class StateFile:
+    """The file of states.
+
+    Args:
+        file: the open file.
+        salt: the buffer's uuid, so that a foreign file has no valid slot.
+    """
+
+    def __init__(self, file: File, salt: bytes) -> None:
+        self.path = file.path
+        self._file = file
+        self._salt = salt
+
+    nbytes = 2 * _SLOT
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, salt: bytes) -> None:
+        """Make the file with two valid slots of the empty state, and sync it."""
+        with closing(disk.create(path, cls.nbytes)) as file:
+            made = cls(file, salt)
+            made.write(State(generation=0))
+            made.write(State(generation=1))
+            file.sync()
+
+    @classmethod
+    def open(cls, disk: Disk, path: str, salt: bytes, write: bool) -> StateFile:
+        """Open the file after comparing its size with what it must be."""
+        for fault in cls.faults(disk, path):
+            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
+        return cls(disk.open(path, write), salt)
+
+    @classmethod
+    def faults(cls, disk: Disk, path: str) -> list[str]:
+        """Return what is wrong with the file as a whole, in words."""
+        return disk.size_faults(path, "state file", cls.nbytes)
+
+    @staticmethod
+    def witnesses_commits(data: bytes) -> bool:
+        """Tell whether the bytes of a state file, of whichever buffer, speak of any record."""
+        return any(
+            data[at : at + 8] == _MAGIC and _PACK.unpack_from(data, at)[2] > 0
+            for at in (0, _SLOT)
+            if len(data) >= at + _PACK.size
+        )
+
+    def data(self) -> bytes:
+        """Return the bytes of both slots as they stand."""
+        return self._file.read(2 * _SLOT, 0)
+
+    def slots(self) -> tuple[State | None, State | None]:
+        """Return both slots, None for one that is not valid."""
+        data = self.data()
+        return self._parse(data, 0), self._parse(data, 1)
+
+    def newest(self) -> State | None:
+        """Return the newest valid slot, or None. For whoever knows that nobody writes."""
+        found = [s for s in self.slots() if s is not None]
+        return max(found, key=lambda s: s.generation, default=None)
+
+    def look(self) -> State | None:
+        """Return the newest state while a writer may be writing, or None if a slot stays torn."""
+        for attempt in range(_LOOKS):
+            one, other = self.slots()
+            if one is not None and other is not None:
+                return one if one.generation > other.generation else other
+            if attempt > 100:  # a writer killed in mid-write, or one that is not scheduled
+                time.sleep(0.0005)
+        return None
+
+    def write(self, state: State) -> None:
+        """Write a state into the slot of its generation. O(1)."""
+        packed = _PACK.pack(
+            _MAGIC, state.generation, state.seq, state.first, state.tail, state.head,
+            state.mark, state.era, state.boot,
+        )  # fmt: skip
+        check = xxhash.xxh3_64_intdigest(self._salt + packed).to_bytes(8, "little")
+        self._file.write(packed + check, (state.generation % 2) * _SLOT)
+
+    def write_both(self, state: State) -> State:
+        """Write a state into both slots, so that a torn one is whole again; return the newer one."""
+        newer = replace(state, generation=state.generation + 1)
+        self.write(state)
+        self.write(newer)
+        return newer
+
+    def sync(self) -> None:
+        """Return once the states written are on the disk itself."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Let go of the descriptor; a look that is under way keeps it until it is done."""
+        self._file = closed(self._file)
+
+    def _parse(self, data: bytes, slot: int) -> State | None:
+        packed = data[slot * _SLOT : slot * _SLOT + _PACK.size]
+        check = data[slot * _SLOT + _PACK.size : slot * _SLOT + _PACK.size + 8]
+        if int.from_bytes(check, "little") != xxhash.xxh3_64_intdigest(self._salt + packed):
+            return None
+        if len(check) != 8:
+            return None
+        magic, *fields = _PACK.unpack(packed)
+        state = State(*fields)
+        ours = magic == _MAGIC and state.generation % 2 == slot
+        return state if ours and state.is_possible else None

@@ -1,0 +1,326 @@
+"""The episode table: one fixed-size record per commit.
+
+    seq   1   2   3   4 ...         record of commit s in slot s % len(table)
+         [ep][ep][retire][ep]
+
+A record says what its commit made true: which rows came in, which position is the
+oldest live one after it (`tail`), and which record is the oldest live one (`first`).
+So the newest record alone tells the live state, and [first, seq] are the records of it.
+
+Invariants of the live range: numbers run without a gap; each
+record starts at the head of the one before it; tails never decrease;
+every record's checksum, salted with the buffer's uuid, holds.
+Not here: rows, the order of writes and syncs (store.py), what a crash left (recovery.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.errors import CorruptError
+from ringmap.storage.disk.files import Disk, File, closed
+from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
+from ringmap.storage.disk.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
+from ringmap.storage.ring.integers import Position
+
+__all__ = [
+    "CLEAR",
+    "DROPPED",
+    "EPISODE",
+    "INTERRUPTED",
+    "MOST",
+    "RECORD",
+    "RETIRE",
+    "SPARE_SLOTS",
+    "TERMINATED",
+    "TRUNCATED",
+    "EpisodeTable",
+    "Record",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EPISODE, RETIRE, CLEAR = 1, 2, 3
+"""Kinds of record. One of any other kind is from a newer ringmap."""
+
+MOST = 1 << 62
+"""Positions and numbers are below this: what is computed from them stays in 64 bits."""
+
+TERMINATED, TRUNCATED, INTERRUPTED, DROPPED = 1, 2, 4, 0xF8
+"""Flags of an episode's record. A dropped episode was damaged: it is never served, its positions stay.
+
+DROPPED is set in a record that is durable already, and is the one thing that ever changes in it. So
+it lies in one byte, which no crash can tear, and outside the checksum, which the rest goes on to
+match; it has five bits, so that a flipped one is seen.
+"""
+
+RECORD = np.dtype(
+    [
+        ("seq", "<u8"), ("start", "<i8"), ("length", "<i8"), ("tail", "<i8"), ("first", "<u8"),
+        ("rows_sum", "<u8"), ("blob_segment", "<u8"), ("blob_offset", "<u8"), ("blob_size", "<u8"),
+        ("blob_sum", "<u8"), ("kind", "u1"), ("flags", "u1"), ("reserved", "V38"), ("check", "<u8"),
+    ]
+)  # fmt: skip
+"""128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
+
+SPARE_SLOTS = 64
+"""Slots of the table beyond one per row: room for retire and clear records."""
+
+_PACK = struct.Struct("<QqqqQQQQQQBB38xQ")
+_CHECKED = ROW_NBYTES
+_FLAGS_BYTE = 81
+_FLAGS_WORD = _FLAGS_BYTE // 8
+_ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
+_FEW = 512
+"""Records for which calls of xxhash, one by one, are faster than the same in NumPy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one commit made true. See the module for the fields."""
+
+    seq: int
+    start: Position
+    length: int
+    tail: Position
+    first: int
+    rows_sum: int = 0
+    blob_segment: int = 0
+    blob_offset: int = 0
+    blob_size: int = 0
+    blob_sum: int = 0
+    kind: int = EPISODE
+    flags: int = 0
+
+    @property
+    def head(self) -> Position:
+        """One past the newest position after this commit."""
+        return Position(self.start + self.length)
+
+    @property
+    def live(self) -> bool:
+        """Whether this is a stored episode, as far as the record itself can tell."""
+        return self.kind == EPISODE and not self.flags & DROPPED
+
+    @classmethod
+    def of(cls, row: Any) -> Record:
+        """Read a record from one element of a RECORD array."""
+        fields: Any = (int(row[name]) for name in cls.__dataclass_fields__)
+        return cls(*fields)
+
+
+class EpisodeTable:
+    """The table in its file, `np.load`-able as a structured array.
+
+    Args:
+        file: the open file.
+        slots: how many records it has room for.
+        uuid: 16 bytes that salt the checksums, so that a foreign table has no valid record.
+        mapped: whether walks go over a map; otherwise they read.
+    """
+
+    def __init__(self, file: File, slots: int, uuid: bytes, mapped: bool = True) -> None:
+        self.slots = slots
+        self._file = file
+        self._seed = xxhash.xxh3_64_intdigest(uuid)
+        self._walk: tuple[Array, Array, Array] | None = None
+        if mapped:
+            # For walks over records that are there; the rest of the map is never touched, see `_read`.
+            view = file.map()[HEADER_NBYTES : HEADER_NBYTES + slots * RECORD.itemsize].view(RECORD)
+            self._walk = view["start"], view["kind"], view["flags"]
+
+    @staticmethod
+    def nbytes(slots: int) -> int:
+        """Return the exact size of the file."""
+        return HEADER_NBYTES + slots * RECORD.itemsize
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, slots: int) -> None:
+        """Make an empty table, at its full (sparse) size, and sync it."""
+        with closing(disk.create(path, cls.nbytes(slots))) as file:
+            file.write(npy_header(RECORD.descr, (slots,)), 0)
+            file.sync()
+
+    @classmethod
+    def open(
+        cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool, mapped: bool = True
+    ) -> EpisodeTable:
+        """Open the table after comparing its size and header with what they must be."""
+        for fault in cls.faults(disk, path, slots):
+            raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
+        return cls(disk.open(path, write), slots, uuid, mapped)
+
+    @classmethod
+    def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
+        """Return what is wrong with the file as a whole, in words; records are not read."""
+        if faults := disk.size_faults(path, "episode table", cls.nbytes(slots)):
+            return faults
+        with closing(disk.open(path)) as file:
+            if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):
+                return [f"header is not that of {slots} records"]
+            return []
+
+    # -- one record --------------------------------------------------------------------------
+
+    def write(self, record: Record) -> None:
+        """Write a record into its slot. O(1)."""
+        packed = _PACK.pack(
+            record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
+            record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum,
+            record.kind, record.flags, 0,
+        )  # fmt: skip
+        data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
+        self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)
+
+    def zero(self, slot: int) -> None:
+        """Wipe a slot."""
+        self._file.write(bytes(RECORD.itemsize), HEADER_NBYTES + slot * RECORD.itemsize)
+
+    def read(self, seq: int) -> Record | None:
+        """Return record `seq`, or None when its slot holds anything else. O(1)."""
+        data = self._read(seq % self.slots, 1).tobytes()
+        fields = _PACK.unpack(data)
+        if fields[0] != seq or fields[-1] != self._check_of(data):
+            return None
+        return Record(*fields[:-1])
+
+    def start_of(self, seq: int) -> Position:
+        """Return where record `seq` starts, unchecked: for walking a range that was checked."""
+        slot = seq % self.slots
+        walk = self._walk
+        return Position(int(self._read(slot, 1)["start"][0] if walk is None else walk[0][slot]))
+
+    def first_live(self, seq: int, stop: int, tail: Position) -> int:
+        """Return the first record in `[seq, stop)` of an episode at or after `tail`, else `stop`. O(skipped)."""
+        walk = self._walk
+        if walk is None:
+            while seq < stop:
+                record = Record.of(self._read(seq % self.slots, 1)[0])
+                if record.start >= tail and record.live:
+                    return seq
+                seq += 1
+            return stop
+        starts, kinds, flags = walk
+        while seq < stop:
+            slot = seq % self.slots
+            if starts[slot] >= tail and kinds[slot] == EPISODE and not flags[slot] & DROPPED:
+                return seq
+            seq += 1
+        return stop
+
+    def is_empty(self, slot: int) -> bool:
+        """Tell whether a slot was never written, or was wiped."""
+        return not any(self._read(slot, 1).tobytes())
+
+    def sync(self) -> None:
+        """Return once every record written is on the disk itself."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Let go of the descriptor and the map; a read that is under way keeps them until it is done."""
+        self._file, self._walk = closed(self._file), None
+
+    # -- many records ------------------------------------------------------------------------
+
+    def read_range(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised.
+
+        Raises:
+            CorruptError: they are more than the table has room for: whoever says so is wrong, or forged it.
+        """
+        if last + 1 - first > self.slots:
+            raise CorruptError(
+                f"{self._file.path}: records {first} to {last} do not fit in its {self.slots} slots, so "
+                "whatever says that they are stored is damaged; run ringmap.check on the buffer"
+            )
+        records = np.empty(max(0, last + 1 - first), RECORD)
+        at = 0
+        while at < len(records):
+            slot = (first + at) % self.slots
+            run = self._read(slot, min(BLOCK, len(records) - at, self.slots - slot))
+            records[at : at + len(run)] = run
+            at += len(run)
+        valid = self._valid(records)
+        valid &= records["seq"] == np.arange(first, first + len(records), dtype=np.uint64)
+        return records, valid
+
+    def write_many(self, records: Array) -> None:
+        """Write records of consecutive numbers into their slots, under this table's own salt. Vectorised."""
+        at = 0
+        while at < len(records):
+            slot = int(records["seq"][at]) % self.slots
+            block = records[at : at + min(BLOCK, self.slots - slot)].copy()
+            words = _words(block)
+            checked = words.copy()
+            checked[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
+            words[:, -1] = xxh3_64_of_rows(checked, self._seed)
+            self._file.write(block.view(np.uint8).data, HEADER_NBYTES + slot * RECORD.itemsize)
+            at += len(block)
+
+    def scan(self) -> tuple[Array, Array, Array]:
+        """Return a copy of every record that was ever written, whether it is valid in its slot, and the slot."""
+        found, slots = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
+        blank = bytes(BLOCK * RECORD.itemsize)
+        at = 0
+        while at < self.slots:
+            # Most of a young table was never written: holes, which need not be read.
+            data_at = self._file.next_data(HEADER_NBYTES + at * RECORD.itemsize) - HEADER_NBYTES
+            at = max(at, data_at // RECORD.itemsize)
+            data = self._read_bytes(at, max(0, min(BLOCK, self.slots - at)))
+            begin, at = at, at + BLOCK
+            if data == blank[: len(data)]:
+                continue
+            block = np.frombuffer(data, RECORD)
+            written = block["seq"] != 0
+            if not written.all():
+                written |= _words(block).any(axis=1)
+            where = np.flatnonzero(written)
+            found.append(block if len(where) == len(block) else block[where])
+            slots.append(where + begin)
+        records, slot = np.concatenate(found), np.concatenate(slots)
+        valid = self._valid(records)
+        valid &= (records["seq"] % np.uint64(self.slots) == slot) & (records["seq"] > 0)
+        return records, valid, slot
+
+    def _read(self, slot: int, count: int) -> Array:
+        """Return `count` records from `slot` on: by a read, as a map of a hole takes room on a full tmpfs."""
+        data = self._read_bytes(slot, count)
+        if len(data) < count * RECORD.itemsize:
+            raise CorruptError(
+                f"{self._file.path}: episode table was cut since it was opened; run ringmap.check on the buffer"
+            )
+        return np.frombuffer(data, RECORD)
+
+    def _read_bytes(self, slot: int, count: int) -> bytes:
+        size = RECORD.itemsize
+        return self._file.read(count * size, HEADER_NBYTES + slot * size)
+
+    def _valid(self, records: Array) -> Array:
+        words = _words(records)
+        valid = np.zeros(len(records), np.bool_)
+        if len(records) < _FEW:
+            for i, row in enumerate(words):
+                valid[i] = self._check_of(row.tobytes()) == row[-1]
+            return valid
+        for at in range(0, len(records), BLOCK):
+            block = words[at : at + BLOCK].copy()
+            block[:, _FLAGS_WORD] &= _ALL_BUT_DROPPED
+            valid[at : at + BLOCK] = xxh3_64_of_rows(block, self._seed) == block[:, -1]
+        return valid
+
+    def _check_of(self, data: bytes) -> int:
+        if data[_FLAGS_BYTE] & DROPPED:
+            kept = data[_FLAGS_BYTE] & ~DROPPED & 0xFF
+            data = data[:_FLAGS_BYTE] + bytes((kept,)) + data[_FLAGS_BYTE + 1 :]
+        return xxhash.xxh3_64_intdigest(data[:_CHECKED], self._seed)
+
+
+def _words(records: Array) -> Array:
+    """Return the records as 64-bit words, one row each. No copy."""
+    return records.view("<u8").reshape(len(records), RECORD.itemsize // 8)

@@ -1,0 +1,75 @@
+"""Films: what is shown of each episode of an evaluation.
+
+Not here: the mp4 file (video.py), which episodes there are (rollout.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringmap.world.infos import Row
+from ringmap.world.rollout import Turn
+from ringmap.world.tasks import Task
+from ringmap.world.video import VideoFile, as_frame, frame_of
+from ringmap.world.wrappers import resample_of, resized
+
+__all__ = ["Beside", "EpisodeVideos", "alone"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class EpisodeVideos:
+    """A watcher that films each turn into a file of its own."""
+
+    def __init__(self, folder: Path, stem: str, picture: Callable[[Turn, Row], Array]) -> None:
+        self._folder, self._stem, self._picture = folder, stem, picture
+        self._open: dict[int, VideoFile] = {}
+
+    def __enter__(self) -> EpisodeVideos:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for film in self._open.values():
+            film.close()
+
+    def began(self, turn: Turn, row: Row) -> None:
+        """Begin a file, with the first frame."""
+        picture = self._picture(turn, row)  # before a file is made: there may be none
+        path = Path(os.path.abspath(self._folder)) / f"{self._stem}_{turn.number}.mp4"
+        film = self._open[turn.number] = VideoFile(path)
+        film.add(picture)
+
+    def stepped(self, turn: Turn, row: Row) -> None:
+        """Add a frame."""
+        self._open[turn.number].add(self._picture(turn, row))
+
+    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
+        """Finish the file."""
+        self._open.pop(turn.number).close()
+
+
+def alone(turn: Turn, row: Row) -> Array:
+    """Return what the agent does."""
+    return frame_of(row)
+
+
+class Beside:
+    """Three panels: what the agent does, what the dataset did at that step, and the goal."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+
+    def __call__(self, turn: Turn, row: Row) -> Array:
+        """Return the panels side by side."""
+        frame = frame_of(row)
+        frames = self._tasks[turn.number].columns["pixels"]
+        shown = frames[min(turn.length, len(frames) - 1)], frames[-1]
+        shape = (frame.shape[0], frame.shape[1])
+        panels = [frame, *(resized(as_frame(f), shape, resample_of(None)) for f in shown)]
+        line = np.full((shape[0], 1, 3), 255, np.uint8)
+        return np.concatenate([panels[0], line, panels[1], line, panels[2]], axis=1)
