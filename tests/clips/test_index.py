@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringmap.clips.index import ClipIndex, ClipPairs, SpanIndex
-from ringmap.storage.ring.arithmetic import live as live_module
+from ringmap.storage.ring import live as live_module
 from ringmap.storage.ring.live import LiveEpisodes
 
 moves = st.lists(
@@ -177,7 +177,7 @@ class Work:
     def __init__(self, monkeypatch):
         self.lines = self.values = 0
         self.files = {sys.modules[SpanIndex.__module__].__file__, live_module.__file__}
-        deque = live_module.Deque
+        deque = live_module.GrowingArray
         for name in ("append", "extend"):
             monkeypatch.setattr(deque, name, self.counting(getattr(deque, name)))
 

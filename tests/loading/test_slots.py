@@ -65,31 +65,31 @@ def wide(tmp_path):
 def test_a_slot_is_used_again_once_its_batch_is_gone():
     slots = glue.Slots()
     layout = {"a": ((100, 100), np.dtype("f4")), "text": ((100,), np.dtype("U5"))}
-    room = slots.room(layout)
+    room = slots.allocate(layout)
     assert [*room] == ["a"]
     where = room["a"].ctypes.data
     del room
-    assert slots.room(layout)["a"].ctypes.data == where
-    kept = [slots.room(layout) for _ in range(glue.MAX_SLOTS)]
+    assert slots.allocate(layout)["a"].ctypes.data == where
+    kept = [slots.allocate(layout) for _ in range(glue.MAX_SLOTS)]
     assert len({room["a"].ctypes.data for room in kept}) == glue.MAX_SLOTS
-    assert slots.room(layout) is None
+    assert slots.allocate(layout) is None
     view = kept.pop()["a"][3:5].T  # a view keeps its slot
-    assert slots.room(layout) is None
+    assert slots.allocate(layout) is None
     del view
-    assert slots.room(layout) is not None
+    assert slots.allocate(layout) is not None
 
 
 def test_a_slot_that_is_too_small_makes_room_for_a_larger_one():
     slots = glue.Slots()
     for rows in range(1, 3 * glue.MAX_SLOTS):
-        assert slots.room({"a": ((rows, 1000), np.dtype("f8"))})["a"].shape == (rows, 1000)
+        assert slots.allocate({"a": ((rows, 1000), np.dtype("f8"))})["a"].shape == (rows, 1000)
     assert len(slots._slots) <= glue.MAX_SLOTS
 
 
 def test_a_sent_slot_waits_for_the_other_side():
     slots = glue.Slots()
     layout = {"a": ((1000,), np.dtype("f8"))}
-    slots.room(layout)
+    slots.allocate(layout)
     (slot,) = slots._slots
     slot.sent = True
     assert not slot.is_free
@@ -113,7 +113,7 @@ def test_a_batch_outside_of_slots_is_copied_into_one_when_it_is_sent():
     batch["a"].zero_()
     assert torch.equal(kept, torch.arange(1000.0))
     layout = {"a": ((1000,), np.dtype("f4"))}
-    held = [glue.worker_slots().room(layout) for _ in range(glue.MAX_SLOTS)]
+    held = [glue.worker_slots().allocate(layout) for _ in range(glue.MAX_SLOTS)]
     assert held[-1] is None
     assert glue._send(glue.SlotBatch({"a": kept}))[0] is dict
 
@@ -125,7 +125,7 @@ def test_no_two_threads_get_one_slot():
 
     def take(mine):
         for _ in range(400):
-            room = slots.room(layout)
+            room = slots.allocate(layout)
             room["a"][:] = mine
             time.sleep(0)
             clashes.extend(set(room["a"].tolist()) - {mine})
@@ -146,7 +146,7 @@ def test_no_two_threads_get_one_slot():
 
 def test_a_child_that_drops_its_copy_of_a_batch_frees_nothing():
     slots = glue.Slots()
-    slots.room({"a": ((1000,), np.dtype("f8"))})
+    slots.allocate({"a": ((1000,), np.dtype("f8"))})
     (slot,) = slots._slots
     slot.sent = True
     batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
@@ -186,7 +186,7 @@ def test_a_child_that_was_forked_with_a_batch_keeps_what_it_saw(disk):
 def test_a_slot_that_a_child_may_look_at_is_replaced():
     slots = glue.Slots()
     layout = {"a": ((1000,), np.dtype("f8"))}
-    slots.room(layout)
+    slots.allocate(layout)
     (slot,) = slots._slots
     slot.sent = True
     batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
@@ -197,7 +197,7 @@ def test_a_slot_that_a_child_may_look_at_is_replaced():
     del batch
     assert not slot.is_free
     for _ in range(3 * glue.MAX_SLOTS):
-        assert slots.room(layout) is not None
+        assert slots.allocate(layout) is not None
     assert slot not in slots._slots
     assert len(slots._slots) == 1
 

@@ -45,7 +45,7 @@ COMMANDS = {
     "episodes": "List episodes: length, return, ending and data of each.",
     "plot": "Draw lengths, returns, fill and eviction as a PNG.",
     "preview": "Show pictures of episodes: a contact sheet, or a video.",
-    "check": "Find what is wrong with a buffer, file by file, or with a dataset.",
+    "check": "Find what is wrong with a buffer or a dataset, file by file.",
     "repair": "Mend a buffer: whole episodes stay, the others are dropped.",
     "snapshot": "Copy a buffer as it is now, while its writer goes on.",
     "dump": "Write the episodes of a buffer as a dataset.",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Find what is wrong with a buffer, file by file, or with a dataset.
+    """Find what is wrong with a buffer or a dataset, file by file.
 
     Reads every live byte, takes no lock and changes nothing: a writer may be at work. Works on a directory that can't
     be opened, too. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.

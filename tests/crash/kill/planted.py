@@ -16,7 +16,7 @@ from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RETIRE, EpisodeTable
-from ringmap.storage.ring.arithmetic import live
+from ringmap.storage.ring import live
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
