@@ -53,17 +53,17 @@ class Pins:
         source = reader.source
         if source.writable:
             return reader.pin(span)
-        beacon = self.beacon
-        if not beacon.is_mine:
+        state = self.beacon
+        if not state.is_mine:
             if worker() is not None and shared:
                 return self._as_told(reader, span)
-            beacon = self.beacon = LoaderState() if worker() is None else beacon
+            state = self.beacon = LoaderState() if worker() is None else state
         pinned = self._of.get(span)  # another thread may drop it meanwhile
         if pinned is None:
             with source.memory:  # or another thread's moment could be told after this one
                 self._of[span] = pinned = reader.pin(span)
-                if beacon.is_mine and shared:
-                    beacon.tell(_STANDS, pinned.head, pinned.count)
+                if state.is_mine and shared:
+                    state.tell(_STANDS, pinned.head, pinned.count)
         return pinned
 
     def _as_told(self, reader: ClipReader, span: int) -> Pinned:
@@ -98,10 +98,10 @@ class Pins:
 
     def check_copy(self, seq: int) -> None:
         """Raise in a persistent worker that would return an old copy, of commit `seq`, of a ring in RAM."""
-        beacon = self.beacon
-        if beacon.is_mine or worker() is None:
+        state = self.beacon
+        if state.is_mine or worker() is None:
             return
-        fetcher, told = _fetcher(), beacon.told()
+        fetcher, told = _fetcher(), state.told()
         if self._fetcher is None:
             self._fetcher = fetcher
             if self.copied is None:

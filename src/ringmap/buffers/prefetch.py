@@ -69,9 +69,7 @@ class Batches(Iterator[Batch[Any]]):
             )  # fmt: skip
             try:
                 self._thread.start()
-            except (
-                RuntimeError
-            ):  # no thread can start here: batches are gathered on request
+            except RuntimeError:  # no thread can start here: batches are gathered on request
                 self._thread = None
 
     def __next__(self) -> Batch[Any]:
