@@ -1,11 +1,11 @@
-"""XXH3 of many records at once: what xxhash gives for each, without a loop in Python.
+"""XXH3 of many records at once: the same values as xxhash, without a loop in Python.
 
 The 64-bit XXH3 of 120 bytes, step by step after its specification, on columns of words:
 each of 8 pairs of words is mixed with 16 bytes of a fixed secret, and multiplied to 128 bits.
 A million records take a quarter of the time that a million calls take.
 
 Invariant: equal to `xxhash.xxh3_64_intdigest` for every row and seed.
-Not here: anything of another length, for which nothing here has a use.
+Not here: other lengths, which are not needed.
 
 Source: xxHash, XXH3 algorithm overview, inputs of 17 to 128 bytes.
 """

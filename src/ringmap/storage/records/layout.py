@@ -1,4 +1,4 @@
-"""The layout: the one table of what a buffer's directory is made of.
+"""The layout: the only table of the files in a buffer's directory.
 
     entry            made               copied by a snapshot      checked and repaired as
     lock             by a writer        no                        -
@@ -8,12 +8,12 @@
     data/            with the buffer    live blobs                blobs; a bad one drops its episode
     open/            with the buffer    empty                     frames; cut after the last whole one
     columns/         first episode      live rows                 rows; a bad one drops its episode
-    a sidecar        when it is used    `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
+    a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
 
 Only segments (`data/N.bin`), streams (`open/ID/steps.bin`) and sidecars' temporary files are ever removed.
 
-Invariants: nothing else in the package says what such a file is called; nothing else in the directory is ours.
-Not here: what is in the files; the names of columns and segments, which the manifest and the records tell.
+Invariants: no other module names such a file; no other file in the directory is ours.
+Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ FINE = frozenset({"lost+found", ".DS_Store"})
 class Entry:
     """A name in a buffer's directory.
 
-    `made`: when: "birth", with the directory; "last", when these are there; "first episode"; "use", which may never come; `folder`: whether it is
-    one; `sign`: whether it shows, without a manifest, that a buffer is or was there; `temporary`: what it is called
+    `made`: when: "birth", with the directory; "last", after the others; "first episode"; "use", which may never come; `folder`: whether it is
+    a folder; `sign`: whether it shows, without a manifest, that a buffer is or was there; `temporary`: its name
     until it is whole.
     """
 
