@@ -68,7 +68,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _WHERE = "ReplayBuffer"
 
 DISK = Disk()
-"""The door to the file system for all that are given no other."""
+"""The default door to the file system."""
 
 
 def door(disk: Disk | None) -> Disk:
@@ -104,9 +104,9 @@ class Engine(Forkable):
     """
 
     sources: list[Source]
-    """The rings as they were opened, whether they are closed by now or were the parent's of a forked child."""
+    """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
     readers: list[ClipReader]
-    """What copies clips out of each."""
+    """The clip reader of each."""
 
     def __init__(
         self, source: Source, sampler: Sampler | None = None, seed: int | None = None, *,

@@ -35,7 +35,7 @@ _SIZE = 1 << 16
 _NBYTES = 8 * _SIZE
 """Half a megabyte of addresses: pages that no worker counts in take no memory."""
 _WAIT_S = 10.0
-"""For an owner that is in the middle of telling: longer than it is ever kept waiting for a core, unless it was killed."""
+"""Timeout for an owner in the middle of a write: longer than it ever waits for a core, unless it was killed."""
 
 
 class LoaderState:

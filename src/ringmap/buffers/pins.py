@@ -30,7 +30,7 @@ class Pins:
     def __init__(self) -> None:
         self.beacon = LoaderState()
         self.copied: int | None = None
-        """Of a copy of a ring in RAM: the commit that it is of."""
+        """For a copy of a ring in RAM: the commit that it was copied at."""
         self._of: dict[int, Pinned] = {}
         self._told: tuple[int, ...] = ()
         self._told_redraws = 0

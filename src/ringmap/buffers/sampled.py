@@ -42,7 +42,7 @@ class Sampled(Dataset):
     """The methods of a buffer that read clips: a subclass supplies the engine."""
 
     engine: Engine
-    """What the buffer stands on: for those who build a buffer of their own."""
+    """The engine of the buffer, for classes that build their own buffer."""
 
     @property
     def threads(self) -> int | None:

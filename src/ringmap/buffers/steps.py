@@ -68,7 +68,7 @@ class StepRing:
     """
 
     _noted = True
-    """Whether the capacity is noted with the first rows: another's buffer may be filled otherwise."""
+    """Whether the capacity is noted with the first rows: a caller's own buffer may also be filled by other means."""
 
     def __init__(
         self,

@@ -35,17 +35,17 @@ __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SPANS = 16
-"""Spans followed at once: the least recently used one is forgotten, and rebuilt when asked for again."""
+"""Number of spans updated together: the least recently used one is dropped, and rebuilt on the next request."""
 
 
 _BETWEEN = -1
-"""The era of an index that is being changed: an interrupt leaves it so, and the next look starts over."""
+"""The era of an index that is being changed: an interrupt leaves this value, and the next look starts over."""
 
 _PART = 65_536
-"""Episodes taken in at a time: a million at once would leave behind holes of many megabytes in memory."""
+"""Episodes added at a time: a million at once would leave holes of many megabytes in memory."""
 
 _MAX_STEPS = 4
-"""Steps to walk from a signpost before a binary search is the shorter way."""
+"""Steps to walk from an entry of the guide table before a binary search is faster."""
 
 
 def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "history_len") -> str:

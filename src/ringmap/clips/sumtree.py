@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _FAN = 32
 _SHIFT = 5
 _TOP = 2048
-"""Entries of the highest level at most: it is summed up whole at each draw, in 5 us."""
+"""Maximum number of entries in the highest level: it is summed completely at each draw, in 5 us."""
 
 
 class SumTree:

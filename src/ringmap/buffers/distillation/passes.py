@@ -23,7 +23,7 @@ __all__ = ["Read", "epoch", "sequences"]
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = dict[str, Array]
 Read = Callable[[Array], tuple[Columns, Array]]
-"""Returns rows by id, and which of them are stored still."""
+"""Returns rows by id, and which of them are still stored."""
 
 
 def epoch(read: Read, order: Array, size: int, drop_last: bool) -> Iterator[Columns]:

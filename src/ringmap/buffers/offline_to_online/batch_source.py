@@ -36,18 +36,18 @@ Columns = dict[str, Any]
 
 _WHERE = "OfflineToOnlineReplayBuffer"
 _TORCHRL_NOTES = ("index", "_weight", "priority_weight")
-"""What TorchRL's samplers add to the rows that are stored."""
+"""The keys that TorchRL's samplers add to the stored rows."""
 
 
 class BatchSource(Protocol):
     """One of the two sources of the mix."""
 
     deep: bool
-    """Whether what it hands out was nested."""
+    """Whether the data that it returns were nested."""
     tensordict: bool
-    """Whether what it holds came as TensorDicts."""
+    """Whether the data that it holds were added as TensorDicts."""
     clip: tuple[int, int] | None
-    """Observations in a clip, and their stride; (1, 1) for rows; None where nobody knows."""
+    """Observations in a clip, and their stride; (1, 1) for rows; None if unknown."""
 
     @property
     def has_priorities(self) -> bool:

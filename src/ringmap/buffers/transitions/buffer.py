@@ -50,7 +50,7 @@ __all__ = ["TransitionReplayBuffer"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ROOM_LEAST = 256
-"""Rows beyond the capacity, and spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
+"""Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
 
 
 class TransitionReplayBuffer(Unindexed):

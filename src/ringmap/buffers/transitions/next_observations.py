@@ -37,11 +37,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
 
 _KEPT_NBYTES = 64 << 20
-"""Next observations that are no rows, kept in memory after they were read."""
+"""Next observations that are not rows, cached in memory after a read."""
 
 
 _SMALL_NBYTES = 1 << 14
-"""Up to here two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3."""
+"""Up to this size two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3."""
 
 
 class Newest(NamedTuple):

@@ -42,7 +42,7 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 Seed = np.random.Generator | int | None
 Weigh = Callable[[Array], Array]
-"""Returns the weights of a batch, given where its clips are in the end: some may have been drawn anew."""
+"""Returns the weights of a batch, given the final positions of its clips: some may have been redrawn."""
 
 _NO_STATE = (
     "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
@@ -99,7 +99,7 @@ class BaseSampler(ABC):
     """
 
     is_quick: bool = False
-    """Whether it answers at once, so that a buffer may keep the writer waiting while it is asked."""
+    """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
     has_priorities: bool = False
     """Whether clips can be given priorities, by the ids of a batch."""
 
@@ -244,7 +244,7 @@ class DrawingSampler(Forkable, BaseSampler):
     """
 
     is_quick = True
-    """Whether it answers at once, so that a buffer may keep the writer waiting while it is asked."""
+    """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
 
     def __init__(self, rng: Seed = None) -> None:
         self.rng = generator(rng, type(self).__name__)

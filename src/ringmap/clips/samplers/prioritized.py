@@ -41,7 +41,7 @@ __all__ = ["PrioritizedSampler"]
 _NEVER_RANKED = 1 << 62
 
 _ALPHA_MOST, _EPS_LEAST = 7.0, 1e-38
-"""With these no mass of a float32 priority is 0 in float64, and no sum of them infinite."""
+"""Within these limits no mass of a float32 priority is 0 in float64, and no sum of masses is infinite."""
 
 
 class PrioritizedSampler(DrawingSampler):

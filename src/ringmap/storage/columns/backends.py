@@ -51,7 +51,7 @@ class Zarr:
 
 
 Storage = str | Zarr | Mapping[str, "str | Zarr"]
-"""How columns are stored: one way for all, or column -> way."""
+"""How columns are stored: one backend for all, or column -> backend."""
 
 
 @dataclass(frozen=True, slots=True)

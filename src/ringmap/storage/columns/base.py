@@ -19,7 +19,7 @@ __all__ = ["Backend", "Column", "Live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Live = Callable[[int, int], bool]
-"""Tells whether any of so many rows from a slot on (no wrap) belongs to a stored episode."""
+"""Tells whether any of `count` rows from a slot on (no wrap) belongs to a stored episode."""
 
 
 class Column(Protocol):

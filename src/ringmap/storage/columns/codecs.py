@@ -30,10 +30,10 @@ __all__ = ["NAMED", "Codec", "Undecodable", "chain_of", "check_codecs", "codec_o
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Chain = list[dict[str, Any]]
-"""Codecs as `zarr.json` names them: the array's, the one that makes bytes, those of bytes."""
+"""Codecs as `zarr.json` names them: array to array, array to bytes, bytes to bytes."""
 
 NAMED: dict[str, tuple[str, int] | None] = {"zstd": ("zstd", 3), "lz4": ("lz4", 5), "none": None}
-"""Chains that a column may have: small, fast, not compressed; Blosc's compressor and level, with shuffled bytes.
+"""The chains of a column: small, fast, not compressed; Blosc's compressor and level, with shuffled bytes.
 
 Each ends in a checksum: a damaged file is never decoded."""
 

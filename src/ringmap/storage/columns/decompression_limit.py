@@ -22,7 +22,7 @@ from typing import Any
 __all__ = ["EXACT", "KNOWN", "refuse_bomb"]
 
 EXACT = frozenset({"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3", "shuffle"})
-"""Codecs of bytes that keep their number, but for a checksum."""
+"""Codecs that keep the number of bytes, except for a checksum."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _LZMA_NBYTES = 256 << 20
@@ -127,4 +127,4 @@ _SIZES: dict[str, Callable[[bytes], int]] = {
 }
 
 KNOWN = frozenset({*_SIZES, "gzip", "zlib", "bz2", "lzma"})
-"""Codecs of bytes whose size is known, or found out, ahead."""
+"""Codecs of bytes whose output size is known, or can be found, before decoding."""

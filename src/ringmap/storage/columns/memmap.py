@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _PAGE = HEADER_NBYTES
 _EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
-"""Blocks are reserved ahead by what is reserved already, within these bounds: few calls, little waste."""
+"""Blocks are reserved in proportion to those already reserved, within these bounds: few calls, little waste."""
 
 _AHEAD = 8 << 20
 _PIECE = 4 << 20

@@ -25,7 +25,7 @@ __all__ = ["LARGE_NBYTES", "Readahead", "runs"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LARGE_NBYTES = 64 << 20
-"""A column that is smaller comes into memory by itself in a few reads."""
+"""A smaller column is read into memory in a few reads without hints."""
 
 _PAGE = 4096
 _QUIET_BATCHES = 16

@@ -30,7 +30,7 @@ __all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 UNREADABLE = (1 << 64) - 1
-"""Stands for the checksum of rows that can't be decoded: that of no rows, but by a chance of 2**-64."""
+"""Replaces the checksum of rows that can't be decoded: it differs from every rows' checksum, except with a chance of 2**-64."""
 
 
 def sum_of(values: Array) -> int:

@@ -68,7 +68,7 @@ log = logging.getLogger("ringmap")
 
 _WORDS = (0, 1, 2, 3, 4, 6, 7, 8)
 _LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, MOST, LAST_OFFSET, LARGEST_BLOB], np.uint64)
-"""Of a record as 64-bit words: seq, start, length, tail, first, blob_segment, blob_offset, blob_size."""
+"""The words of a record, 64 bits each: seq, start, length, tail, first, blob_segment, blob_offset, blob_size."""
 
 
 @dataclass(slots=True)

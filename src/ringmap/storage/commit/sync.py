@@ -41,7 +41,7 @@ class BackgroundSync:
         self._waiting: set[int] = set()
         self._thread: threading.Thread | None = None
         self._due: float | None = None
-        """When a commit is to sync: there is no thread."""
+        """The time at which a commit must sync, where no thread could start."""
 
     def committed(self) -> None:
         """Record a commit, which stands: a failure here is not raised."""

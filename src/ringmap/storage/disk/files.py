@@ -296,7 +296,7 @@ class Disk:
     )  # the last two: separate for each handle
 
     volatile = False
-    """Whether all is gone with the process: then there is nothing to lock, and no other process to tell."""
+    """Whether all data end with the process: then there is nothing to lock, and no other process to tell."""
 
     def __init__(self, system: System | None = None) -> None:
         self.system = system or System()

@@ -30,7 +30,7 @@ __all__ = ["WriterLock", "describe", "holder_of"]
 _NBYTES = 512
 
 _NOT_OF_LOCKING = {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
-"""What making or opening the lock file meets, whether or not the file system has locks."""
+"""Errors of making or opening the lock file that do not depend on whether the file system has locks."""
 
 
 def holder_of(path: str) -> dict[str, Any]:

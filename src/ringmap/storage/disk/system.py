@@ -44,7 +44,7 @@ from ringmap.storage.disk.forks import Forkable, Renew
 __all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of"]
 
 Data = bytes | bytearray | memoryview
-"""What can be written."""
+"""Types that can be written."""
 
 _NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs",
@@ -52,7 +52,7 @@ _NETWORK = {
 }  # fmt: skip
 
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
-"""What `posix_fallocate` answers where the file system has no such service: then nothing is reserved."""
+"""Errors of `posix_fallocate` on a file system without this service: then nothing is reserved."""
 
 _F_FULLFSYNC = 51
 
@@ -68,17 +68,17 @@ _CANNOT_SHARE = {
     errno.ETXTBSY,
     errno.EBADF,
 }
-"""What the kernel answers where these two files can't share bytes, or not be copied by it: then we read and write."""
+"""Errors of the kernel if these two files can't share bytes, or can't be copied by it: then we read and write."""
 
 _FADVISE = hasattr(os, "posix_fadvise")
 
 _BELOW = {os.open, os.stat, os.mkdir, os.rmdir, os.unlink, os.rename} <= os.supports_dir_fd
 
 _REFUSING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""With these a link is not opened, and a pipe at once: then it is looked at."""
+"""With these flags a link is not opened, and a pipe is opened without waiting, to be examined."""
 
 _REFUSED = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}
-"""What the kernel answers where a link, a socket, or a folder that is to be written to, stands there."""
+"""Errors of the kernel if the path is a link, a socket, or a folder that is opened for writing."""
 
 _KINDS = {
     stat.S_IFREG: "",

@@ -27,7 +27,7 @@ __all__ = ["FRAME", "Stream", "read_stream"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FRAME = struct.Struct("<IQ")
-"""What stands before a payload: its size, and its checksum."""
+"""The header of a payload: its size, and its checksum."""
 
 _HEAD_LIMIT = 1 << 24
 

@@ -43,11 +43,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _TRIES = 10
 
 _BETWEEN = State(era=-1)
-"""Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
+"""The state while memory changes: an interrupt leaves this value, and the next look reads the whole state again."""
 
 
 _OWN = ("start", "length", "rows_sum", "blob_segment", "blob_offset", "blob_sum")
-"""What no two records of a buffer share: no place in a segment is written twice."""
+"""Fields that differ between any two records of a buffer: no place in a segment is written twice."""
 
 
 def _mark_of(records: Array) -> tuple[int, ...]:

@@ -49,13 +49,13 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SEGMENT_NBYTES = 4 << 20
-"""A segment that has reached this size gets a successor."""
+"""At this size a segment is closed and the next one begun."""
 
 LARGEST_BLOB = 3 << 32
 """A blob has three parts, whose sizes take 32 bits each."""
 
 LAST_OFFSET = 1 << 30
-"""Where a blob may begin: segments get a successor long before."""
+"""Maximum offset of a blob: segments are closed long before."""
 
 _HEAD = struct.Struct("<III")
 

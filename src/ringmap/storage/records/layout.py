@@ -38,7 +38,7 @@ STREAM = "steps.bin"
 _UNFINISHED = ".tmp"
 
 FINE = frozenset({"lost+found", ".DS_Store"})
-"""What others leave in a directory, and what is no fault."""
+"""Files that other programs leave in a directory, and that are not a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ ENTRIES = (
 )
 
 NAMES = frozenset(n for entry in ENTRIES for n in (entry.name, *entry.temporary))
-"""All names that are ours."""
+"""All names that belong to a buffer."""
 
 SIGNS = frozenset(entry.name for entry in ENTRIES if entry.sign)
 

@@ -31,7 +31,7 @@ _SLOT = 4096
 _PACK = struct.Struct("<8sQQQqqQQ16s")
 _MAGIC = b"RINGMAPS"
 NO_BOOT = bytes(16)
-"""The boot id of a state that no writer vouches for."""
+"""The boot id of a state that is not trusted for any boot."""
 
 _LOOKS = 2000
 

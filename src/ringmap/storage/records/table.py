@@ -47,17 +47,17 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 EPISODE, RETIRE, CLEAR = 1, 2, 3
-"""Kinds of record. One of any other kind is from a newer ringmap."""
+"""Kinds of record. A record of any other kind is from a newer ringmap."""
 
 MOST = 1 << 62
-"""Positions and numbers are below this: what is computed from them stays in 64 bits."""
+"""Positions and numbers are below this: results computed from them fit in 64 bits."""
 
 TERMINATED, TRUNCATED, INTERRUPTED, DROPPED = 1, 2, 4, 0xF8
-"""Flags of an episode's record. A dropped episode was damaged: it is never served, its positions stay.
+"""Flags of an episode's record. A dropped episode was damaged: it is never returned, its positions remain.
 
-DROPPED is set in a record that is durable already, and is the one thing that ever changes in it. So
-it lies in one byte, which no crash can tear, and outside the checksum, which the rest goes on to
-match; it has five bits, so that a flipped one is seen.
+DROPPED is set in a record that is already durable, and is the only part that ever changes in it. So
+it is in one byte, which no crash can tear, and outside the checksum, which continues to match the
+rest; it has five bits, so that a flipped bit is detected.
 """
 
 RECORD = np.dtype(
@@ -70,7 +70,7 @@ RECORD = np.dtype(
 """128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
 
 SPARE_SLOTS = 64
-"""Slots of the table beyond one per row: room for retire and clear records."""
+"""Slots of the table beyond one per row, for retire and clear records."""
 
 _PACK = struct.Struct("<QqqqQQQQQQBB38xQ")
 _CHECKED = ROW_NBYTES
@@ -78,7 +78,7 @@ _FLAGS_BYTE = 81
 _FLAGS_WORD = _FLAGS_BYTE // 8
 _ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
 _FEW = 512
-"""Records for which calls of xxhash, one by one, are faster than the same in NumPy."""
+"""Number of records below which separate calls of xxhash are faster than the same in NumPy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ Slot = NewType("Slot", int)
 """Of a row in the columns: position % rows."""
 
 Ordinal = NewType("Ordinal", int)
-"""Of an episode, counted from the oldest one that this process has seen: for life, until an era ends."""
+"""Of an episode, counted from the oldest one that this process has seen: constant until an era ends."""
 
 ClipNumber = NewType("ClipNumber", int)
-"""Of a clip of one span, counted as ordinals are: for life, until an era ends."""
+"""Of a clip of one span, counted as ordinals are: constant until an era ends."""
 
 ClipId = NewType("ClipId", int)
-"""Of a clip among those that there are: 0 is the oldest one, and an eviction moves them all."""
+"""Of a clip among those that exist: 0 is the oldest one, and an eviction moves them all."""

@@ -25,7 +25,7 @@ from ringmap.storage.records.table import Record
 __all__ = ["Copied", "Home", "Mend", "Sidecar"]
 
 Mend = tuple[str, Callable[[], None]]
-"""What is done to mend a sidecar, in words, and what does it."""
+"""How a sidecar is repaired: a description in words, and the function."""
 
 
 Kept = Callable[["Copied"], Any]
@@ -62,11 +62,11 @@ class Sidecar(ABC):
     """
 
     names: ClassVar[tuple[str, ...]]
-    """What it is called in the buffer's directory. The first one stands for all in findings."""
+    """Its names in the buffer's directory. Findings use the first one."""
     temporary: ClassVar[tuple[str, ...]] = ()
-    """What an unfinished file is called."""
+    """The names of unfinished files."""
     of_newest: ClassVar[bool] = False
-    """Whether it is of the newest episode alone, so that each commit changes what is right."""
+    """Whether it belongs to the newest episode alone, so that each commit changes the valid content."""
 
     @classmethod
     def exists(cls, home: Home) -> bool:
