@@ -4,8 +4,8 @@
     pin -> order -> ids ......... pin -> order -> ids
                   ^ taken
 
-Invariants: the length and the clips of a pass do not change while it runs; the seed and the number of the pass
-determine the order.
+Invariants: the length and the clips of a pass do not change while it runs; the order follows from
+seed and number of the pass.
 Not here: reading (engine.py).
 """
 

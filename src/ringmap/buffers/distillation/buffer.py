@@ -278,8 +278,7 @@ class DistillationBuffer(Unindexed):
 
         Raises:
             InputError: a column that the first call did not have or that is missing now, unequal lengths, values that do not fit;
-            more rows than
-                `retention` leaves room for. Nothing was changed.
+                more rows than `retention` leaves room for. Nothing was changed.
             ReadOnlyError: this handle only reads.
         """
         where = f"{_WHERE}.add"

@@ -4,10 +4,9 @@
     rows:   [o r d ..  | o r d | o r d]
                    \\_______/ the next observation of a lane is its following row
 
-Where a lane's observation differs by a bit from what its last step led to (an episode ended, an environment was
-reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its episode data.
-The next observations of the newest
-rows are in a file beside the columns until the next call.
+Where a lane's observation is not bit for bit the next observation of its last step (an episode ended, an environment
+was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
+episode data. The next observations of the newest rows are in a file beside the columns until the next call.
 
     column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call
 
@@ -79,9 +78,8 @@ class TransitionReplayBuffer(Unindexed):
         InputError: an argument is wrong, or contradicts a value fixed on disk.
         LockedError, CorruptError, EnvironmentFault: as for `ReplayBuffer`.
 
-    Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is evicted whole, so a full buffer
-    may lack up to as
-        many transitions as the call has.
+    Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
+        evicted whole, so a full buffer may lack up to as many transitions as the call has.
 
     Cost: `add` is one commit, for any N; observations are stored once. Each call adds about 0.6 KB to the directory
         besides the rows: one call with many lanes takes less than many with one.
