@@ -84,8 +84,8 @@ class ReplayBuffer(Sampled):
             `ringmap.Zarr(...)` with options, or column -> one of these (the rest "memmap").
         schema: fixes the columns at creation: column -> (shape, dtype), a Gymnasium space or an example
             episode. Without it, the first episode fixes them.
-        durability: "process": a killed process loses nothing that was returned, and a power cut at most
-            the last `sync_every_s` seconds. "power": a power cut loses nothing either.
+        durability: "process": a kill of the process loses no write that has returned, and a power cut at
+            most those of the last `sync_every_s` seconds. "power": a power cut loses none either.
         casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them.
         interrupted: what to do with an episode that `begin_episode` was recording at a kill: "drop" it,
             or "keep" the steps seen.
