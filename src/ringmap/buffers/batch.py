@@ -1,6 +1,6 @@
-"""A batch that knows which clips it has: a dict of columns, with `ids` and `weights` beside them.
+"""A batch that knows which clips it holds: a dict of columns, with the attributes `ids` and `weights`.
 
-Invariants: keys are columns and nothing else; `ids` and `weights` are of this batch, whatever was drawn since.
+Invariants: keys are columns and nothing else; `ids` and `weights` belong to this batch, whatever is drawn later.
 Not here: where columns come from (sampled.py, transitions/).
 """
 
@@ -18,12 +18,12 @@ V = TypeVar("V")
 
 
 class Batch(dict[str, V]):
-    """Column -> `(B, ...)`: what `sample()` and `batches()` return. A plain dict, but for two attributes.
+    """Column -> `(B, ...)`: what `sample()` and `batches()` return. A plain dict with two attributes.
 
     Args:
         columns: name -> values.
-        ids: int64 `(B,)`, for `update_priorities`: where each clip is, which no other clip ever is. An array always.
-        weights: float32 `(B,)`, what to multiply losses by, of the kind that the columns are; None where the sampler
+        ids: int64 `(B,)`, for `update_priorities`: the position of each clip, unique to that clip. Always an array.
+        weights: float32 `(B,)`, factors for the losses, of the same kind as the columns; None where the sampler
             draws without priorities.
     """
 
@@ -44,6 +44,6 @@ class Batch(dict[str, V]):
         return Batch(self, self.ids, self.weights)
 
     def mapped(self, convert: Callable[[Any], Any]) -> Batch[Any]:
-        """Return the batch with every column, and the weights, converted."""
+        """Return the batch with every column and the weights converted."""
         weights = None if self.weights is None else convert(self.weights)
         return Batch(((n, convert(v)) for n, v in self.items()), self.ids, weights)

@@ -1,7 +1,7 @@
-"""How columns are handed out: as NumPy arrays, tensors or a TensorDict, and where tensors go.
+"""The form in which columns are returned: NumPy arrays, tensors or a TensorDict, and the device of tensors.
 
-Invariants: tensors that stay on the CPU share the memory of the arrays; text, which no tensor holds, becomes lists.
-Not here: what the columns hold, how flat ones become nested (nested.py), PyTorch's loader (datasets/loader.py).
+Invariants: tensors that stay on the CPU share the memory of the arrays; text becomes lists, since no tensor holds it.
+Not here: what the columns hold, how flat columns become nested (nested.py), PyTorch's loader (datasets/loader.py).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Emit", "as_tensordict", "check_device"]
 
 @dataclass(frozen=True)
 class Emit:
-    """What a caller asked for.
+    """The output that a caller asked for.
 
-    `to`: "numpy", "torch", "tensordict" or None, for what fits; `device`: where tensors go; `pin_memory`: whether
-    through page-locked memory, without waiting for the copy.
+    `to`: "numpy", "torch", "tensordict", or None for the form that fits; `device`: the device of tensors; `pin_memory`: whether
+    tensors go through page-locked memory, without waiting for the copy.
     """
 
     to: str | None = None
@@ -32,7 +32,7 @@ class Emit:
     pin_memory: bool = False
 
     def check(self, where: str, known: tuple[str, ...] = ("numpy", "torch", "tensordict")) -> None:
-        """Raise InputError for what makes no sense, MissingExtraError for what is not installed."""
+        """Raise InputError for options that contradict, MissingExtraError for a package that is not installed."""
         if self.to not in (None, *known):
             raise InputError(f"{where}: to must be one of {(None, *known)}, got {self.to!r}")
         if self.to == "numpy" and self.wants_tensors:
@@ -50,7 +50,7 @@ class Emit:
 
     @property
     def plain(self) -> str:
-        """What fits data that are no TensorDicts."""
+        """The form that fits data without TensorDicts."""
         return self.to or ("torch" if self.wants_tensors else "numpy")
 
     def arrays(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,10 +75,10 @@ class Emit:
 
 
 def check_device(device: Any, where: str) -> Any:
-    """Return the torch device, or None if none is asked for.
+    """Return the torch device, or None if no device is asked for.
 
     Raises:
-        InputError: there is no such device here.
+        InputError: this machine has no such device.
     """
     if device is None:
         return None

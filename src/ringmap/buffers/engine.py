@@ -1,17 +1,17 @@
-"""What a buffer stands on: its open rings, what draws from them, and what this process may do with them.
+"""The base of every buffer: its open rings, what draws from them, and what this process may do with them.
 
     ReplayBuffer, StepRing, transitions, labels, views, passes
                             |
                          Engine ---- sampler, generator, counter --> small state, which rides with commits
                         /      \\
-              sources[i]        readers[i]                 one ring is the case of one
+              sources[i]        readers[i]                 a single ring is a list of one
 
-    opened         a Store, which writes, or a Reader, which follows
-    forked         a Reader of its own; of a buffer in RAM the copy, which only reads
-    unpickled      a Reader of its own; of a buffer in RAM a Store of what was stored
+    opened         a Store, which writes, or a Reader, which follows the writer
+    forked         its own Reader; for a buffer in RAM, the copy, which only reads
+    unpickled      its own Reader; for a buffer in RAM, a Store of what was stored
 
-Invariants: each process has one engine for each buffer, and a closed one hands out no source; what is pickled is paths and
-settings, never a disk; a process that is not the one that opened a writer only reads.
+Invariants: each process has one engine per buffer; a closed engine returns no source; a pickle holds paths and
+settings, never a disk; only the process that opened a writer writes.
 Not here: columns and transforms (replay.py), clips as a DataLoader takes them (lookup.py), files and commits (storage/).
 """
 
@@ -68,30 +68,30 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _WHERE = "ReplayBuffer"
 
 DISK = Disk()
-"""The door to the file system for all that are given no other."""
+"""The default door to the file system."""
 
 
 def door(disk: Disk | None) -> Disk:
-    """Return the door to the file system: the one given, or that of the process."""
+    """Return the door to the file system: the given one, or the default of the process."""
     return DISK if disk is None else disk
 
 
 class Engine(Forkable):
     """The open ring of a buffer, with its sampler, generator and role.
 
-    For those who build a buffer of their own; `ReplayBuffer.engine` is that of a buffer.
+    For classes that build their own buffer; `ReplayBuffer.engine` is the engine of a buffer.
 
     Args:
         source: the ring, a `Store` or a `Reader`. The engine closes it.
         sampler: what draws; None draws uniformly.
-        seed: of the generator. A writer goes on with the state that the ring carries, if it carries one.
-        disk: through which copies are written; None: the file system.
+        seed: of the generator. A writer continues from the state that the ring carries, if it carries one.
+        disk: the door through which copies are written; None: the file system.
 
     Raises:
-        InputError: the sampler can't be called, or the seed is none.
+        InputError: the sampler can't be called, or the seed is not valid.
 
-    Processes and threads: one thread may write while others read. A forked or unpickled engine of a ring on disk opens a
-    reader of its own when it is first used.
+    Processes and threads: one thread may write while others read. A forked or unpickled engine of a ring on disk opens
+    its own reader at first use.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -104,9 +104,9 @@ class Engine(Forkable):
     """
 
     sources: list[Source]
-    """The rings as they were opened, whether they are closed by now or were the parent's of a forked child."""
+    """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
     readers: list[ClipReader]
-    """What copies clips out of each."""
+    """The clip reader of each."""
 
     def __init__(
         self, source: Source, sampler: Sampler | None = None, seed: int | None = None, *,
@@ -123,7 +123,7 @@ class Engine(Forkable):
         self._hold([source])
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
-            if saved is not None:  # the store has refused one that makes no sense
+            if saved is not None:  # the store has refused an invalid one
                 self.counter = int(saved["step"])
                 self.rng.bit_generator.state = saved["rng"]
                 self._restore_sampler(saved.get("sampler"))
@@ -132,7 +132,7 @@ class Engine(Forkable):
             self._attach_sampler()
 
     def _restore_sampler(self, state: Mapping[str, Any] | None) -> None:
-        """Let the sampler go on where the directory was left, if it is of the kind that drew from it then."""
+        """Let the sampler continue from the state in the directory, if a sampler of the same kind left it."""
         if state and state.get("kind") == type(self.sampler.given).__name__:
             try:
                 self.sampler.load_small_state(state)
@@ -151,15 +151,15 @@ class Engine(Forkable):
 
     @property
     def owned(self) -> Source:
-        """The one ring as it was opened, closed or not: for its path, its manifest and its end."""
+        """The single ring as it was opened, closed or not: for its path, its manifest and its end."""
         return self.sources[0]
 
     @property
     def source(self) -> Source:
-        """The one ring, open, as this process may see it, and agreeing with the files.
+        """The single ring, open, as this process may see it, and in agreement with the files.
 
         Raises:
-            ClosedError: it was closed.
+            ClosedError: the ring is closed.
         """
         owned = self.sources[0]
         if self.is_closed:
@@ -170,10 +170,10 @@ class Engine(Forkable):
         return owned
 
     def _reopen(self) -> Source:
-        """Become a live reader of our own: what the parent process had open is not ours."""
+        """Become a live reader: the open files of the parent process are not ours."""
         self.rng = np.random.default_rng()
         if worker() is None:
-            self.pins.beacon = LoaderState()  # it follows nobody
+            self.pins.beacon = LoaderState()  # it follows no process
         owned = self.owned
         self._hold(
             [Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)]
@@ -182,12 +182,12 @@ class Engine(Forkable):
 
     @property
     def reader(self) -> ClipReader:
-        """What copies clips out of the one ring. Ask for `source` first: after a fork that opens another."""
+        """The reader that copies clips out of the ring. Ask for `source` first: after a fork that opens another reader."""
         return self.readers[0]
 
     @property
     def episodes(self) -> StoredEpisodes:
-        """The stored episodes of the one ring, read whole."""
+        """The stored episodes of the ring, read whole."""
         self.source  # noqa: B018 - a fork or an interrupt may have made another
         return self._episodes[0]
 
@@ -197,7 +197,7 @@ class Engine(Forkable):
         return self._pid == os.getpid() and isinstance(self.owned, Store)
 
     def writer(self, where: str) -> Store:
-        """Return the ring, to write to it.
+        """Return the ring for writing.
 
         Raises:
             ReadOnlyError: this handle only reads.
@@ -221,15 +221,15 @@ class Engine(Forkable):
         return None if self.owned.disk.volatile else Path(self.owned.folder)
 
     def refresh(self) -> bool:
-        """Take a reader to the newest state; tell whether anything changed. A writer is always there."""
+        """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""
         self.pins.clear()
         return self.source.refresh()
 
     def use(self, sampler: Sampler | None) -> None:
-        """Draw with another sampler from now on; None draws uniformly. One that is given up is closed.
+        """Use another sampler from now on; None draws uniformly. The replaced sampler is closed.
 
         Raises:
-            InputError: it can't be called.
+            InputError: the sampler can't be called.
         """
         self.source  # noqa: B018 - a closed one says so
         new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
@@ -239,7 +239,7 @@ class Engine(Forkable):
         self._attach_sampler()
 
     def _attach_sampler(self) -> None:
-        """Let a sampler that keeps something for each clip begin with what is stored now."""
+        """Let a sampler that keeps a value for each clip begin with what is stored now."""
         source = self.source
         if source.writable:
             self.sampler.attach(source)
@@ -247,12 +247,12 @@ class Engine(Forkable):
     # -- clips -------------------------------------------------------------------------------
 
     def pin(self, span: int, shared: bool = True) -> Pinned:
-        """Return which clips of `span` steps there are; see `Pins.of`."""
+        """Return the clips of `span` steps that exist; see `Pins.of`."""
         self.source  # noqa: B018 - a closed one says so
         return self.pins.of(self.reader, span, shared)
 
     def window(self, span: int) -> ClipRange:
-        """Return the clips of `span` steps that there are now, for samplers. O(1)."""
+        """Return the clips of `span` steps that exist now, for samplers. O(1)."""
         source = self.source
         with source.memory:
             index = self.reader.index.of(span)
@@ -261,7 +261,7 @@ class Engine(Forkable):
     def clips(
         self, ids: Array, history: int, skip: int, out: dict[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return the clips with these ids, as `pin` counts them, or PINNED + position; one that is gone is drawn anew.
+        """Return the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a new draw.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
@@ -275,16 +275,17 @@ class Engine(Forkable):
         pinned = self.pin(span)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if not pinned.count or (len(ids) and ids.max() >= pinned.count):
-            # Its own look may be older than that of the process that drew the ids.
+            # The state here may be older than that of the process that drew the ids.
             self.refresh()
             pinned = self.pin(span)
         positions = self.reader.place(ids + pinned.base, pinned, span)
         return self.read(positions, history, skip, out)
 
     def starting(self, positions: Array, span: int) -> Array:
-        """Return the positions, -1 for one where no clip of `span` steps starts by now: `read` draws it anew.
+        """Return the positions, with -1 where no clip of `span` steps starts now: `read` draws a new clip for it.
 
-        Beyond what is stored, or of a pass of shorter clips: one of `span` steps would reach into the next episode.
+        Such a position is beyond what is stored, or comes from a pass of shorter clips: `span` steps from it would reach into
+        the next episode.
         """
         source = self.source
         if source.rows is None or (len(positions) and positions.max() + span > source.head):
@@ -295,18 +296,18 @@ class Engine(Forkable):
         self, positions: Array, history: int, skip: int, out: dict[str, Array] | None = None,
         asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, column -> `(B, history, ...)`; `positions` shows which it drew anew.
+        """Return the clips that start at these positions, column -> `(B, history, ...)`; `positions` shows which were redrawn.
 
         Args:
             positions: int64 `(B,)`.
             history: observations of a clip.
             skip: stride between them.
             out: column -> array to fill.
-            asked: whether the disk was asked for them already.
+            asked: whether the disk was already asked for them.
 
         Raises:
-            NoClipsError: nothing is left to draw from.
-            LappedError: the writer overtook this reader, ten times in a row without progress.
+            NoClipsError: no clip is left to draw.
+            LappedError: the writer overtook this reader ten times in a row without progress.
         """
         threads = self.threads or _threads_here()
         try:
@@ -320,13 +321,13 @@ class Engine(Forkable):
 
     @property
     def num_redraws(self) -> int:
-        """Clips drawn anew so far, by DataLoader workers too."""
+        """Clips redrawn so far, including those of DataLoader workers."""
         return self.reader.num_redraws + self.pins.counted()
 
     # -- draws -------------------------------------------------------------------------------
 
     def look(self) -> Source:
-        """Take the newest state, to draw from, and return the ring; in a worker, with a generator of its own."""
+        """Move to the newest state and return the ring, for a draw; in a worker, with the worker's own generator."""
         self.pins.clear()
         source = self.source
         try:
@@ -338,7 +339,7 @@ class Engine(Forkable):
         return source
 
     def next_step(self, step: int | None = None) -> int:
-        """Count a draw, and return what its sampler is told: `step`, or the counter, which advances."""
+        """Count a draw, and return the step for its sampler: `step`, or the counter, which advances."""
         self._draws += 1
         if step is None:
             step = self.counter
@@ -348,12 +349,12 @@ class Engine(Forkable):
     def draw(
         self, buffer: Any, size: int, history: int, skip: int, step: int | None = None
     ) -> tuple[Array, Weigh | None]:
-        """Return the positions of the next `size` clips, drawn through the sampler, and what weighs them.
+        """Draw `size` clips through the sampler; return their positions, and the function that weighs them.
 
-        The sampler gets the buffer, and the step as `next_step` returns it.
+        The sampler receives the buffer, and the step that `next_step` returns.
 
         Raises:
-            InputError, ClipIndexError: the sampler returned no such ids.
+            InputError, ClipIndexError: the sampler returned invalid ids.
             NoClipsError: no clip is stored.
         """
         source = self.look()
@@ -363,8 +364,8 @@ class Engine(Forkable):
             if positions is None:
                 raise self._no_clips(history, skip)
             return positions, None
-        # One that answers at once keeps the writer waiting: what it has drawn is not evicted, nor renumbered, meanwhile.
-        # It is in the middle of a draw then, and knows of one draw.
+        # A quick sampler keeps the writer waiting: its clips are not evicted or renumbered meanwhile.
+        # A sampler in the middle of a draw knows that draw only, so a second one is refused.
         source.refuse_if_held(f"{_WHERE}.sample")
         with source.memory if sampler.is_quick else contextlib.nullcontext():
             positions = self._ask_positions(sampler, step, buffer, size, history, skip)
@@ -383,9 +384,9 @@ class Engine(Forkable):
         except (LookupError, ValueError) as error:
             if isinstance(error, RingmapError) or reader.pin(span).count:
                 raise
-            # They were cleared while it drew: it had nothing to draw from.
+            # The clips were cleared during the draw: the sampler had nothing to draw from.
             raise self._no_clips(history, skip) from error
-        # The sampler may have seen, and asked for, what came meanwhile.
+        # The sampler may have seen, and asked for, clips that were written meanwhile.
         newest = reader.pin(span)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)
         if wrong.any() and newest.era == pinned.era:
@@ -399,13 +400,13 @@ class Engine(Forkable):
         return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(history, skip)}")
 
     def why_no_clips(self, history: int, skip: int) -> str:
-        """Return in words why there is no clip of this cut."""
+        """Return, in words, why no clip of this cut exists."""
         source = self.source
         with source.memory:
             return why_no_clips(source.live.lengths, history * skip, skip)
 
     def _draw_apart(self) -> None:
-        """Draw in a worker what no other worker does: a copy of a buffer in RAM brings the generator along."""
+        """Give each worker its own draws: a copy of a buffer in RAM carries the generator of its original."""
         info = worker()
         if info is not None and self._draws_as != info.seed:
             self._draws_as = info.seed
@@ -416,14 +417,14 @@ class Engine(Forkable):
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampling state (counter, generator, and the sampler's own), to go beside a checkpoint."""
+        """Return the sampling state (counter, generator, sampler state), to store with a checkpoint."""
         return self._state(self.sampler.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken.
+        """Continue sampling from the state that `state_dict` returned.
 
         Raises:
-            InputError: it is no such state, or that of another sampler. Nothing was changed.
+            InputError: the state is not valid, or belongs to another sampler. Nothing was changed.
         """
         check_whole("load_state_dict", state, ("rng", "step"))
         self.source  # noqa: B018 - a fork makes another generator
@@ -440,9 +441,9 @@ class Engine(Forkable):
 
     @contextlib.contextmanager
     def committing(self, notes: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
-        """Hand out what a commit or a flush carries: the sampling state if it changed, and notes with those there are.
+        """Yield the small state for a commit or a flush: the sampling state if it changed, and the notes added to the stored ones.
 
-        It counts as stored if no error comes. A writer's only.
+        The state counts as stored if the block raises no error. For a writer only.
         """
         draws, owned = self._draws, self.owned
         changed = draws != self._draws_stored
@@ -462,30 +463,30 @@ class Engine(Forkable):
         seq = store.seq
         with self.committing() as small:
             store.clear(small=small)
-        if store.seq == seq:  # there was nothing to clear, and no commit to ride on
+        if store.seq == seq:  # nothing was cleared, so there was no commit to carry the state
             self._draws_stored = stored
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Force everything stored, and the small state, to the disk itself. A writer's only."""
+        """Force all stored data, and the small state, to the disk. For a writer only."""
         store = self.writer(where)
         self.sampler.flush()
         with self.committing(notes) as small:
             store.flush(small=small)
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
-        """Make a copy in a directory, with what is `kept` in memory of other sidecars than priorities; see `ReplayBuffer.snapshot`."""
+        """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see `ReplayBuffer.snapshot`."""
         own: Kept = {PriorityFile: lambda _: self.sampler.kept_priorities(), **(kept or {})}
         snapshot(self.source, self.disk, os.path.abspath(path), where, own)
 
     def refuse_close_within(self, where: str) -> None:
-        """Raise where `close` would: before what closes more than the ring changes anything."""
+        """Raise where `close` would raise, before a close of more than the ring changes anything."""
         self.owned.refuse_within(f"{where}.close")
 
     def close(self) -> None:
-        """Flush, and give files and lock back, whatever the flush raises; closing twice is fine.
+        """Flush, and release files and lock even if the flush raises; closing twice is allowed.
 
         Raises:
-            RoleError: of a writer, in the middle of another call of the same thread: nothing was changed.
+            RoleError: a writer is in the middle of another call of the same thread: nothing was changed.
             ReplacedError, SyncFailedError, EnvironmentFault: as `ReplayBuffer.close`.
         """
         source, mine = self.owned, self._pid == os.getpid()
@@ -507,7 +508,7 @@ class Engine(Forkable):
     # -- copies ------------------------------------------------------------------------------
 
     def to_send(self) -> dict[str, Any]:
-        """Return what `received` makes a copy of: path and settings; of a ring in RAM, what is stored.
+        """Return what `received` builds a copy from: path and settings; for a ring in RAM, the stored episodes.
 
         Raises:
             InputError: the sampler is a lambda or a local function.
@@ -523,7 +524,7 @@ class Engine(Forkable):
         seq, episodes = owned.seq, list[Any]()
         for ordinal in map(Ordinal, range(owned.live.first, owned.live.last)):
             found = owned.read_episode(ordinal)
-            if found is None:  # evicted by another thread, and all before it too
+            if found is None:  # another thread evicted it, and all before it too
                 episodes.clear()
             else:
                 episodes.append(found)
@@ -541,7 +542,7 @@ class Engine(Forkable):
 
     @classmethod
     def received(cls, state: Mapping[str, Any]) -> Engine:
-        """Return an engine of this process for what another one sent."""
+        """Return an engine of this process from what another process sent."""
         if "path" in state:
             source = Reader(DISK, state["path"], mapped=state["mapped"], uuid=state["uuid"])
             engine = cls(source, state["sampler"])
@@ -561,14 +562,14 @@ class Engine(Forkable):
 def _stored_in_ram(state: Mapping[str, Any]) -> Store:
     steps, spare, schema = state["max_steps"], state["spare"], state["schema"]
     store = Store.create(MemoryDisk(), "RAM", steps, spare, state["settings"], schema)
-    store.begin_at(state["begin"])  # positions mean the same in every copy
+    store.begin_at(state["begin"])  # positions have the same meaning in every copy
     for columns, data, flags in state["episodes"]:
         store.commit(schema, columns, encode_data(data, _WHERE), flags)
     return store
 
 
 class _NoSampler(BaseSampler):
-    """What an engine has that was given none: its own generator draws."""
+    """The sampler of an engine without one: the engine's generator draws."""
 
     given = None
 
@@ -587,5 +588,5 @@ def _threads_of(pid: int) -> int:
 
 
 def _threads_here() -> int:
-    """Return the threads that gather in this process: workers share the cores."""
+    """Return the number of threads that gather in this process: workers share the cores."""
     return _threads_of(os.getpid())

@@ -1,6 +1,6 @@
 """Stored episodes, read whole: steps by row, episodes by ordinal, and their data.
 
-Invariants: what is returned was live through the whole read; an episode read whole is verified
+Invariants: what is returned was live during the whole read; an episode read whole is verified
 by its checksum.
 Not here: clips (clips/gather.py).
 """
@@ -28,16 +28,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class StoredEpisodes:
-    """Reads whole episodes of a source that a writer may be filling."""
+    """Reads whole episodes of a source, even while a writer fills it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._names = _Names(source.live.era)
 
     def each(self) -> Iterator[dict[str, Any]]:
-        """Yield every episode, oldest first; one that is evicted meanwhile is left out.
+        """Yield every episode, oldest first; an episode that is evicted meanwhile is left out.
 
-        By position, which stays what it is: ordinals are handed out anew when a refresh finds that the writer was restarted.
+        Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer restarted.
         """
         source = self._source
         position, stop = source.tail, source.head
@@ -59,7 +59,7 @@ class StoredEpisodes:
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
-        with source.memory:  # as long, an ordinal means the same
+        with source.memory:  # while it is held, an ordinal keeps its meaning
             record = source.live_record(source.ordinal(index, where))
         found = source.read_record(record)
         if found is None:
@@ -85,7 +85,7 @@ class StoredEpisodes:
         """Return steps by row (None: all; negative: from the end), columns `names`. O(episodes + rows)."""
         source = self._source
         rows, schema = source.rows, source.schema
-        if rows is None:  # a reader opens them when the first episode is there
+        if rows is None:  # a reader opens them when the first episode exists
             if numbers is not None:
                 in_range(numbers, 0, "row", where)
             specs = schema.columns if schema is not None else ()
@@ -98,7 +98,7 @@ class StoredEpisodes:
             offsets = np.cumsum(lengths) - lengths
             if numbers is None:
                 positions = np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
-            else:  # what a number means, and whether it is in range, is as of the same moment
+            else:  # the meaning of a number, and its range, must come from the same moment
                 wanted = in_range(numbers, int(lengths.sum()), "row", where)
                 episodes = np.searchsorted(offsets, wanted, side="right") - 1
                 positions = starts[episodes] + wanted - offsets[episodes]
@@ -107,7 +107,7 @@ class StoredEpisodes:
         return read_whole(source, read, source.folder, "raise max_steps")
 
     def data_names(self) -> list[str]:
-        """Return the names of the episode data of all episodes. Reads each blob once: O(those that came since)."""
+        """Return the names of the episode data of all episodes. Reads each blob once: O(episodes written since)."""
         live, names = self._source.live, self._names
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
@@ -116,7 +116,7 @@ class StoredEpisodes:
         return names.since(live.first)
 
     def dropped_data(self) -> list[dict[str, Any] | None]:
-        """Return the data of the episodes that were dropped from among the live ones. O(live), vectorised."""
+        """Return the data of dropped episodes whose place is among the live ones. O(live), vectorised."""
         source = self._source
         with source.memory:
             first, last, tail = source.first, source.seq, source.tail
@@ -129,19 +129,19 @@ class StoredEpisodes:
             blob = source.blob_of(Record.of(row))
             try:
                 found.append(None if blob is None else decode_data(decode_blob(blob)[2]))
-            except ValueError:  # it was dropped because it does not make sense
+            except ValueError:  # it was dropped because it is not valid
                 found.append(None)
         return found
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:
-        """Return name -> one value per episode number, None where it has none."""
+        """Return name -> one value per episode number, None where the episode has no value."""
         first = self._source.live.first
         found = [self._source.read_data(first + number) or {} for number in numbers.tolist()]
         return {name: [data.get(name) for data in found] for name in self.data_names()}
 
 
 class _Names:
-    """Which names the data of the live episodes have: for each set of names, the episodes that have just these."""
+    """The names in the data of the live episodes: for each set of names, the episodes that have exactly these."""
 
     def __init__(self, era: int) -> None:
         self.era = era
@@ -154,7 +154,7 @@ class _Names:
             self._episodes.setdefault(names, deque()).append(ordinal)
 
     def since(self, first: Ordinal) -> list[str]:
-        """Return the names in use from episode `first` on, first seen first."""
+        """Return the names in use from episode `first` on, in order of first use."""
         for names, ordinals in list(self._episodes.items()):
             while ordinals and ordinals[0] < first:
                 ordinals.popleft()

@@ -1,16 +1,16 @@
-"""What the process that owns a loader tells its workers, and they it: a few numbers in memory that they share.
+"""A few numbers in shared memory, between the process that owns a loader and its workers.
 
     owner   tell(...)  --> | gen. | 6 numbers       |  --> told()      worker, batch by batch
             counted()  <-- | a number of each worker |  <-- count(n)
 
-Forked workers inherit the block; spawned ones get one of their own with the pickled buffer. A pickle that is not on
-its way to a child process carries none: nobody will tell it anything.
+Forked workers inherit the block; spawned ones get their own with the pickled buffer. A pickle that is not on
+its way to a child process carries no block, since no process would write to it.
 
-A worker's place is the number of the fork, or of the pickle, that it came from: the process that owns the loader counts
-both. A place is used again after 65,000 of them, by a worker that goes on where the earlier one was.
+A worker's place is the number of the fork, or of the pickle, that created it: the process that owns the loader counts
+both. A place is used again after 65,000 of them, by a worker that continues the count of the earlier worker.
 
-Invariants: only the process that made it tells; what is told is seen whole or not at all; each worker writes
-a place of its own.
+Invariants: only the process that made the block tells; a reader sees the told numbers whole or not at all; each worker writes
+only its own place.
 Not here: what the numbers mean (sampled.py).
 """
 
@@ -30,20 +30,20 @@ __all__ = ["LoaderState"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NUMBERS = 6
-_COUNTS = 8  # where they begin
+_COUNTS = 8  # their offset
 _SIZE = 1 << 16
 _NBYTES = 8 * _SIZE
 """Half a megabyte of addresses: pages that no worker counts in take no memory."""
 _WAIT_S = 10.0
-"""For an owner that is in the middle of telling: longer than it is ever kept waiting for a core, unless it was killed."""
+"""Timeout for an owner in the middle of a write: longer than it ever waits for a core, unless it was killed."""
 
 
 class LoaderState:
     """A small block of shared memory with one writer.
 
     Args:
-        given: the block of the process that this one was spawned by; None makes one.
-        place: of this process in it.
+        given: the block of the process that spawned this one; None makes a new block.
+        place: the place of this process in it.
     """
 
     def __init__(self, given: Any = None, place: int = 0) -> None:
@@ -56,20 +56,20 @@ class LoaderState:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process is the one that tells."""
+        """Whether this process is the owner, which tells."""
         return self._pid == os.getpid()
 
     def tell(self, *numbers: int) -> None:
-        """Replace what is told, by up to 6 numbers."""
+        """Replace the told numbers by up to 6 new ones."""
         with self._telling:
             for block in self._blocks:
-                generation = int(block[0]) | 1  # odd: being written, or left so by an interrupt
+                generation = int(block[0]) | 1  # odd: a write is under way, or was interrupted
                 block[0] = generation
                 block[1 : 1 + len(numbers)] = numbers
                 block[0] = generation + 1
 
     def told(self) -> tuple[int, ...]:
-        """Return the generation of what was told (0: nothing, or by nobody who lives), and the numbers told last."""
+        """Return the generation (0: nothing told, or the owner is dead), and the numbers told last."""
         block, until = self._blocks[0], 0.0
         while True:
             seen = block[: _NUMBERS + 1].copy()
@@ -82,7 +82,7 @@ class LoaderState:
             time.sleep(0)
 
     def count(self, number: int) -> None:
-        """Let the owner know how often something happened in this worker."""
+        """Add to this worker's count, for the owner to read."""
         block, pid = self._blocks[0], os.getpid()
         at = _COUNTS + (self._place or _children.own) % (_SIZE - _COUNTS)
         if self._counted_before is None or self._counted_before[0] != pid:
@@ -90,7 +90,7 @@ class LoaderState:
         block[at] = self._counted_before[1] + number
 
     def counted(self) -> int:
-        """Return the sum over all workers that there ever were."""
+        """Return the sum over all workers, past and present."""
         stop = min(_SIZE, _COUNTS + _children.made + 1)
         return sum(int(block[_COUNTS:stop].sum()) for block in self._blocks)
 
@@ -109,7 +109,7 @@ class LoaderState:
         place = _children.next()
         if sys.platform == "win32":
             return LoaderState, (self._given, place)
-        # By hand: the pickler under way took its table of reducers before `heap` was imported.
+        # By hand: the running pickler copied its table of reducers before `heap` was imported.
         return _spawned, (*heap.reduce_arena(self._given), place)
 
 
@@ -118,7 +118,7 @@ def _spawned(make: Any, given: Any, place: int) -> LoaderState:
 
 
 class _Children:
-    """The processes that this one makes, each with a number of its own.
+    """Numbers the child processes of this one.
 
     `own`: the number of this process, 0 for one that was not forked; `made`: the last number given.
     """
@@ -134,7 +134,7 @@ class _Children:
             return self.made
 
     def before_fork(self) -> None:
-        """Give the child a number, and hold it until the fork is done: another thread may fork as well."""
+        """Give the child a number, and hold it until the fork is done: another thread may fork too."""
         self._lock.acquire()
         self.made += 1
 

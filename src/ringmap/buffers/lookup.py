@@ -1,10 +1,10 @@
-"""Clips by id or by place, transformed, as a dataset hands them out.
+"""Clips by id or by position, transformed, in the forms that a dataset returns.
 
     one(id)          column -> (history, ...)                __getitem__
     several(ids)     B clips over one block of rows          __getitems__, which a DataLoader calls
     mapping(ids)     column -> (B, history, ...)             __getitem__ with a list
 
-Not here: which clips there are and how they are copied (engine.py), what ids mean to a view (view.py).
+Not here: which clips exist and how they are copied (engine.py), what ids mean to a view (view.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ClipBuffer(Protocol):
-    """What views and passes ask of a buffer."""
+    """The buffer that views and passes need."""
 
     engine: Engine
     transform: Any
@@ -38,7 +38,7 @@ class ClipBuffer(Protocol):
 
 
 class Lookup(NamedTuple):
-    """Clips of one cut, by id as `Engine.clips` takes them."""
+    """Clips of one cut, by the ids that `Engine.clips` takes."""
 
     engine: Engine
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None
@@ -62,13 +62,13 @@ class Lookup(NamedTuple):
     def mapping(self, ids: Array) -> dict[str, Any]:
         """Return clips as one batch."""
         if self.transform is None:
-            # In no slot: a dataset around us may keep it, and the loop writes into what it gets.
+            # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
             return as_mapping(self.engine.clips(ids, self.history, self.skip))
         clips = self.several(ids)
         return {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
 
     def _room(self, size: int) -> dict[str, Array] | None:
-        """Return where to gather a batch of `size` clips: None unless this process is a worker."""
+        """Return the memory for a batch of `size` clips: None unless this process is a worker."""
         schema, history = self.engine.source.schema, self.history
         if schema is None or worker() is None:
             return None

@@ -3,13 +3,13 @@
     {"camera": {"left": frames}, "state": x}  <->  obs/camera/left, obs/state
     x                                         <->  obs
 
-A ring has flat columns. A slash joins the keys on the way in, and parts them on the way out. Where the shapes are declared,
-`Leaves` knows them; where a batch comes as it comes, that it was nested is remembered beside the rows, since the name of
-a flat column may hold a slash of its own.
+A ring has flat columns. A slash joins the keys when values are stored, and separates them when they are read. Where the shapes
+are declared, `Leaves` knows them. Where they are not, the ring records beside the rows that a batch was nested, since the name
+of a flat column may contain a slash.
 
-Invariants: no key of a nested value holds a slash; leaves keep the order in which they were declared, and leave with
+Invariants: no key of a nested value contains a slash; leaves keep the order of their declaration, and are returned with
 the declared dtype, or an error names the leaf.
-Not here: where columns are stored, as what they are handed out (emit.py).
+Not here: where columns are stored, the form in which they are returned (emit.py).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _JOINT = "/"
 
 
-# -- batches as they come ------------------------------------------------------------------------
+# -- batches without a declared shape ------------------------------------------------------------
 
 
 def flat(batch: Any, where: str) -> tuple[dict[str, Any], bool]:
     """Return a batch as flat columns, and whether it was nested.
 
     Args:
-        batch: a mapping, of mappings if need be, or a TensorDict.
-        where: what to call it in an error.
+        batch: a mapping, possibly of mappings, or a TensorDict.
+        where: the caller to name in an error.
 
     Raises:
-        InputError: it is no mapping, a key is no string, or a nested batch has a slash in a key.
+        InputError: the batch is not a mapping, a key is not a string, or a nested batch has a slash in a key.
 
     Example:
         >>> flat({"obs": 1, "next": {"obs": 2}}, "here")
@@ -81,7 +81,7 @@ def nested(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def root(name: str) -> str:
-    """Return the outermost key that a flat name begins with."""
+    """Return the outermost key of a flat name."""
     return name.partition(_JOINT)[0]
 
 
@@ -132,16 +132,16 @@ class Leaves:
 
     @classmethod
     def parse(cls, prefix: str, given: Any, dtype: Any, where: str) -> Leaves:
-        """Read a spec as a user gives it.
+        """Read a spec in the form that a user gives.
 
-        Args:
+        prefix: the name of the whole value.
             prefix: the name of the whole.
             given: a shape; a nested mapping name -> shape or (shape, dtype); or a Gymnasium space.
-            dtype: of a leaf that names none.
+            dtype: of a leaf without its own.
             where: the method to name in an error.
 
         Raises:
-            InputError: it is none of these.
+            InputError: the spec is none of these.
         """
         default = dtype_of(dtype, where)
         found, _ = flat({prefix: given}, where)
@@ -160,10 +160,10 @@ class Leaves:
         return self.names != [self.prefix]
 
     def flatten(self, value: Any, where: str) -> dict[str, Any]:
-        """Return the leaves of a nested value by full name, as they are.
+        """Return the leaves of a nested value by full name, unconverted.
 
         Raises:
-            InputError: names are missing or too many.
+            InputError: names are missing or unknown.
         """
         if not self.is_nested and not _has_keys(value):  # what `add` is given at each step
             return {self.prefix: value}
@@ -178,7 +178,7 @@ class Leaves:
         """Return a nested value as arrays `(N, *shape)` of the spec's dtypes; one step is N = 1.
 
         Raises:
-            InputError: a shape that does not fit, leaves that differ in N, or a value that the dtype can't hold.
+            InputError: a shape does not fit, leaves differ in N, or the dtype can't hold a value.
         """
         rows: dict[str, Array] = {}
         for spec, (name, leaf) in zip(
@@ -202,7 +202,7 @@ class Leaves:
         return rows
 
     def nest(self, rows: Mapping[str, Any], prefix: str | None = None) -> Any:
-        """Return the nested value that these leaves make up; `prefix` is what their names begin with there."""
+        """Return the nested value of these leaves; `prefix` is the start of their names in `leaves`."""
         prefix = self.prefix if prefix is None else prefix
         cut = len(self.prefix)
         return nested({self.prefix + n[cut:]: rows[prefix + n[cut:]] for n in self.names})[
@@ -225,7 +225,7 @@ def dtype_of(given: Any, where: str) -> np.dtype[Any]:
 
 
 def as_array(value: Any, where: str, name: str) -> Array:
-    """Return an array, or an array-like or tensor as one."""
+    """Return an array; array-likes and tensors are converted."""
     if type(value) is np.ndarray and value.dtype.kind != "O":
         return value
     try:
@@ -240,7 +240,7 @@ def as_array(value: Any, where: str, name: str) -> Array:
 
 
 def _spec(name: str, given: Any, dtype: np.dtype[Any], where: str) -> ColumnSpec:
-    """Return the column that a leaf of a spec asks for."""
+    """Return the column for a leaf of a spec."""
     if getattr(given, "shape", None) is not None and getattr(given, "dtype", None) is not None:
         given, dtype = tuple(given.shape), dtype_of(given.dtype, where)
     elif isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):

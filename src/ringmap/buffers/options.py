@@ -1,4 +1,4 @@
-"""The options of a buffer: which there are, what they may be, what must agree with the disk.
+"""The options of a buffer: their names, their valid values, and which must agree with the disk.
 
 Not here: what they do (replay.py, storage/).
 """
@@ -40,7 +40,7 @@ log = logging.getLogger("ringmap")
 
 @dataclass(frozen=True)
 class Options:
-    """What a buffer remembers in its directory for `ReplayBuffer.open`."""
+    """The settings that a buffer stores in its directory for `ReplayBuffer.open`."""
 
     history_len: int = 1
     frameskip: int = 1
@@ -51,7 +51,7 @@ class Options:
 
     @classmethod
     def remembered(cls, stored: Mapping[str, Any], folder: str) -> Options:
-        """Return the options that a directory remembers; one that makes no sense is as in a new buffer."""
+        """Return the options stored in a directory; an invalid one is replaced by the default."""
         known = {field.name for field in fields(cls)} & stored.keys()
         options = cls()
         for name in sorted(known):
@@ -64,10 +64,10 @@ class Options:
         return options
 
     def check(self, where: str) -> None:
-        """Raise InputError for a value that makes no sense."""
+        """Raise InputError for an invalid value."""
         for name in ("history_len", "frameskip"):
             positive(where, name, getattr(self, name))
-            object.__setattr__(self, name, int(getattr(self, name)))  # JSON knows no NumPy integers
+            object.__setattr__(self, name, int(getattr(self, name)))  # JSON has no NumPy integers
         for name, known in (
             ("durability", ("process", "power")), ("casting", ("safe", "unsafe")), ("interrupted", ("drop", "keep")),
         ):  # fmt: skip
@@ -103,11 +103,11 @@ def fraction(where: str, name: str, value: Any) -> None:
 
 
 def sendable(where: str, name: str, value: Any) -> Any:
-    """Return what is to be pickled, if another process can find it by its name.
+    """Return a value for the pickle, if another process can find it by name.
 
     Raises:
-        InputError: it is a lambda or was made inside a function, or is a `functools.partial` of such, or an object of a
-            class that was made there.
+        InputError: it is a lambda, was made inside a function, is a `functools.partial` of either, or is an object of a
+            class made inside a function.
     """
     found = value
     while isinstance(found, functools.partial):
@@ -122,7 +122,7 @@ def sendable(where: str, name: str, value: Any) -> Any:
 
 
 def check_whole(where: str, state: Any, names: Iterable[str]) -> None:
-    """Raise InputError unless a state has what `state_dict` puts into it."""
+    """Raise InputError unless a state has the keys that `state_dict` writes."""
     missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
     if missing:
         raise InputError(
@@ -131,27 +131,27 @@ def check_whole(where: str, state: Any, names: Iterable[str]) -> None:
 
 
 def spare_of(max_steps: int, asked: int | None, where: str) -> int:
-    """Return the number of spare rows: as asked, or what suits `max_steps`."""
+    """Return the number of spare rows: the given number, or the default for `max_steps`."""
     if asked is None:
         return spare_rows(max_steps)
     try:
         rows = operator.index(asked)
     except TypeError:
         rows = 0
-    if rows < 1:  # without any, each episode would need a retire record and a sync of its own
+    if rows < 1:  # without spare rows, each episode would need a retire record and a sync for it
         raise InputError(f"{where}: spare_rows must be positive (an integer), got {asked!r}")
     return rows
 
 
 def check_reads(reads: str, where: str) -> bool:
-    """Return whether rows are read through maps; raise InputError for a way that there is not."""
+    """Return whether rows are read through maps; raise InputError for an unknown way."""
     if reads not in ("map", "pread"):
         raise InputError(f"{where}: reads must be 'map' or 'pread', got {reads!r}")
     return reads == "map"
 
 
 def settings_of(options: Options, storage: Storage, mapped: bool = True) -> Settings:
-    """Return what the store needs to know of the options."""
+    """Return the options that the store needs."""
     return Settings(
         options.durability == "power",
         float(options.sync_every_s),
@@ -189,6 +189,6 @@ def must_agree(
 
 
 def log_progress(done: int, of: int) -> None:
-    """Log how far a verification is."""
+    """Log the progress of a verification."""
     if done == of or done % 1000 == 0:
         log.info("verified %d of %d episodes", done, of)

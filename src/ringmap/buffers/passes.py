@@ -1,10 +1,10 @@
-"""A pass: each clip of one moment once, in an order that can be saved and taken up again.
+"""A pass: each clip of one moment once, in an order that can be saved and resumed.
 
     pass 0                        pass 1
     pin -> order -> ids ......... pin -> order -> ids
                   ^ taken
 
-Invariants: the length and the clips of a pass stand still while it runs; the order follows from
+Invariants: the length and the clips of a pass do not change while it runs; the order follows from
 seed and number of the pass.
 Not here: reading (engine.py).
 """
@@ -24,20 +24,20 @@ from ringmap.errors import InputError
 __all__ = ["PassSampler"]
 
 _CHUNK = 4096
-_GONE = 2 * PINNED - 1  # a position beyond any: drawn anew
+_GONE = 2 * PINNED - 1  # a position beyond all others: its clip is redrawn
 
 
 class PassSampler:
     """Order the clips of a buffer for a DataLoader: made by `buffer.pass_sampler()`.
 
-    Its ids name places on the ring (PINNED + position), so that workers, persistent ones too, read what the
-    pass began with. Go on with a pass after a restart:
+    Its ids are positions on the ring (PINNED + position), so that all workers, also persistent ones, read the clips that the
+    pass began with. To resume a pass after a restart:
 
         state = {"sampler": sampler.state_dict(taken=batches * batch_size), ...}     # when saving
         sampler.load_state_dict(state["sampler"])                                    # before the next `for`
 
     Args:
-        buffer: whose clips.
+        buffer: the buffer to read.
         shuffle: a new order for each pass; False: oldest first.
         seed: of the orders.
 
@@ -62,7 +62,7 @@ class PassSampler:
         self._now: tuple[int, int] | None = None  # head, clips
 
     def __len__(self) -> int:
-        """Return the clips of the pass under way; between passes those that there are now."""
+        """Return the clips of the current pass; between passes, the clips that exist now."""
         if self._restored is not None:
             return self._restored[1]
         if self._now is None or self._taken == self._now[1]:
@@ -80,7 +80,7 @@ class PassSampler:
         if self._restored is not None:
             head, count, taken = self._restored
             view = view.take(np.flatnonzero(view.starts < head))
-            gone = count - len(view)  # evicted since: the oldest
+            gone = count - len(view)  # the oldest, evicted since
         self._restored, self._now, self._taken = None, (head, count), taken
         number = self._pass
         order = np.arange(count)
@@ -97,11 +97,11 @@ class PassSampler:
                 yield place
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return where in which pass this sampler is.
+        """Return the pass of this sampler, and its place in the pass.
 
         Args:
-            taken: clips of this pass that the training loop has had: batches times batch size. None: all
-                that were handed to the loader, whose workers are some batches ahead of the loop.
+            taken: clips of this pass that the training loop has received: batches times batch size. None: all
+                that were given to the loader, whose workers are some batches ahead of the loop.
         """
         head, count, had = self._restored or (*(self._now or (0, 0)), self._taken)
         had = had if taken is None else int(taken)
@@ -115,14 +115,14 @@ class PassSampler:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken: the next pass is the rest of that one.
+        """Continue from the state that `state_dict` returned: the next pass is the rest of that one.
 
-        Clips that were evicted since are drawn anew.
+        Clips that were evicted since are redrawn.
         """
         self.shuffle, self.seed = bool(state["shuffle"]), int(state["seed"])
         self._pass, self._now = int(state["pass"]), None
         head, clips, taken = (int(state[name]) for name in ("head", "clips", "taken"))
-        if taken == clips:  # it had ended, or has not begun
+        if taken == clips:  # the pass had ended, or has not begun
             self._pass += clips > 0
             self._restored = None
         else:

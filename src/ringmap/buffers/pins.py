@@ -1,11 +1,11 @@
-"""Which clips there are, so that ids stand still: pinned, and told to the workers of a loader.
+"""Pins the set of clips, so that ids do not change, and tells it to the workers of a loader.
 
-    the loader's process   pin ----> beacon      writer: as of now
+    the loader's process   pin ----> state       writer: as of now
                                        |         reader: as of its last refresh
     a worker               pin <-------+         as of the moment of the loader's process
 
-Invariants: the ids of a reader stand still until it is refreshed; a worker counts as the process that owns its loader.
-Not here: what copies the clips (clips/gather.py), the memory that is shared (loader_state.py).
+Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns its loader.
+Not here: what copies the clips (clips/gather.py), the shared memory (loader_state.py).
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ class Pins:
     def __init__(self) -> None:
         self.beacon = LoaderState()
         self.copied: int | None = None
-        """Of a copy of a ring in RAM: the commit that it is of."""
+        """For a copy of a ring in RAM: the commit that it was copied at."""
         self._of: dict[int, Pinned] = {}
         self._told: tuple[int, ...] = ()
         self._told_redraws = 0
         self._fetcher: Any = None
 
     def clear(self) -> None:
-        """Let the next look be at the newest state."""
+        """Let the next look use the newest state."""
         self._of.clear()
 
     def of(self, reader: ClipReader, span: int, shared: bool) -> Pinned:
-        """Return which clips there are: of a writer now, of a reader when it was last refreshed.
+        """Return the clips that exist: for a writer now, for a reader at its last refresh.
 
-        A reader moves on inside when it redraws; its length and ids must not.
+        A reader advances internally when it redraws; its length and ids must not change.
 
         Args:
             reader: of the ring.
             span: steps of a clip.
-            shared: whether it is the span of the loader's clips, which workers count as its process does.
+            shared: whether this is the span of the loader's clips, which workers count as its process does.
         """
         source = reader.source
         if source.writable:
             return reader.pin(span)
-        beacon = self.beacon
-        if not beacon.is_mine:
+        state = self.beacon
+        if not state.is_mine:
             if worker() is not None and shared:
                 return self._as_told(reader, span)
-            beacon = self.beacon = LoaderState() if worker() is None else beacon
+            state = self.beacon = LoaderState() if worker() is None else state
         pinned = self._of.get(span)  # another thread may drop it meanwhile
         if pinned is None:
-            with source.memory:  # or another thread's moment could be told after ours
+            with source.memory:  # or another thread's moment could be told after this one
                 self._of[span] = pinned = reader.pin(span)
-                if beacon.is_mine and shared:
-                    beacon.tell(_STANDS, pinned.head, pinned.count)
+                if state.is_mine and shared:
+                    state.tell(_STANDS, pinned.head, pinned.count)
         return pinned
 
     def _as_told(self, reader: ClipReader, span: int) -> Pinned:
@@ -81,27 +81,27 @@ class Pins:
         return pinned
 
     def count_redraws(self, redraws: int) -> None:
-        """Let the process that owns the loader know how many clips this worker drew anew."""
+        """Tell the process that owns the loader how many clips this worker redrew."""
         if redraws != self._told_redraws:
             self._told_redraws = redraws
             if not self.beacon.is_mine and worker() is not None:
                 self.beacon.count(redraws)
 
     def counted(self) -> int:
-        """Return how many clips workers drew anew, in the process that owns the loader."""
+        """Return how many clips workers redrew, in the process that owns the loader."""
         return self.beacon.counted() if self.beacon.is_mine else 0
 
     def tell_copies(self, seq: int) -> None:
-        """Tell copies of a ring in RAM how far the original is."""
+        """Tell copies of a ring in RAM the commit of the original."""
         if self.beacon.is_mine:
             self.beacon.tell(_NEWEST, 0, 0, seq)
 
     def check_copy(self, seq: int) -> None:
-        """Raise in a persistent worker that would go on serving an old copy, of commit `seq`, of a ring in RAM."""
-        beacon = self.beacon
-        if beacon.is_mine or worker() is None:
+        """Raise in a persistent worker that would return an old copy, of commit `seq`, of a ring in RAM."""
+        state = self.beacon
+        if state.is_mine or worker() is None:
             return
-        fetcher, told = _fetcher(), beacon.told()
+        fetcher, told = _fetcher(), state.told()
         if self._fetcher is None:
             self._fetcher = fetcher
             if self.copied is None:
@@ -114,7 +114,7 @@ class Pins:
 
 
 def _fetcher() -> Any:
-    """Return what PyTorch's worker reads this batch with: another object for each pass, and the only sign of one."""
+    """Return the object that PyTorch's worker reads this batch with: it differs for each pass, and nothing else shows a pass."""
     frame = sys._getframe(1)
     for _ in range(12):
         found = frame.f_locals.get("self") if frame.f_code.co_name == "fetch" else None

@@ -1,8 +1,8 @@
-"""Batches drawn ahead: a thread gathers the next ones while the model trains on this one.
+"""Draws batches ahead: a thread gathers the next ones while the model trains on this one.
 
     thread: sample -> tensors -> page-locked   | queue of `prefetch` |   __next__: device
 
-Invariants: batches come in the order in which they were drawn; an error comes out where the batch would have;
+Invariants: batches come in the order in which they were drawn; an error is raised in place of its batch;
 after `close` no thread is left.
 Not here: what is drawn (sampled.py).
 """
@@ -30,12 +30,12 @@ _LOOK_S = 0.1
 
 
 class Batches(Iterator[Batch[Any]]):
-    """An endless, closable iterator over `buffer.sample`: made by `buffer.batches()`.
+    """An endless, closable iterator over `buffer.sample`, made by `buffer.batches()`.
 
-    Draws run ahead of the loop by up to `prefetch` + 1 batches, and the sampling state with them.
-    Close it, or use it in a `with` block: its thread ends then (and when nobody holds it any more).
+    Draws are ahead of the loop by up to `prefetch` + 1 batches, and so is the sampling state.
+    Close it, or use it in a `with` block, to end its thread. The thread also ends when the iterator is no longer referenced.
 
-    `sample` draws one batch; `ahead` many, each asked of the disk before the last one is read.
+    `sample` draws one batch; `ahead` draws many, and asks the disk for each before the last one is read.
     """
 
     def __init__(
@@ -69,9 +69,7 @@ class Batches(Iterator[Batch[Any]]):
             )  # fmt: skip
             try:
                 self._thread.start()
-            except (
-                RuntimeError
-            ):  # no thread can start here: batches are gathered when they are asked for
+            except RuntimeError:  # no thread can start here: batches are gathered on request
                 self._thread = None
 
     def __next__(self) -> Batch[Any]:
@@ -88,7 +86,7 @@ class Batches(Iterator[Batch[Any]]):
         assert batch is not None
         if self._left is not None:
             self._left -= 1
-        if self._device is not None:  # here, on the stream that the caller computes on
+        if self._device is not None:  # here, on the stream of the caller's computation
             device = self._device
             return batch.mapped(
                 lambda v: v.to(device, non_blocking=True) if hasattr(v, "to") else v
@@ -109,7 +107,7 @@ class Batches(Iterator[Batch[Any]]):
                     return None, StopIteration()
 
     def close(self) -> None:
-        """End the thread. What it had drawn is dropped."""
+        """End the thread. Drop what it had drawn."""
         self._shelf.close()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -128,20 +126,20 @@ class Batches(Iterator[Batch[Any]]):
 
 
 class _Shelf:
-    """What was drawn ahead: up to `size` batches, put by one thread, taken by another.
+    """The batches drawn ahead: up to `size`, put by one thread, taken by another.
 
-    Of `SimpleQueue`s, which are C: Ctrl-C in the middle of a `queue.Queue`, an `Event` or a `Condition`, which are
-    Python, leaves its lock taken, and both threads waiting for ever.
+    Made of `SimpleQueue`s, which are C code: Ctrl-C in the middle of a `queue.Queue`, an `Event` or a `Condition`, which are
+    Python code, leaves its lock taken, and both threads wait forever.
     """
 
     def __init__(self, size: int) -> None:
         self.closed = False
         self._size = size
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._taken: queue.SimpleQueue[None] = queue.SimpleQueue()  # only wakes who waits for room
+        self._taken: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes a thread
 
     def take(self) -> Item:
-        """Return the oldest batch; after a while without one, raise `queue.Empty`."""
+        """Return the oldest batch; raise `queue.Empty` after a while without one."""
         item = self._items.get(timeout=_LOOK_S)
         self._taken.put(None)
         return item
@@ -151,19 +149,19 @@ class _Shelf:
         while not self.closed:
             if self._items.qsize() < self._size:
                 self._items.put(item)
-                with contextlib.suppress(queue.Empty):  # or those that nobody waits for pile up
+                with contextlib.suppress(queue.Empty):  # or tokens that no thread waits for pile up
                     self._taken.get_nowait()
                 return
             with contextlib.suppress(queue.Empty):
                 self._taken.get(timeout=_LOOK_S)
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Stop all waits."""
         self.closed = True
         self._taken.put(None)
 
     def drop(self) -> None:
-        """Forget what nobody took."""
+        """Drop the batches that were not taken."""
         self._items = queue.SimpleQueue()
 
 

@@ -3,8 +3,8 @@
     write_episode -> schema -> Store.commit                     (writer)
     sample, []    -> sampler -> ClipReader -> Source.rows       (dataset)
 
-Invariants: every way in validates all it is given before anything changes; every way out
-hands out copies; a process that is not the one that opened the buffer only reads.
+Invariants: every method that stores validates all its input before anything changes; every method that reads
+returns copies; only the process that opened the buffer writes.
 Not here: files and commits (storage/), clip numbers (clips/), formats.
 """
 
@@ -68,43 +68,43 @@ _BAR_AFTER_S = 2.0
 class ReplayBuffer(Sampled):
     """A ring of whole episodes that is sampled as clips.
 
-    Without `path` the columns are in RAM; with it they are files in that directory, survive the
-    process, and other processes read them while they are written. A path that holds a buffer
-    already is opened with all its committed episodes.
+    Without `path` the columns are in RAM. With `path` they are files in that directory, survive the
+    process, and other processes can read them while they are written. A path that already holds a buffer
+    is opened with all its committed episodes.
 
     Args:
         max_steps: capacity in steps; the oldest whole episodes are evicted to make room.
         history_len: observations per clip.
         frameskip: stride between the observations of a clip; `action` stays dense.
         sampler: `fn(step, buffer, batch_size, history_len) -> ids`; None draws uniformly.
-        transform: dict -> dict, applied to each clip of the dataset path, not to `sample`.
+        transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
         key_filter: dict -> dict, applied to the per-step columns of each episode written.
         path: directory of the buffer; None for RAM.
         storage: how columns are stored: "memmap", "zarr" (compressed; strings and dates stay memmaps),
             `ringmap.Zarr(...)` with options, or column -> one of these (the rest "memmap").
-        schema: fixes the columns up front: column -> (shape, dtype), a Gymnasium space or an example
-            episode. Otherwise the first episode does.
-        durability: "process": nothing that returned is lost when the process is killed, and at most
-            the last `sync_every_s` when the power goes. "power": nothing then either.
+        schema: fixes the columns at creation: column -> (shape, dtype), a Gymnasium space or an example
+            episode. Without it, the first episode fixes them.
+        durability: "process": a kill of the process loses no write that has returned, and a power cut at
+            most those of the last `sync_every_s` seconds. "power": a power cut loses none either.
         casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them.
-        interrupted: what to do with an episode that `begin_episode` was streaming at a kill: "drop" it,
+        interrupted: what to do with an episode that `begin_episode` was recording at a kill: "drop" it,
             or "keep" the steps seen.
-        seed: of the buffer's own random generator. Counts when the buffer is made, not later.
+        seed: of the buffer's own random generator. Used when the buffer is made, not when it is opened later.
         spare_rows: rows beyond `max_steps`; an episode that fits in them commits in one step.
             Default: a sixteenth of max_steps, at least 1024, at most max_steps. Fixed on disk.
         sync_every_s: seconds between background syncs at durability="process".
-        threads: that copy a large batch; None: as many as there are cores for this process, which DataLoader
+        threads: number of threads that copy a large batch; None: the number of cores for this process, which DataLoader
             workers share. May be assigned.
-        reads: "map": rows are read through maps, which is fastest; a bad sector, or a file that somebody
-            cuts, then ends the process (SIGBUS). "pread": by reads, and both are errors. Of this handle
-            and its copies, not remembered; in RAM there is no difference.
-        disk: the door to the file system, which a test replaces; None: the system's own. Of this handle, not of its pickled copies.
+        reads: "map": rows are read through maps, which is fastest; a bad sector, or a file that another program
+            truncates, then ends the process (SIGBUS). "pread": rows are read by system calls, and both are errors. Applies to this
+            handle and its copies, and is not stored; in RAM there is no difference.
+        disk: the door to the file system, for tests to replace; None: the system's own. Applies to this handle, not to its pickled copies.
 
     Raises:
-        InputError: an argument is wrong, or contradicts what is fixed on disk.
+        InputError: an argument is wrong, or contradicts a value fixed on disk.
         UnknownFormatError: the path is a file or holds something else.
-        CorruptError, NewerVersionError: the buffer there is damaged, or from a newer version.
-        LockedError: another handle is writing it.
+        CorruptError, NewerVersionError: the buffer at the path is damaged, or from a newer version.
+        LockedError: another handle is writing to it.
         EnvironmentFault: the disk is full, not writable, or fails.
 
     Cost: a write is O(1) in the stored episodes, a lookup O(log episodes). Memory: 20 bytes per
@@ -173,7 +173,7 @@ class ReplayBuffer(Sampled):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str = "r", **overrides: Any) -> ReplayBuffer:
-        """Open the buffer at `path` with the settings that it remembers.
+        """Open the buffer at `path` with its stored settings.
 
         Args:
             path: its directory.
@@ -186,7 +186,7 @@ class ReplayBuffer(Sampled):
             UnknownFormatError, CorruptError, NewerVersionError, LockedError, EnvironmentFault: as
                 for the constructor.
 
-        Cost: O(episodes) for their records, 0.1 us each; rows are not read.
+        Cost: O(episodes) to read their records, 0.1 us each; rows are not read.
         """
         where = "ReplayBuffer.open"
         if mode not in ("r", "r+"):
@@ -229,16 +229,16 @@ class ReplayBuffer(Sampled):
         storage: Storage = "memmap",
         spare_rows: int | None = None,
     ) -> dict[str, int]:
-        """Return the bytes that a full buffer takes: file -> bytes, and "total". Episode data comes on top.
+        """Return the size of a full buffer in bytes: file -> bytes, and "total". Episode data are not included.
 
         Args:
             schema: as for the constructor: column -> (shape, dtype), a Gymnasium space or an example episode.
             max_steps: capacity in steps.
-            storage: how columns are stored, as for the constructor. What compression saves is not known
+            storage: how columns are stored, as for the constructor. The effect of compression is not known
                 beforehand: the figure is for rows that can't be compressed.
             spare_rows: rows beyond `max_steps`, as for the constructor.
 
-        Cost: none; nothing is made. Files are sparse: they grow to this as the ring fills for the first time.
+        Cost: none; no file is made. Files are sparse: they grow to this size as the ring fills for the first time.
 
         Example:
             >>> ReplayBuffer.estimate({"pixels": ((64, 64, 3), "u1")}, max_steps=1_000_000)["total"] // 10**6
@@ -310,18 +310,18 @@ class ReplayBuffer(Sampled):
         Args:
             ep_data: column -> one value per step: a list of per-step arrays, an array `(T, ...)` or a
                 CPU tensor. The key `_episode_data` may hold a mapping of values constant within
-                the episode: str, bytes, numbers, arrays. Empty, or of length 0: nothing happens.
-            notes: name -> JSON value, small: they join `notes` with this episode or not at all, and stay
+                the episode: str, bytes, numbers, arrays. An empty episode, or one of length 0, is ignored.
+            notes: name -> JSON value, small: they join `notes` with this episode or not at all, and remain
                 when it is evicted.
 
         Raises:
             InputError: a scalar column, unequal lengths, a schema mismatch, a value that does not fit,
                 an episode longer than max_steps. Nothing was changed.
             ReadOnlyError, ClosedError: this handle may not write.
-            EnvironmentFault: the disk is full or fails. Nothing was changed, but that the oldest
+            EnvironmentFault: the disk is full or fails. Nothing was changed, except that the oldest
                 episodes may be gone if this one is longer than the spare rows.
 
-        Cost: O(1) in the stored episodes; checksum and write of the rows.
+        Cost: O(1) in the stored episodes, plus the checksum and the write of the rows.
         """
         where = "ReplayBuffer.write_episode"
         if not ep_data:
@@ -353,17 +353,17 @@ class ReplayBuffer(Sampled):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What was noted with episodes, as of the newest commit: name -> JSON value. A writer's only."""
+        """The notes stored with episodes, as of the newest commit: name -> JSON value. For a writer only."""
         source = self.engine.source
         return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store episodes as they arrive, each with a commit of its own."""
+        """Store episodes as they arrive, each in its own commit."""
         for episode in episodes:
             self.write_episode(episode)
 
     def begin_episode(self) -> OpenEpisode:
-        """Begin an episode whose steps are on disk as they are appended; see `OpenEpisode`."""
+        """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`."""
         store = self.engine.writer("ReplayBuffer.begin_episode")
         store.disk.check_held("ReplayBuffer.begin_episode")
         return OpenEpisode(store, self.options.casting, self.key_filter, self.engine.committing)
@@ -383,14 +383,14 @@ class ReplayBuffer(Sampled):
             self.write_episode({**episode, EPISODE_DATA_KEY: data} if data else episode)
 
     def clear(self) -> None:
-        """Drop every episode in one commit; columns, schema and the sampling counter stay."""
+        """Drop every episode in one commit; columns, schema and the sampling counter remain."""
         self.engine.clear("ReplayBuffer.clear")
 
     def flush(self, *, notes: Mapping[str, Any] | None = None) -> None:
-        """Force everything stored, and the sampling state, to the disk itself. A reader: nothing.
+        """Force all stored data, and the sampling state, to the disk. Does nothing on a reader.
 
         Args:
-            notes: as for `write_episode`: they join `notes`, without an episode.
+            notes: as for `write_episode`; they join `notes` without an episode.
 
         Raises:
             SyncFailedError: the disk refused; close the buffer and open it again.
@@ -400,15 +400,15 @@ class ReplayBuffer(Sampled):
             self.engine.flush("ReplayBuffer.flush", notes)
 
     def close(self) -> None:
-        """Flush, and give files and lock back. A closed buffer raises ClosedError on use; closing twice is fine.
+        """Flush, and release files and lock. A closed buffer raises ClosedError on use; closing twice is allowed.
 
-        Files and lock go whatever the flush raises.
+        Files and lock are released even if the flush raises.
 
         Raises:
-            RoleError: of a writer, in the middle of another call of the same thread (from a signal handler or a
+            RoleError: a writer is in the middle of another call of the same thread (from a signal handler or a
                 callable): it stays open, and nothing was changed.
-            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are given
-                back all the same, nothing was written at the path, and what was committed is where the directory is.
+            ReplacedError: the directory was removed, renamed or replaced since it was opened. Files and lock are still
+                released, nothing was written at the path, and the committed data are in the directory, wherever it is now.
             SyncFailedError, EnvironmentFault: the disk refused; see `flush`.
         """
         self.engine.close()
@@ -431,26 +431,26 @@ class ReplayBuffer(Sampled):
 
     @property
     def schema(self) -> Schema | None:
-        """The columns with their per-step shapes and dtypes; None before the first episode, if none was given."""
+        """The columns with their per-step shapes and dtypes; None before the first episode, unless a schema was given."""
         return self.engine.source.schema
 
     @property
     def num_episodes(self) -> int:
-        """Episodes stored."""
+        """Number of stored episodes."""
         return len(self.engine.source.live)
 
     def count_rows(self) -> int:
-        """Return how many rows there are: the steps stored."""
+        """Return the number of rows, which are the stored steps."""
         return self.num_steps_stored
 
     @property
     def num_steps_stored(self) -> int:
-        """Steps stored."""
+        """Number of stored steps."""
         return self.engine.source.live.num_steps
 
     @property
     def lengths(self) -> Array:
-        """Steps of each episode, oldest first, int32. O(episodes): a copy."""
+        """Steps of each episode, oldest first, int32. Makes a copy: O(episodes)."""
         source = self.engine.source
         with source.memory:
             lengths: Array = source.live.lengths.copy()
@@ -464,7 +464,7 @@ class ReplayBuffer(Sampled):
 
     @property
     def episode_column_names(self) -> list[str]:
-        """Names of the episode data of the stored episodes, first seen first.
+        """Names of the episode data of the stored episodes, in order of first use.
 
         Cost: reads the blob of every episode, once per state.
         """
@@ -473,10 +473,10 @@ class ReplayBuffer(Sampled):
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None
     ) -> dict[str, list[Any]]:
-        """Return values constant within an episode: name -> one value per asked episode, None where it has none.
+        """Return values constant within an episode: name -> one value per requested episode, None where it has none.
 
         Args:
-            idx: an episode, several (duplicates are welcome), or None for all.
+            idx: an episode, several (duplicates are allowed), or None for all.
 
         Raises:
             ClipIndexError: there is no such episode.
@@ -485,20 +485,20 @@ class ReplayBuffer(Sampled):
         return self.engine.episodes.data(numbers)
 
     def dropped_episode_data(self) -> list[dict[str, Any] | None]:
-        """Return the data of episodes that were dropped because their rows were lost, None where it was lost too.
+        """Return the data of episodes that were dropped because their rows were lost, None where the data were lost too.
 
-        Those among the stored ones, oldest first. A power cut at durability="process" can leave such.
+        Covers those among the stored ones, oldest first. A power cut at durability="process" can cause them.
         """
         return self.engine.episodes.dropped_data()
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first, as column -> list of per-step arrays (copies).
 
-        The key `_episode_data` is included when there is any. Rows are verified by their checksum. An
+        The key `_episode_data` is included when the episode has data. Rows are verified by their checksum. An
         episode that is evicted meanwhile is left out.
 
         Raises:
-            CorruptError: rows are not what was stored.
+            CorruptError: rows differ from what was stored.
         """
         return self.engine.episodes.each()
 
@@ -507,7 +507,7 @@ class ReplayBuffer(Sampled):
 
         Raises:
             ClipIndexError: there is no such episode.
-            CorruptError: its rows are not what was stored.
+            CorruptError: its rows differ from what was stored.
         """
         steps = self.engine.episodes.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
         return dict(zip(self.column_names, steps, strict=True))
@@ -537,14 +537,14 @@ class ReplayBuffer(Sampled):
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def get_dim(self, col: str) -> int:
-        """Return how many values a step of a column holds."""
+        """Return the number of values in one step of a column."""
         self._check_column(col, "get_dim")
         schema = self.engine.source.schema
         assert schema is not None
         shape = next(spec.shape for spec in schema.columns if spec.name == col)
         return int(np.prod(shape, dtype=np.int64))
 
-    # -- out ---------------------------------------------------------------------------------
+    # -- export ------------------------------------------------------------------------------
 
     def dump(
         self,
@@ -558,15 +558,15 @@ class ReplayBuffer(Sampled):
         """Write the stored episodes as a regular dataset, episode by episode, in constant memory.
 
         Args:
-            path: where to; what is there stays until the new one is whole.
-            format: name of a registered format; None: the suffix of `path` names it (.h5, .zarr, .lance), or what is there.
+            path: target; existing data stay until the new dataset is complete.
+            format: name of a registered format; None: the suffix of `path` decides (.h5, .zarr, .lance), or the existing data.
             mode: "overwrite", "append" or "error".
-            progress: show a progress bar once it takes a while.
-            writer_options: for the format's writer.
+            progress: show a progress bar if the export takes a while.
+            writer_options: passed to the format's writer.
 
         Raises:
-            InputError: an unknown format or mode, one that is only read, or a suffix that names none.
-            FileExistsError: mode="error" and something is there.
+            InputError: an unknown format or mode, a format that is read-only, or an unknown suffix.
+            FileExistsError: mode="error" and the target exists.
         """
         chosen = resolve_format(path, format, mode=mode, where="ReplayBuffer.dump")
         dropped: list[str] = []
@@ -587,28 +587,29 @@ class ReplayBuffer(Sampled):
                 writer.write_episode(episode)
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Make a copy of the buffer as it is now, while its writer goes on: a buffer of its own.
+        """Copy the buffer in its present state to a new buffer, while its writer continues.
 
-        It is equal to one committed state, the newest or one shortly before it, with every episode and the small
-        state (sampling, progress) as of that commit. Positions are the same, the UUID is its own. Priorities are as of the
-        last update before the copy was finished. Episodes that are still being recorded are not in it. Made under a temporary name beside `path`, which shows it whole and durable, or not at all.
+        The copy equals one committed state, the newest or one shortly before it, with every episode and the small
+        state (sampling, progress) of that commit. Positions are the same; the copy has its own UUID. Priorities are as of the
+        last update before the copy was finished. Episodes that are still being recorded are left out. The copy is made under a
+        temporary name beside `path`, and appears at `path` whole and durable, or not at all.
 
         Args:
-            path: a directory that is new or empty.
+            path: a directory that does not exist or is empty.
 
         Raises:
             InputError: a path inside this buffer, or a mount point.
             ExistsError: something is there.
             LockedError: another snapshot to the same path is being made.
-            LappedError: the writer overtook this reader time after time.
+            LappedError: the writer overtook this reader repeatedly.
             EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
             CorruptError: a file of this buffer is cut or missing.
 
         Cost: reads and writes the live steps once, and syncs them. Where the file system can share blocks between
-            files (btrfs, xfs), it does, and nothing is copied but what was written meanwhile.
+            files (btrfs, xfs), it does, and only what was written meanwhile is copied.
 
-        Processes and threads: may be called from a live reader in another process, which slows the writer by no
-            lock; and on the writer's handle, from any thread: then writing waits while the last few steps are copied.
+        Processes and threads: may be called from a live reader in another process, which takes no lock that slows the
+            writer; and on the writer's handle, from any thread: then writing waits while the last few steps are copied.
 
         Example:
             >>> buf = ReplayBuffer(max_steps=100)
@@ -621,7 +622,7 @@ class ReplayBuffer(Sampled):
         self.engine.snapshot(path, "ReplayBuffer.snapshot")
 
     def check(self) -> list[Finding]:
-        """Return what is wrong with the buffer, each finding naming its file; empty when sound. Reads all rows."""
+        """Return the faults of the buffer, each finding with its file; empty when sound. Reads all rows."""
         engine, source = self.engine, self.engine.source
         with source.memory:
             faults = engine.reader.index.check() + engine.sampler.check()
@@ -631,7 +632,7 @@ class ReplayBuffer(Sampled):
     # -- copies ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle path and settings; a buffer in RAM pickles what is stored. What has no name elsewhere is refused."""
+        """Pickle path and settings; a buffer in RAM pickles its stored episodes. A callable without an importable name is refused."""
         cut: dict[str, Any] = {"history_len": self.num_steps, "frameskip": self.frameskip}
         return {
             "options": asdict(replace(self.options, **cut)), "transform": sendable("ReplayBuffer", "transform", self.transform),
@@ -656,7 +657,7 @@ class ReplayBuffer(Sampled):
 
 @contextlib.contextmanager
 def _closed_on_error(opened: list[Source]) -> Iterator[None]:
-    """Let go of files and lock if what follows fails: nobody else could."""
+    """Release files and lock if the block fails: no other code could."""
     try:
         yield
     except BaseException:
@@ -669,7 +670,7 @@ def _closed_on_error(opened: list[Source]) -> Iterator[None]:
 
 
 def _last(arrays: Mapping[str, Array], name: str) -> int:
-    """Return 1 if a column of flags ends on a true one."""
+    """Return 1 if a column of flags ends with a true value."""
     values = arrays.get(name)
     return int(
         values is not None
@@ -680,7 +681,7 @@ def _last(arrays: Mapping[str, Array], name: str) -> int:
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
-    """Show a progress bar once the work has taken a while."""
+    """Show a progress bar if the work takes a while."""
     from tqdm import tqdm
 
     bar: Iterable[Any] = tqdm(items, total=total, desc=what, delay=_BAR_AFTER_S, unit="ep")

@@ -1,10 +1,10 @@
-"""Clips of a buffer that may be written meanwhile: by id, by draw, by pass.
+"""Clips of a buffer, also while it is written: by id, by draw, by pass.
 
     ids      -> Lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
     sampler  -> Engine.draw -> Engine.read        sample, batches
 
-Invariants: the ids of a reader stand still until it is refreshed; a worker counts as the process that owns
-its loader does; what is evicted between its draw and its copy is drawn anew, and counted.
+Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns
+its loader does; a clip that is evicted between its draw and its copy is redrawn, and counted.
 Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.py).
 """
 
@@ -39,14 +39,14 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Sampled(Dataset):
-    """What a buffer offers to those who read clips: a subclass supplies the engine."""
+    """The methods of a buffer that read clips: a subclass supplies the engine."""
 
     engine: Engine
-    """What the buffer stands on: for those who build a buffer of their own."""
+    """The engine of the buffer, for classes that build their own buffer."""
 
     @property
     def threads(self) -> int | None:
-        """Threads that copy a large batch; None: as many as there are cores for this process. May be assigned."""
+        """Number of threads that copy a large batch; None: the number of cores for this process. May be assigned."""
         return self.engine.threads
 
     @threads.setter
@@ -55,7 +55,7 @@ class Sampled(Dataset):
 
     @property
     def sampler(self) -> Any:
-        """What `sample` draws with: the callable that was given, or a `DefaultSampler`. May be assigned."""
+        """The sampler of `sample`: the given callable, or a `DefaultSampler`. May be assigned."""
         given = self.engine.sampler.given
         return DefaultSampler(self) if given is None else given
 
@@ -72,7 +72,7 @@ class Sampled(Dataset):
         return ClipPairs(self.engine.reader.index, self.span, source.memory)
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
-        """Return the number of clips of `history_len` observations: ids run over `[0, n)`. O(1)."""
+        """Return the number of clips of `history_len` observations: ids are in `[0, n)`. O(1)."""
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.num_valid_ends", "history_len", history)
         span = history * self.frameskip
@@ -82,16 +82,16 @@ class Sampled(Dataset):
         return self.num_valid_ends() or self._no_length()
 
     def clip_window(self, history_len: int) -> ClipRange:
-        """Return the clips of `history_len` observations that there are now, for samplers. O(1)."""
+        """Return the clips of `history_len` observations that exist now, for samplers. O(1)."""
         return self.engine.window(history_len * self.frameskip)
 
     @property
     def num_redraws(self) -> int:
-        """Clips drawn anew so far because they were evicted before they could be read, by DataLoader workers too."""
+        """Clips redrawn so far because they were evicted before they could be read, including those of DataLoader workers."""
         return self.engine.num_redraws
 
     def refresh(self) -> bool:
-        """Show a reader the newest state; tell whether anything changed. A writer is always up to date."""
+        """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""
         return self.engine.refresh()
 
     # -- clips -------------------------------------------------------------------------------
@@ -103,14 +103,14 @@ class Sampled(Dataset):
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, transformed: observations `(history, ...)`, `action` `(history, -1)`.
 
-        With a list of B ids: the batch, column -> `(B, history, ...)`, as `DataLoader(buf, batch_size=None,
-        sampler=BatchSampler(...))` asks for it.
+        With a list of B ids, returns the batch, column -> `(B, history, ...)`. `DataLoader(buf, batch_size=None,
+        sampler=BatchSampler(...))` asks for batches in this form.
 
         Raises:
             ClipIndexError: the id is out of range, or the buffer is empty. Negative ids count from
                 the end.
-            InputError: the ids of a list are no integers.
-            SubscriptError: (an InputError) it is neither an integer nor a list.
+            InputError: the ids of a list are not integers.
+            SubscriptError: (an InputError) the index is neither an integer nor a list.
         """
         if np.ndim(idx):
             return self._lookup.mapping(clip_ids(idx, "ReplayBuffer"))
@@ -127,22 +127,22 @@ class Sampled(Dataset):
         return self._lookup.one(number)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips, transformed: what PyTorch's DataLoader calls.
+        """Return several clips, transformed. PyTorch's DataLoader calls this method.
 
-        One that was evicted since its id was drawn is drawn anew and counted, so that a pass goes
-        on whatever is written meanwhile. What comes is a list of clips over one block of rows, which
-        `default_collate` takes as it is; in a worker the block is shared memory that is used again.
+        A clip that was evicted since its id was drawn is redrawn and counted, so that a pass continues
+        while the buffer is written. Returns a list of clips over one block of rows, which
+        `default_collate` accepts; in a worker the block is shared memory that is reused.
         """
         return self._lookup.several(clip_ids(indices, "ReplayBuffer"))
 
     # -- passes, views, batches --------------------------------------------------------------
 
     def pass_sampler(self, shuffle: bool = True, seed: int = 0) -> PassSampler:
-        """Return a sampler for a DataLoader over this buffer that pins one state for each pass.
+        """Return a sampler for a DataLoader over this buffer that pins one state per pass.
 
-        `DataLoader(buf, sampler=buf.pass_sampler(), batch_size=64, num_workers=2)` hands out each clip that there
-        was when the pass began exactly once, whatever is written meanwhile (one that is evicted before it is
-        read is drawn anew). The plain `shuffle=True` asks for `len(buf)` again at the end of a pass.
+        `DataLoader(buf, sampler=buf.pass_sampler(), batch_size=64, num_workers=2)` yields each clip that existed
+        at the start of the pass exactly once, whatever is written meanwhile (a clip that is evicted before it is
+        read is redrawn). The plain `shuffle=True` asks for `len(buf)` again at the end of a pass.
 
         Args:
             shuffle: a new order for each pass; False: oldest first.
@@ -151,9 +151,9 @@ class Sampled(Dataset):
         return PassSampler(self, shuffle, seed)
 
     def view(self) -> BufferView:
-        """Return a dataset of what is stored now: its ids stand still, in every process that it is sent to.
+        """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
 
-        Cost: 12 bytes for each stored episode; no rows are copied, and none kept from eviction.
+        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction.
         """
         return BufferView.of(self)
 
@@ -161,8 +161,8 @@ class Sampled(Dataset):
         """Return two views that share no episode: `train` of the episodes, and the rest.
 
         Args:
-            train: share of the stored episodes, rounded, in the first view.
-            seed: which ones; an episode's rank among the others depends on it alone.
+            train: fraction of the stored episodes, rounded, in the first view.
+            seed: of the choice; an episode's rank among the others depends on the seed alone.
         """
         return split(self.view(), train, seed)
 
@@ -178,10 +178,10 @@ class Sampled(Dataset):
             prefetch: batches gathered ahead by a background thread; 0: none, and no thread.
             to: "numpy" arrays or "torch" tensors.
             device: where tensors go.
-            pin_memory: whether they go there from page-locked memory, without keeping the model waiting.
+            pin_memory: whether they go there from page-locked memory, so that the model does not wait.
 
         Raises:
-            InputError: an argument is wrong. What `sample` raises comes out of the iterator.
+            InputError: an argument is wrong. Errors of `sample` are raised by the iterator.
 
         Example:
             >>> from ringmap import ReplayBuffer
@@ -204,21 +204,21 @@ class Sampled(Dataset):
         Args:
             batch_size: B, clips.
             history_len: H, observations per clip; None for the buffer's own.
-            step: handed to the sampler; None uses the internal counter, and advances it.
-            out: column -> array to fill and return, of just the shape and dtype that would come, C-contiguous,
-                such as an earlier batch; columns that it lacks come in new arrays.
+            step: passed to the sampler; None uses the internal counter, and advances it.
+            out: column -> array to fill and return, of exactly the shape and dtype of the result, C-contiguous,
+                such as an earlier batch; missing columns are returned in new arrays.
 
         Returns:
-            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied. Its attribute `ids`, int64
-            `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`, is for losses, None if the sampler weighs nothing.
+            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied. The attribute `ids`, int64
+            `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`, is for losses, or None if the sampler has no weights.
 
         Raises:
-            InputError: a size is not positive, or the sampler's result has not shape `(B,)`.
+            InputError: a size is not positive, or the sampler's result does not have shape `(B,)`.
             ClipIndexError: the sampler returned an id that is out of range.
             NoClipsError: no clip is stored.
-            LappedError: the writer overtook this reader, ten times in a row without progress.
+            LappedError: the writer overtook this reader ten times in a row without progress.
 
-        Cost: O(B log episodes), one copy of the rows.
+        Cost: O(B log episodes), and one copy of the rows.
         """
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.sample", "batch_size", batch_size)
@@ -229,14 +229,14 @@ class Sampled(Dataset):
         return Batch(columns, positions, weigh and weigh(positions))
 
     def update_priorities(self, ids: Any, values: Any) -> int:
-        """Give clips their priorities: `sampler.update_priorities`, of a sampler that has them.
+        """Set the priorities of clips: `sampler.update_priorities`, for a sampler with priorities.
 
         Args:
             ids: of the clips: `batch.ids`.
             values: their priorities.
 
         Returns:
-            For how many clips: one that was evicted is passed over.
+            The number of clips updated: evicted clips are skipped.
 
         Raises:
             InputError: the sampler does not draw by priority.
@@ -245,7 +245,7 @@ class Sampled(Dataset):
         return self.engine.sampler.update_priorities(ids, values)
 
     def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[Batch[Any]]:
-        """Yield what `sample(batch_size)` would, each drawn, and asked of the disk, before the last one is read."""
+        """Yield the batches of `sample(batch_size)`; draw each, and ask the disk for it, before the last one is read."""
         engine, history, skip = self.engine, self.num_steps, self.frameskip
         positions, weigh = engine.draw(self, batch_size, history, skip)
         reader = engine.reader
@@ -268,19 +268,19 @@ class Sampled(Dataset):
         return self.engine.why_no_clips(self.num_steps, self.frameskip)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampling state (counter, generator, and the sampler's own), to go beside a checkpoint."""
+        """Return the sampling state (counter, generator, sampler state), to store with a checkpoint."""
         return self.engine.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken.
+        """Continue sampling from the state that `state_dict` returned.
 
         Raises:
-            InputError: it is no such state, or that of a buffer with another sampler. Nothing was changed.
+            InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
         """
         self.engine.load_state_dict(state)
 
     def _fitting(self, out: Mapping[str, Array], size: int, history: int) -> dict[str, Array]:
-        """Return `out` if a batch fits into it just so."""
+        """Return `out` if its arrays fit the batch exactly."""
         rows = self.engine.source.rows
         for name, array in out.items():
             column = None if rows is None else rows.by_name.get(name)
@@ -305,16 +305,16 @@ class Sampled(Dataset):
 
 
 class DefaultSampler:
-    """Draw uniformly from the buffer's own generator: what `buffer.sampler` is until another is assigned.
+    """Draw uniformly with the buffer's own generator: the value of `buffer.sampler` until another is assigned.
 
-    Called as any sampler, it returns ids. Called with `shuffle=` or `seed=` alone it is `buffer.pass_sampler`.
+    Called like any sampler, it returns ids. Called with only `shuffle=` or `seed=`, it is `buffer.pass_sampler`.
     """
 
     def __init__(self, buffer: Sampled) -> None:
         self._buffer = buffer
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Return ids for `(step, buffer, batch_size, history_len)`, a sampler for a DataLoader otherwise."""
+        """Return ids for `(step, buffer, batch_size, history_len)`, and otherwise a sampler for a DataLoader."""
         if len(args) < 4 and "batch_size" not in options:
             return self._buffer.pass_sampler(*args, **options)
         return self._ids(*args, **options)

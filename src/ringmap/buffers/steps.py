@@ -1,15 +1,15 @@
-"""A step-wise ring: the newest `capacity` rows that were added, over a buffer of episodes.
+"""A ring of steps: the newest `capacity` rows, stored in a buffer of episodes.
 
     ReplayBuffer, max_steps = capacity + group, spare_rows = group      [..|g7 g7|g8 g8 g8|g9]
                                                                              ^ window: the newest `capacity` rows
 
 Rows come in groups of at most `group`, each one commit (an "episode" to the buffer). The buffer evicts
-whole groups, and has room for one more than the window, so that what lies in the window is always there.
-The capacity is what the directory says: max_steps less the spare rows.
+whole groups, and has room for one group more than the window, so all rows in the window are stored.
+The capacity comes from the directory: max_steps minus the spare rows.
 
-Invariants: len == min(rows ever added, capacity), but for what damage took; a row keeps its id, its position
-on the ring, for life; what `add` commits at once is no longer than the spare rows.
-Not here: which rows are drawn, and what they mean.
+Invariants: len == min(rows ever added, capacity), except for damaged rows; a row keeps its id, its position
+on the ring, for life; one commit of `add` is at most as long as the spare rows.
+Not here: which rows are drawn, and their meaning.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ T = TypeVar("T")
 
 
 class StepRing:
-    """Rows of any columns, each kept until `capacity` newer ones came.
+    """Rows of any columns; each is kept until `capacity` newer rows exist.
 
     Args:
         capacity: rows.
-        path: directory; None for RAM. One that holds a ring already is opened.
-        group: rows of one commit, and how many more than `capacity` there is room for; None: a sixteenth, at least 1024, at
+        path: directory; None for RAM. A path that already holds a ring is opened.
+        group: rows per commit, and the room beyond `capacity`; None: a sixteenth, at least 1024, at
             most `capacity`.
         where: the class to name in an error.
         disk: as for `ReplayBuffer`.
         options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads. With a schema the ring is
-            told from other buffers by its columns, else by its capacity, which is noted with the first rows.
+            distinguished from other buffers by its columns, else by its capacity, which is noted with the first rows.
 
     Raises:
-        InputError: an argument is wrong, or contradicts what is on disk.
+        InputError: an argument is wrong, or contradicts a value on disk.
 
     Cost: an add of up to `group` rows is one commit.
 
@@ -68,7 +68,7 @@ class StepRing:
     """
 
     _noted = True
-    """Whether the capacity is noted with the first rows: another's buffer may be filled otherwise."""
+    """Whether the capacity is noted with the first rows: a caller's own buffer may also be filled by other means."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class StepRing:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str = "r", **options: Any) -> StepRing:
-        """Return the ring at a path, whatever its capacity: "r" for a live reader, "r+" for the writer."""
+        """Return the ring at a path, of any capacity: "r" for a live reader, "r+" for the writer."""
         ring = cls.__new__(cls)
         ring.buffer = ReplayBuffer.open(path, mode, **options)
         manifest = ring.engine.owned.manifest
@@ -112,7 +112,7 @@ class StepRing:
         """Return the ring of the newest 15/16 of a buffer's steps.
 
         Raises:
-            InputError: the buffer is of one step.
+            InputError: the buffer has one step only.
         """
         ring = cls.__new__(cls)
         ring.buffer = buffer
@@ -125,13 +125,13 @@ class StepRing:
 
     @property
     def engine(self) -> Engine:
-        """That of the buffer."""
+        """The schema of the buffer."""
         return self.buffer.engine
 
     # -- which rows --------------------------------------------------------------------------
 
     def window(self) -> ClipRange:
-        """Return the newest `capacity` rows as they are now, numbered from the oldest. O(1)."""
+        """Return the newest `capacity` rows that exist now, numbered from the oldest. O(1)."""
         source = self.engine.source
         with source.memory:
             index = self.engine.reader.index.of(1)
@@ -162,12 +162,12 @@ class StepRing:
         """Return the ids of `count` rows drawn uniformly from the window. O(count log groups).
 
         Args:
-            count: of the rows.
-            rng: what draws.
-            since: the id of a row in the window; those before it are left out.
+            count: number of rows.
+            rng: the generator.
+            since: the id of a row in the window; earlier rows are left out.
 
         Raises:
-            NoClipsError: none is left: another thread, or the writer, cleared them.
+            NoClipsError: no row is left: another thread, or the writer, cleared them.
         """
         source = self.engine.source
         with source.memory:
@@ -180,7 +180,7 @@ class StepRing:
             return window.positions(rng.integers(least, window.count, count))
 
     def holds(self, ids: Array) -> Array:
-        """Tell of each id whether its row is in the window. O(ids log groups)."""
+        """Tell for each id whether its row is in the window. O(ids log groups)."""
         inside = (ids >= self.oldest) & (ids < self.added)
         found: Array = inside & (self.engine.reader.starting(ids, 1) >= 0)
         return found
@@ -188,19 +188,19 @@ class StepRing:
     # -- rows --------------------------------------------------------------------------------
 
     def id_at(self, age: int) -> int:
-        """Return the id of the row that is `age` rows younger than the oldest in the window. O(log groups)."""
+        """Return the id of the row that is `age` rows newer than the oldest in the window. O(log groups)."""
         with self.engine.source.memory:
             return int(self.window().positions(np.array([age]))[0])
 
     def rows(self, ids: Array) -> dict[str, Array]:
         """Return rows by id, column -> `(n, ...)`, copies. The ids are in the window.
 
-        One that another thread's or process's add evicts meanwhile is drawn anew, as `ReplayBuffer` does.
+        A row that an add of another thread or process evicts meanwhile is redrawn, as in `ReplayBuffer`.
         """
         return self.rows_at(ids)[0]
 
     def rows_at(self, ids: Array) -> tuple[dict[str, Array], Array]:
-        """Return rows as `rows` does, and the ids that they have: others, where some were drawn anew."""
+        """Return rows as `rows` does, and their ids, which differ where rows were redrawn."""
         engine, schema = self.engine, self.schema
         if schema is None:
             return {}, np.empty(0, np.int64)
@@ -212,7 +212,7 @@ class StepRing:
     def read(
         self, ids: Array, names: Sequence[str] | None = None
     ) -> tuple[dict[str, Array], Array]:
-        """Return rows as `rows` does, and which of them are in the window still: the others mean nothing.
+        """Return rows as `rows` does, and which of them are still in the window: the others are meaningless.
 
         Args:
             ids: of the rows.
@@ -224,7 +224,7 @@ class StepRing:
         return columns, self.holds_still(ids)
 
     def holds_still(self, ids: Array) -> Array:
-        """Tell of each id whether its row is in the window, and was not overwritten up to now: after it was read."""
+        """Tell for each id whether its row is in the window and has not been overwritten: for use after a read."""
         bad = lost(self.engine.source, ids, self.holds(ids))
         return np.ones(len(ids), np.bool_) if bad is None else ~bad
 
@@ -232,7 +232,7 @@ class StepRing:
         """Return one column of rows by id.
 
         Raises:
-            LappedError: some were evicted by a writer elsewhere.
+            LappedError: a writer elsewhere evicted some of them.
         """
         source = self.engine.source
         values = self.take(name, ids)
@@ -243,7 +243,7 @@ class StepRing:
         return values
 
     def take(self, name: str, ids: Array) -> Array:
-        """Return a copy of one column of rows by id, whatever is there: for what `read_whole` calls."""
+        """Return a copy of one column of rows by id, without a check: for use inside `read_whole`."""
         rows = self.engine.source.rows
         assert rows is not None
         return rows.take(name, ids)
@@ -251,12 +251,12 @@ class StepRing:
     def read_whole(
         self, read: Callable[[], tuple[Array, T]], refresh: Callable[[], object] | None = None
     ) -> T:
-        """Return what was read as of one moment.
+        """Return a read of one consistent state.
 
         Args:
-            read: looks ids up, copies their rows with `take`, and returns the ids and what it made of the rows. It is called
-                again if one of them was evicted meanwhile.
-            refresh: takes the newest state before that; None: that of the ring.
+            read: looks ids up, copies their rows with `take`, and returns the ids and its result. It is called
+                again if one of the rows was evicted meanwhile.
+            refresh: moves to the newest state before the read; None: the ring's own refresh.
 
         Raises:
             LappedError: the writer overtook this reader ten times in a row.
@@ -275,10 +275,10 @@ class StepRing:
         notes: Mapping[str, Any] | None = None,
         where: str = "StepRing.add",
     ) -> Array:
-        """Store rows, and return their ids, int64.
+        """Store rows and return their ids, int64.
 
         Args:
-            rows: column -> `(n, ...)`, lists, arrays or tensors. n = 0: nothing happens.
+            rows: column -> `(n, ...)`, lists, arrays or tensors. n = 0 is ignored.
             notes: as for `ReplayBuffer.write_episode`; they join with the last group.
             where: the method to name in an error.
 
@@ -286,7 +286,7 @@ class StepRing:
             InputError: unequal lengths, a schema mismatch, a value that does not fit, more rows than
                 `capacity`. Nothing was changed.
 
-        Cost: one commit for each `group` rows; after a kill in the middle of more, the first groups are there.
+        Cost: one commit for each `group` rows; a kill in the middle of several leaves the first groups stored.
         """
         buffer = self.buffer
         store = self.engine.writer(where)
@@ -297,12 +297,12 @@ class StepRing:
                 f"{where}: {count} rows exceed capacity={self.capacity}; raise it, or add fewer at a time"
             )
         store.recover_if_stale()
-        if count > self.group:  # what does not fit is to be found ahead of the first commit
+        if count > self.group:  # a value that does not fit must be found before the first commit
             schema = Schema.of(arrays) if store.schema is None else store.schema
             arrays = schema.fit(arrays, buffer.options.casting, where)
         first = self.added
         if not store.seq and self._noted:
-            # Durably: a power cut may take the first rows, and the notes that came with them.
+            # Durably: a power cut may lose the first rows, and the notes that came with them.
             buffer.flush(notes={"capacity": self.capacity})
         for at in range(0, count, self.group):
             part = {name: values[at : at + self.group] for name, values in arrays.items()}
@@ -311,7 +311,7 @@ class StepRing:
         return np.arange(first, first + count)
 
     def commit(self, arrays: list[Array], data: bytes, where: str) -> None:
-        """Store rows of a ring whose columns are fixed in one commit, however many they are.
+        """Store rows of a ring with fixed columns in one commit, however many they are.
 
         Args:
             arrays: one per column, in the schema's order and dtypes, C-contiguous.
@@ -327,7 +327,7 @@ class StepRing:
             store.commit(store.schema, arrays, data, 0, where=where, small=small)
 
     def notes(self) -> dict[str, Any]:
-        """Return what was noted with the newest rows; of a reader too, as of its last refresh."""
+        """Return the notes of the newest rows; for a reader, as of its last refresh."""
         if self.buffer.mode == "r+":
             return self.buffer.notes
         source, found = self.engine.source, dict[str, Any]()
@@ -354,22 +354,22 @@ class StepRing:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the ring is closed."""
         return self.engine.is_closed
 
     def refuse_close_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread, before a close of what holds the ring changes anything."""
+        """Raise in the middle of another call of the same thread, before a close of the ring's owner changes anything."""
         self.engine.refuse_close_within(where)
 
     def close(self) -> None:
-        """Flush, and give files and lock back."""
+        """Flush, and release files and lock."""
         self.buffer.close()
 
     def copy_to(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
-        """Write a copy of what is stored to a new directory, with these notes as well: whole, or not at all.
+        """Write a copy of what is stored, with these notes added, to a new directory: whole, or not at all.
 
         Raises:
-            ExistsError: something is there.
+            ExistsError: the directory exists.
         """
         noted = {"capacity": self.capacity} if self._noted else {}
         with whole(self.engine.disk, os.path.abspath(path), "StepRing.copy_to") as folder:
@@ -385,7 +385,7 @@ class StepRing:
         """Return the capacity of the ring at a path.
 
         Raises:
-            NotFoundError, UnknownFormatError, CorruptError: there is none.
+            NotFoundError, UnknownFormatError, CorruptError: there is no ring at the path.
         """
         fixed = read_manifest(door(disk), os.path.abspath(path))
         if fixed.spare >= fixed.max_steps:
@@ -405,10 +405,10 @@ def _no_ring(where: str, path: Any) -> InputError:
 
 @contextlib.contextmanager
 def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
-    """Hand out a folder to build in, which has the name `path` when all went well, and is gone otherwise.
+    """Yield a folder to build in; it is renamed to `path` on success and removed on failure.
 
     Raises:
-        ExistsError: something is at `path`.
+        ExistsError: `path` exists.
     """
     if disk.exists(path):
         raise ExistsError(f"{where}: something is at {path}; choose another path")
@@ -428,10 +428,10 @@ def whole(disk: Disk, path: str, where: str) -> Iterator[str]:
 
 
 def numpy_rows(rows: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return columns with tensors of any device as arrays.
+    """Return columns as arrays; tensors may be on any device.
 
     Raises:
-        InputError: a tensor of a dtype that NumPy does not have.
+        InputError: a tensor has a dtype that NumPy does not have.
     """
     return {
         name: as_array(value, where, name) if hasattr(value, "detach") else value

@@ -1,10 +1,10 @@
-"""A TorchRL storage over a ring: TorchRL's samplers, writers and losses on rows that survive their process.
+"""A TorchRL storage over a ring: TorchRL's samplers, writers and losses on rows that survive the process.
 
     TorchRL's index  i = (position - base) % max_size         position: of the row on the ring, for life
                      |
-    RoundRobinWriter writes at the cursor, the index that the next position has; nowhere else
+    RoundRobinWriter writes only at the cursor, the index of the next position
 
-Invariants: the rows are the newest `max_size`; no row is overwritten: a write at any index but the cursor is refused.
+Invariants: the rows are the newest `max_size`; no row is overwritten: a write at any index other than the cursor is refused.
 Not here: the ring (steps.py).
 """
 
@@ -32,28 +32,28 @@ _WHERE = "torchrl_storage"
 
 
 def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
-    """Return a TorchRL `Storage` whose rows are those of a buffer of ours.
+    """Return a TorchRL `Storage` over the rows of a buffer.
 
-    Rows that were in the buffer are in the storage, and what TorchRL writes is in the buffer: `path=`, live readers and
-    both durability levels included. Columns of nested TensorDicts have their keys joined by slashes.
+    Rows of the buffer are in the storage, and rows that TorchRL writes are in the buffer, with `path=`, live readers and
+    both durability levels. The keys of nested TensorDicts are joined by slashes.
 
     Args:
         buf: a `ReplayBuffer`, whose steps are the rows, or a `StepRing`. Of a ReplayBuffer the newest 15/16 of `max_steps` rows
-            are in the storage, so that what TorchRL writes, in batches, goes row by row. Where episodes longer than 1/16 of it were
-            written otherwise, rows may go earlier: `len` counts their indices still, and `get` puts another row, drawn
-            uniformly, in the place of one that went. A sampler of slices needs a ring that TorchRL fills, or short episodes.
+            are in the storage, so that TorchRL's batches evict row by row. Where episodes longer than 1/16 of it were
+            written by other means, rows may be evicted earlier: `len` still counts their indices, and `get` returns another row, drawn
+            uniformly, in place of an evicted one. A sampler of slices needs a ring that TorchRL fills, or short episodes.
 
     Returns:
-        A `torchrl.data.replay_buffers.Storage`, of CPU tensors. Give `writer=storage.writer()` along to TorchRL's
-        buffer where rows are there already: its own writer begins at index 0.
+        A `torchrl.data.replay_buffers.Storage`, of CPU tensors. Pass `writer=storage.writer()` to TorchRL's
+        buffer if rows are already stored: its own writer begins at index 0.
 
     Raises:
         MissingExtraError: torchrl is not installed.
-        InputError: no such buffer, or a ring of a single step.
+        InputError: not such a buffer, or a ring of a single step.
 
-    Cost: as the buffer's: a write is a commit, a read a gather per column.
+    Cost: that of the buffer: a write is a commit, a read is a gather per column.
 
-    Processes and threads: a storage over a reader reads what was there when it was refreshed.
+    Processes and threads: a storage over a reader reads the state of its last refresh.
 
     Source: TorchRL, Storage (reference page).
     """
@@ -76,10 +76,10 @@ def _storage_class() -> Any:
     from torchrl.data import LazyStackStorage, RoundRobinWriter
     from torchrl.data.replay_buffers import Storage
 
-    # TorchRL takes batches as they come from classes of its own only. Of these the list is the plainest; nothing
+    # TorchRL takes undeclared batches only from classes of its own. Of these the list is the plainest; nothing
     # of it is used.
     class RingStorage(LazyStackStorage):  # type: ignore[misc]
-        """Rows of a ring, as TorchRL's components ask for them."""
+        """Rows of a ring, in the form that TorchRL's components ask for."""
 
         def __init__(self, ring: StepRing) -> None:
             super().__init__(ring.capacity)
@@ -95,11 +95,11 @@ def _storage_class() -> Any:
 
         @property
         def cursor(self) -> int:
-            """The index that the next row gets."""
+            """The index of the next row."""
             return int((self.ring.added - self._base) % self.max_size)
 
         def writer(self, **options: Any) -> Any:
-            """Return a `RoundRobinWriter` that goes on after the rows that are there."""
+            """Return a `RoundRobinWriter` that continues after the stored rows."""
             made = RoundRobinWriter(**options)
             made._cursor = self.cursor
             return made
@@ -120,7 +120,7 @@ def _storage_class() -> Any:
             return made[0] if single else made
 
         def contains(self, item: Any) -> Any:
-            """Tell whether an index, or which of several, has a row."""
+            """Tell whether an index has a row, or which of several have."""
             asked = torch.as_tensor(item)
             found = (asked >= -len(self)) & (asked < len(self))
             return bool(found) if asked.ndim == 0 else found
@@ -128,7 +128,7 @@ def _storage_class() -> Any:
         # -- writing
 
         def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-            """Store rows at the cursor, in one commit where they are no more than a sixteenth of the ring."""
+            """Store rows at the cursor, in one commit if they are at most a sixteenth of the ring."""
             where = f"{_WHERE}.set"
             single, numbers = _numbers(cursor, self.max_size)
             if isinstance(data, list | tuple):
@@ -162,14 +162,14 @@ def _storage_class() -> Any:
         # -- state
 
         def state_dict(self) -> dict[str, Any]:
-            """Return where the rows stand; of a ring in RAM the rows as well."""
+            """Return the positions of the rows; for a ring in RAM, the rows as well."""
             state = {"base": self._base, "added": self.ring.added, "deep": self._deep}
             if self.buffer.path is None:
                 return {**state, "rows": self.ring.rows(self.ring.ids())}
             return {**state, "path": str(self.buffer.path)}
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Take rows over into an empty ring in RAM; of a ring on disk, see that it stands where it stood."""
+            """Load rows into an empty ring in RAM; for a ring on disk, verify that its positions are those of the state."""
             if "rows" in state:
                 self._take_over(state["rows"], state)
             elif state["added"] != self.ring.added:
@@ -186,7 +186,7 @@ def _storage_class() -> Any:
             count = len(next(iter(rows.values()))) if rows else 0
             first = state["added"] - count
             ids = self.ring.add(rows, {"deep": state["deep"]}, f"{_WHERE}.load_state_dict")
-            # Each row keeps its index, which a sampler's own state goes by.
+            # Each row keeps its index, which the sampler's state refers to.
             self._base = (
                 int(ids[0] if count else self.ring.added) - (first - state["base"]) % self.max_size
             )
@@ -199,7 +199,7 @@ def _storage_class() -> Any:
             self.ring.copy_to(where, {"base": self._base, "deep": self._deep})
 
         def loads(self, path: Any) -> None:
-            """Take over the rows of a snapshot, into an empty ring."""
+            """Load the rows of a snapshot into an empty ring."""
             where = os.path.join(path, "ring")
             copied = ReplayBuffer.open(where, mode="r+")
             try:
@@ -223,7 +223,7 @@ def _storage_class() -> Any:
 
 
 def _numbers(index: Any, size: int) -> tuple[bool, Array]:
-    """Return whether an index is of one row, and the rows' numbers."""
+    """Return whether an index is for one row, and the numbers of the rows."""
     if isinstance(index, tuple):
         if len(index) != 1:
             raise InputError(f"{_WHERE}: rows have one axis, got the index {index!r}")

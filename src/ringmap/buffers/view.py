@@ -1,11 +1,11 @@
-"""A view: the episodes of one moment, as a dataset whose ids stand still.
+"""A view: the episodes of one moment, as a dataset whose ids do not change.
 
     starts   [40, 52, 60]   positions on the ring, the same in every process
     lengths  [12,  8, 30]   ids -> (episode, step) -> position -> the buffer's own reader
 
-Invariants: ids, length, and the steps of a clip never change; a clip whose episode was evicted since is drawn anew from what the
-buffer holds by then, and counted.
-Not here: rows (the buffer's), orders of a pass (passes.py).
+Invariants: ids, length, and the steps of a clip never change; a clip whose episode was evicted is redrawn from the
+present content of the buffer, and counted.
+Not here: rows (the buffer's), the order of a pass (passes.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BufferView(Dataset):
-    """Some episodes of a buffer, pinned: made by `buffer.view()` and `buffer.split()`.
+    """Pinned episodes of a buffer, made by `buffer.view()` and `buffer.split()`.
 
-    Pickled, it takes its episodes along (12 bytes each) and the buffer as that pickles itself, so that every
-    rank that it is sent to counts alike: `DistributedSampler(view)` never sees another length.
+    A pickled view carries its episodes (12 bytes each) and the pickled buffer, so that every
+    rank that receives it counts alike: `DistributedSampler(view)` never sees another length.
 
     Args:
-        buffer: whose clips.
+        buffer: the buffer to read.
         starts: position of the first step of each episode, int64.
         lengths: steps of each episode.
 
@@ -59,7 +59,7 @@ class BufferView(Dataset):
 
     @classmethod
     def of(cls, buffer: ClipBuffer) -> BufferView:
-        """Return a view of all that is stored now (of a reader: when it was last refreshed)."""
+        """Return a view of all that is stored now (for a reader: at its last refresh)."""
         source = buffer.engine.source
         with source.memory:
             return cls(buffer, source.live.starts, source.live.lengths)
@@ -71,7 +71,7 @@ class BufferView(Dataset):
 
     @property
     def engine(self) -> Engine:
-        """That of the buffer."""
+        """The sampler of the buffer."""
         return self._buffer.engine
 
     @property
@@ -80,7 +80,7 @@ class BufferView(Dataset):
 
     @property
     def transform(self) -> Any:
-        """The buffer's."""
+        """That of the buffer."""
         return self._buffer.transform
 
     @transform.setter
@@ -98,11 +98,11 @@ class BufferView(Dataset):
 
     @property
     def num_redraws(self) -> int:
-        """Clips that the buffer drew anew so far."""
+        """Clips that the buffer redrew so far."""
         return self.engine.num_redraws
 
     def positions(self, ids: Array) -> Array:
-        """Return where on the ring the clips with these ids start."""
+        """Return the positions on the ring where the clips with these ids start."""
         episodes, starts = self._locate(ids)
         found: Array = self.starts[episodes] + starts
         return found
@@ -115,7 +115,7 @@ class BufferView(Dataset):
         return self._lookup.one(int(self._places([number])[0]))
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips at once: what PyTorch's DataLoader calls."""
+        """Return several clips at once. PyTorch's DataLoader calls this method."""
         return self._lookup.several(self._places(indices))
 
     def _places(self, indices: Any) -> Array:
@@ -127,7 +127,7 @@ class BufferView(Dataset):
 
     @property
     def episode_column_names(self) -> list[str]:
-        """Names of the episode data of what the buffer holds by now."""
+        """Names of the episode data of the episodes that the buffer holds now."""
         return self.engine.episodes.data_names()
 
     def get_episode_data(
@@ -146,7 +146,7 @@ class BufferView(Dataset):
         return why_no_clips(self.lengths, self.span, self.frameskip)
 
     def _index_now(self, ep: int) -> int:
-        """Return the number that the buffer gives to this episode by now."""
+        """Return the present number of this episode in the buffer."""
         start, source = int(self.starts[ep]), self.engine.source
         with source.memory:
             index = int(source.live.starts.searchsorted(start))
@@ -162,7 +162,7 @@ def split(view: BufferView, train: float, seed: int) -> tuple[BufferView, Buffer
     """Return two views that share no episode."""
     if not 0 <= train <= 1:
         raise InputError(f"ReplayBuffer.split: train must lie between 0 and 1, got {train!r}")
-    # By a hash of each episode's place: as the buffer grows, hardly an episode changes sides.
+    # By a hash of each episode's position: as the buffer grows, hardly any episode changes sides.
     ranks = np.argsort(_mixed(view.starts.astype(np.uint64), seed), kind="stable")
     count = round(train * len(ranks))
     return view.take(np.sort(ranks[:count])), view.take(np.sort(ranks[count:]))

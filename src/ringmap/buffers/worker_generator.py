@@ -1,4 +1,4 @@
-"""The generator that a buffer draws with: another one in each worker of a `DataLoader`.
+"""The random generator of a buffer: each worker of a `DataLoader` has its own.
 
 Not here: what is drawn.
 """
@@ -34,7 +34,7 @@ class WorkerGenerator(Forkable):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where it stands, as JSON values; may be assigned."""
+        """Its state, as JSON values; may be assigned."""
         return dict(self.rng.bit_generator.state)
 
     @state.setter

@@ -1,1 +1,1 @@
-"""Clips: which ones there are, which to draw, how to read them. Integers and NumPy only."""
+"""Clips: which clips exist, which to draw, how to read them. Integers and NumPy only."""

@@ -1,10 +1,10 @@
-"""A window: the clips that there are at one moment, as a sampler sees them.
+"""A clip range: the clips that exist at one moment, as a sampler sees them.
 
     ids        0 ........ count - 1        what a sampler returns
     numbers    base ..... end - 1          the same clips, for life
     positions  low ............ head - 1   where they start on the ring, for life, in every process
 
-Invariants: valid while `lock` is held, or while nobody writes.
+Invariants: valid while `lock` is held, or while no thread writes.
 Not here: which of them to draw (samplers/), reading them (gather.py).
 """
 
@@ -27,10 +27,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class HasClipRange(Protocol):
-    """A buffer of ours: a sampler that looks at episodes or places asks for a window."""
+    """A ringmap buffer: a sampler that uses episodes or positions asks it for a clip range."""
 
     def clip_window(self, history_len: int) -> ClipRange:
-        """Return which clips of this length there are now."""
+        """Return the clips of this length that exist now."""
         ...
 
 
@@ -38,8 +38,8 @@ class HasClipRange(Protocol):
 class ClipRange:
     """The clips of one span at one moment.
 
-    `source`: where they are stored; `index`: their numbers; `[base, end)`: those that count;
-    `has_episodes`: whether what is stored as episodes are episodes.
+    `source`: the ring that stores them; `index`: their numbers; `[base, end)`: the numbers that count;
+    `has_episodes`: whether the stored episodes are episodes of an environment, not groups of rows.
     """
 
     source: Source
@@ -50,12 +50,12 @@ class ClipRange:
 
     @property
     def count(self) -> int:
-        """How many clips: ids run over `[0, count)`."""
+        """Number of clips: ids are in `[0, count)`."""
         return self.end - self.base
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Held while ids are worked out, so that none is evicted meanwhile."""
+        """Held while ids are computed, so that no clip is evicted meanwhile."""
         return self.source.memory
 
     @property
@@ -88,10 +88,10 @@ class ClipRange:
         return self.index.numbers(positions) - self.base
 
     def starts(self, first: int, last: int) -> Array:
-        """Tell of each position in `[first, last)` whether a clip starts there. O(last - first + episodes there)."""
+        """Tell for each position in `[first, last)` whether a clip starts there. O(last - first + episodes there)."""
         live, span = self.source.live, self.index.span
         starts, lengths = live.starts, live.lengths
-        # What a power cut spoiled may lie behind the newest episode.
+        # Rows damaged by a power cut may lie after the newest episode.
         if span == 1 and live.is_dense and last <= starts[-1] + lengths[-1]:
             return np.ones(last - first, np.bool_)
         from_ = max(0, int(starts.searchsorted(first, side="right")) - 1)

@@ -1,12 +1,12 @@
-"""Batches of clips: numbers to positions to rows, each copied once.
+"""Gathers batches of clips: numbers to positions to rows, each copied once.
 
     numbers -> ClipIndex -> positions (B,) -> slots (B, H) -> one take per column
                                   ^                                 |
                                   +---- redraw those evicted <---- look again
 
-Invariants: a clip is handed out only if a look after the copy shows that its rows were live
-through it; a clip that was evicted meanwhile is drawn anew, uniformly, and counted.
-Not here: which clips are asked for (samplers), what becomes of a batch.
+Invariants: a clip is returned only if a look after the copy shows that its rows were live
+during the copy; a clip that was evicted meanwhile is redrawn uniformly, and counted.
+Not here: which clips are requested (samplers), what is done with a batch.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Pinned:
 
     @property
     def count(self) -> int:
-        """How many clips."""
+        """Number of clips."""
         return self.end - self.base
 
 
 class ClipReader(Forkable):
-    """Reads clips of a source that a writer, in whichever thread or process, may be filling.
+    """Reads clips of a source, also while a writer in any thread or process fills it.
 
     Args:
         source: the open buffer.
-        rng: draws anew what was evicted before it could be read.
+        rng: redraws clips that were evicted before they could be read.
     """
 
     def __init__(self, source: Source, rng: np.random.Generator) -> None:
@@ -67,7 +67,7 @@ class ClipReader(Forkable):
         self.watch = Readahead(source.disk.system)
 
     def pin(self, span: int) -> Pinned:
-        """Return which clips there are now. O(1) when nothing changed."""
+        """Return the clips that exist now. O(1) when nothing changed."""
         with self.source.memory:
             index = self.index.of(span)
             return Pinned(index.base, index.end, self.source.live.era, self.source.head)
@@ -79,17 +79,17 @@ class ClipReader(Forkable):
         """Return the clips with these numbers, column -> `(B, history, ...)`.
 
         Args:
-            numbers: int64 `(B,)`, clip numbers of the pinned moment; one that is gone by now, or was
-                never there, is drawn anew.
+            numbers: int64 `(B,)`, clip numbers of the pinned moment; one that was evicted, or
+                never existed, is redrawn.
             pinned: that moment.
             history_len: H, observations per clip.
-            frameskip: K, stride between them; `action` comes dense, `(B, H, K * action)`.
-            out: column -> array to fill and return, of just that shape and dtype, C-contiguous.
-            threads: that copy at most.
+            frameskip: K, stride between them; `action` is dense, `(B, H, K * action)`.
+            out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
+            threads: maximum number of threads for the copy.
 
         Raises:
-            NoClipsError: nothing is left to draw from.
-            LappedError: the writer overtook this reader, ten times in a row without progress.
+            NoClipsError: no clip is left to draw.
+            LappedError: the writer overtook this reader ten times in a row without progress.
         """
         positions = self.place(numbers, pinned, history_len * frameskip)
         return self.at(positions, history_len, frameskip, out, threads)
@@ -98,9 +98,9 @@ class ClipReader(Forkable):
         self, positions: Array, history_len: int, frameskip: int,
         out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, as `batch` does; `positions` shows what came of it.
+        """Return the clips that start at these positions, as `batch` does; `positions` is updated with the redrawn ones.
 
-        `asked`: whether `want` was called for them already.
+        `asked`: whether `want` was already called for them.
         """
         source, span = self.source, history_len * frameskip
         if source.rows is None:  # nothing was ever stored
@@ -119,7 +119,7 @@ class ClipReader(Forkable):
     def _read_again(
         self, batch: dict[str, Array], positions: Array, bad: Array, history_len: int, frameskip: int
     ) -> None:  # fmt: skip
-        """Draw the bad ones of a batch anew, and read these."""
+        """Redraw the bad clips of a batch, and read them."""
 
         def gather(which: Array) -> None:
             for name, values in self._gather(positions[which], history_len, frameskip).items():
@@ -139,7 +139,7 @@ class ClipReader(Forkable):
             return index.positions(rng.integers(base, end, count)) if end > base else None
 
     def starting(self, positions: Array, span: int) -> Array:
-        """Return the positions, -1 for one where no clip of `span` steps starts: it is drawn anew. O(B log episodes)."""
+        """Return the positions, with -1 where no clip of `span` steps starts: it is redrawn. O(B log episodes)."""
         with self.source.memory:
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
@@ -149,17 +149,17 @@ class ClipReader(Forkable):
             return np.where((steps >= 0) & (steps + span <= lengths.take(episodes)), positions, -1)
 
     def pin_before(self, head: Position, count: int, span: int) -> Pinned:
-        """Return the `count` clips of the episodes that start before position `head`: another's moment."""
+        """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
         with self.source.memory:
             end = self.index.of(span).end_before(head)
             return Pinned(ClipNumber(end - count), end, self.source.live.era, head)
 
     def place(self, numbers: Array, pinned: Pinned, span: int) -> Array:
-        """Return where the clips with these numbers start; one that is gone is drawn anew."""
+        """Return where the clips with these numbers start; an evicted one is redrawn."""
         source = self.source
         with source.memory:
             index = self.index.of(span)
-            # After a recovery, or with another writer: other numbers, the same places.
+            # After a recovery, or with another writer: other numbers, the same positions.
             if source.live.era != pinned.era:
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
@@ -224,7 +224,7 @@ class ClipReader(Forkable):
         return batch
 
     def want(self, positions: Array, history_len: int, frameskip: int) -> None:
-        """Ask the disk for clips that are to be read soon, if that pays."""
+        """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large:
             sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
@@ -244,6 +244,6 @@ def _slots(positions: Array, count: int, stride: int, rows: int) -> Array:
     slots = (positions % rows)[:, None]
     if count > 1:
         slots = slots + np.arange(0, count * stride, stride)
-        # A span is never longer than the ring, so one lap back is enough; a second modulo costs 4 times as much.
+        # A span is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.
         np.subtract(slots, rows, out=slots, where=slots >= rows)
     return slots

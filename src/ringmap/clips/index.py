@@ -1,12 +1,12 @@
-"""Which clip is where: flat clip ids to episodes and first steps, in integers only.
+"""The clip index: maps flat clip ids to episodes and first steps, in integers only.
 
 An episode of L steps holds max(0, L - span + 1) clips. `ends[o]` counts the clips
 of all episodes up to ordinal o, evicted ones included, so that an eviction moves
-`base` and touches nothing else, and a clip keeps its number for life:
+`base` and changes nothing else, and a clip keeps its number for life:
 
     number = base + id        base = clips evicted so far (of this span)
 
-A lookup starts at a signpost and walks to the episode whose end is the first beyond.
+A lookup starts at an entry of the guide table and walks to the first episode whose end is beyond the number.
 
 Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1);
 0 <= base <= ends[last - 1]; no lookup walks more than a few steps.
@@ -35,27 +35,27 @@ __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SPANS = 16
-"""Spans followed at once: the least recently used one is forgotten, and rebuilt when asked for again."""
+"""Number of spans updated together: the least recently used one is dropped, and rebuilt on the next request."""
 
 
 _BETWEEN = -1
-"""The era of an index that is being changed: an interrupt leaves it so, and the next look starts over."""
+"""The era of an index that is being changed: an interrupt leaves this value, and the next look starts over."""
 
 _PART = 65_536
-"""Episodes taken in at a time: a million at once would leave behind holes of many megabytes in memory."""
+"""Episodes added at a time: a million at once would leave holes of many megabytes in memory."""
 
 _MAX_STEPS = 4
-"""Steps to walk from a signpost before a binary search is the shorter way."""
+"""Steps to walk from an entry of the guide table before a binary search is faster."""
 
 
 def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "history_len") -> str:
-    """Return why episodes of these lengths hold no clip of `span` steps, and what to do about it. O(episodes).
+    """Return why episodes of these lengths have no clip of `span` steps, and how to change that. O(episodes).
 
     Args:
         lengths: steps of each episode.
         span: steps of a clip.
-        frameskip: stride between the observations of a clip; 0 where the caller does not know it.
-        option: what the caller calls the number of observations in a clip.
+        frameskip: stride between the observations of a clip; 0 if the caller does not know it.
+        option: the caller's name for the number of observations in a clip.
 
     Example:
         >>> why = why_no_clips(np.array([5, 7]), span=16, frameskip=2)
@@ -77,7 +77,7 @@ def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "h
 
 
 class SpanIndex:
-    """Clip numbers of one span over live episodes that grow and are evicted."""
+    """Clip numbers of one span over live episodes, which are added and evicted."""
 
     __slots__ = (
         "_ends", "_era", "_follower", "_posts", "_upto", "base", "first", "last", "live", "span",
@@ -101,14 +101,14 @@ class SpanIndex:
     def follow(self) -> None:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
 
-        A signal handler may draw in the middle of it, in the same thread. It finds the index being changed, and starts
-        over; what it interrupted finds that it was overtaken, and starts over, too.
+        A signal handler may draw in the middle of an update, in the same thread. It finds the index being changed, and starts
+        over; the interrupted update detects this, and starts over too.
         """
         live = self.live
         if live.era == self._era and live.first == self.first and live.last == self._upto:
             return
         while True:
-            mine = self._follower = object()  # one that comes in between takes its place
+            mine = self._follower = object()  # a handler that interrupts takes its place
             try:
                 self._catch_up(live)
             except (IndexError, ValueError):
@@ -152,7 +152,7 @@ class SpanIndex:
             self._place_posts()
 
     def _place_posts(self) -> None:
-        """Set the signposts anew: episodes became many times longer, or shorter."""
+        """Rebuild the guide table: episodes became many times longer, or shorter."""
         self._posts = GuideTable(self.base, self.end - self.base, self.last - self.first)
         for at in range(self.first, self.last, _PART):
             self._posts.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
@@ -176,7 +176,7 @@ class SpanIndex:
             if not behind.any():
                 break
             index += behind
-        else:  # in a stretch of episodes much shorter than most, or too short for a clip
+        else:  # among episodes much shorter than most, or too short for a clip
             late = np.flatnonzero(ends.take(index) <= numbers)
             index[late] = ends.searchsorted(numbers[late], side="right")
         before = np.where(index > 0, ends[index - 1], self.base)
@@ -186,7 +186,7 @@ class SpanIndex:
         """Return the position on the ring of the first step of each clip number in `[base, end)`."""
         live = self.live
         if self.span == 1 and live.is_dense:
-            # Every step is a clip, and no step between them is not: nothing to search for.
+            # Every step starts a clip, so no search is needed.
             shifted: Array = numbers + (live.start(self.first) - self.base)
             return shifted
         ordinals, starts = self.locate(numbers)
@@ -206,7 +206,7 @@ class SpanIndex:
         return found
 
     def check(self) -> list[str]:
-        """Return what is wrong with the invariants, in words; empty when sound. O(episodes)."""
+        """Return violated invariants, in words; empty when sound. O(episodes)."""
         counts = np.maximum(0, self.live.lengths.astype(np.int64) - self.span + 1)
         expected = np.cumsum(counts) + self.base
         got = self._ends.span(self.first, self.last)
@@ -215,8 +215,8 @@ class SpanIndex:
                 f"clip index of span {self.span}: clip counts do not follow the episode lengths"
             ]
         numbers = np.arange(self.base, self.end)
-        posts = self._posts.before(numbers, self.base)
-        if (posts > expected.searchsorted(numbers, side="right") + self.first).any():
+        entries = self._posts.before(numbers, self.base)
+        if (entries > expected.searchsorted(numbers, side="right") + self.first).any():
             return [f"clip index of span {self.span}: a signpost points beyond its clip"]
         return []
 
@@ -237,13 +237,13 @@ class ClipIndex:
             if len(self._spans) >= _MAX_SPANS:
                 self._spans.pop(next(iter(self._spans)))
             index = self._spans[span] = SpanIndex(self.live, span)
-        # All spans follow at each call, so that none falls behind by more than it costs to catch up at once.
-        for other in tuple(self._spans.values()):  # a signal handler may ask for one more
+        # All spans are updated at each call, so that the backlog of each stays bounded.
+        for other in tuple(self._spans.values()):  # a signal handler may ask for another span
             other.follow()
         return index
 
     def check(self) -> list[str]:
-        """Return what is wrong with the invariants of every span in use."""
+        """Return violated invariants of every span in use."""
         return [fault for span in self._spans for fault in self.of(span).check()]
 
 
@@ -251,9 +251,9 @@ class ClipPairs(Sequence[tuple[int, int]]):
     """A lazy sequence of `(episode, first step)` pairs, oldest episode first; no memory per clip.
 
     Args:
-        index: of the clips.
+        index: the clip index.
         span: of each clip.
-        lock: held while the index catches up and is searched, where episodes may come meanwhile.
+        lock: held while the index is updated and searched, if another thread may add episodes.
 
     Example:
         >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)

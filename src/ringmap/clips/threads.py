@@ -1,9 +1,9 @@
-"""One gather over several threads: NumPy lets go of the interpreter lock while it copies rows.
+"""One gather over several threads: NumPy releases the interpreter lock while it copies rows.
 
-    slots (B, H) -> [B/n | B/n | B/n] -> take into the same `out`, each part by another thread
+    slots (B, H) -> [B/n | B/n | B/n] -> take into the same `out`, each part in another thread
 
-Small gathers stay on the calling thread: handing work over takes longer than they do.
-Not here: which rows, and whether they lived through the copy (gather.py).
+Small gathers stay on the calling thread: starting other threads takes longer than the copy.
+Not here: which rows, and whether they stayed live during the copy (gather.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SPLIT_NBYTES", "take"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SPLIT_NBYTES = 1 << 21
-"""Bytes below which a second thread does not pay: 2 MiB are copied in 0.2 ms, a hand-over takes 0.05 ms."""
+"""Bytes below which a second thread does not pay off: 2 MiB are copied in 0.2 ms, starting the work in it takes 0.05 ms."""
 
 _pool: ThreadPoolExecutor | None = None
 _workers = 0
@@ -46,7 +46,7 @@ def take(column: Column, slots: Array, out: Array | None, threads: int, head: in
     try:
         column.take(slots[pieces[0]], out[pieces[0]], head)
     finally:
-        wait(others)  # they write into `out`: nobody may go on before all are done, whichever fails
+        wait(others)  # they write into `out`: wait for all of them, even if one fails
     for other in others:
         other.result()
     return out
@@ -65,7 +65,7 @@ def _threads(count: int) -> ThreadPoolExecutor | None:
 
 def _forget_after_fork() -> None:
     global _pool, _workers
-    _pool, _workers = None, 0  # a child has none of its parent's threads
+    _pool, _workers = None, 0  # a child process has none of its parent's threads
 
 
 if hasattr(os, "register_at_fork"):

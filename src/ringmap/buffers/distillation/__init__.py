@@ -1,1 +1,1 @@
-"""Rows of a student with the labels of a teacher: DAgger, and teacher to student."""
+"""Rows of a student with the labels of a teacher, for DAgger and teacher-student training."""

@@ -1,4 +1,4 @@
-"""Schedules of beta: how often the teacher acts in a round of DAgger.
+"""Schedules of beta: the probability that the teacher acts in a round of DAgger.
 
 Source: Ross, Gordon and Bagnell, "A Reduction of Imitation Learning and Structured Prediction to No-Regret
 Online Learning", AISTATS 2011: beta falls to zero on average, as p ** i or as an indicator of the first round.
@@ -15,7 +15,7 @@ __all__ = ["ExponentialBeta", "LinearBeta"]
 
 @dataclass(frozen=True, slots=True)
 class LinearBeta:
-    """From `start` in round 0 to `end` in round `rounds`, and `end` from then on.
+    """From `start` in round 0 to `end` in round `rounds`, and `end` after that.
 
     Example:
         >>> beta = LinearBeta(rounds=4)

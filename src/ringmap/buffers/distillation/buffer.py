@@ -1,12 +1,12 @@
-"""A buffer for learning from a teacher: what the student saw, and what the teacher would have done.
+"""A buffer for learning from a teacher: the student's observations, and the actions the teacher would have taken.
 
     add, in rounds  ->  rows with their newest labels  ->  batch, sample, epochs, sequences
                                    ^
                                 relabel
 
-Invariants: a row knows its round, its policy version and its actor for life; what is drawn lies in the window
-that `retention` leaves; an episode has the labels of one relabelling or of none.
-Not here: rows and labels on disk (labelled.py), what `add` takes (columns.py), rounds.py, retention.py, passes.py.
+Invariants: a row keeps its round, policy version and actor for life; drawn rows lie in the window
+that `retention` keeps; an episode has the labels of one relabelling or of none.
+Not here: rows and labels on disk (labelled.py), the input of `add` (columns.py), rounds.py, retention.py, passes.py.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _WHERE = "DistillationBuffer"
 
 
 class DistillationBuffer(Unindexed):
-    """Rows of a student's experience with a teacher's labels, in rounds: DAgger, and teacher to student.
+    """Rows of a student's experience with a teacher's labels, in rounds, for DAgger and teacher-student training.
 
     Args:
         capacity: rows.
         retention: which rows are drawn. "all": every round, aggregated; a full buffer refuses more.
-            "last": those of the last `keep_rounds` rounds, which must fit. "fifo": the newest `capacity`.
+            "last": those of the last `keep_rounds` rounds, which must fit. "fifo": the newest `capacity` rows.
         keep_rounds: for "last".
-        obs_shape: of one student observation, or name -> shape: tells a single step from a batch in `add`.
-            Without it the first `add` is of a batch.
-        beta: how often the teacher acts: a number, or a function of the round (`LinearBeta`, `ExponentialBeta`).
-        path: directory; None for RAM. One that holds such a buffer is opened, with its rounds.
-        to: "numpy" or "torch": what batches are made of.
+        obs_shape: of one student observation, or name -> shape: distinguishes a single step from a batch in `add`.
+            Without it the first `add` must be a batch.
+        beta: probability that the teacher acts: a number, or a function of the round (`LinearBeta`, `ExponentialBeta`).
+        path: directory; None for RAM. A path that already holds such a buffer is opened, with its rounds.
+        to: "numpy" or "torch": the type of the batches.
         device: where tensors go.
         pin_memory: whether they go there through page-locked memory.
-        seed: of the generator that draws, shuffles and mixes. Counts when the buffer is made.
+        seed: of the generator that draws, shuffles and mixes. Used when the buffer is made.
         durability: "process" or "power", as for `ReplayBuffer`.
         sync_every_s: seconds between background syncs, as for `ReplayBuffer`.
         disk: as for `ReplayBuffer`.
 
     Raises:
-        InputError: an argument is wrong, or contradicts what is on disk.
-        LockedError: another handle is writing it.
+        InputError: an argument is wrong, or contradicts a value on disk.
+        LockedError: another handle is writing to it.
 
-    Cost: an `add` is one commit. Memory: as the rows fill, in RAM; eight to sixteen bytes per row once
-        something is relabelled.
+    Cost: an `add` is one commit. Memory: grows as the rows fill, in RAM; eight to sixteen bytes per row after
+        the first relabelling.
 
     Processes and threads: one writer; `DistillationBuffer.open(path)` is a live reader, in any process. A pickled
-    buffer with a path wakes up as a reader.
+    buffer with a path becomes a reader.
 
     Source: Ross, Gordon and Bagnell, "A Reduction of Imitation Learning and Structured Prediction to No-Regret
     Online Learning", AISTATS 2011.
@@ -134,8 +134,8 @@ class DistillationBuffer(Unindexed):
         Args:
             path: its directory.
             mode: "r" for a live reader; "r+" for the writer.
-            options: as for the constructor, but for `capacity` and `path`. `seed` is that of a reader. Without `retention`
-                and `keep_rounds` they are what they were when it was last written.
+            options: as for the constructor, without `capacity` and `path`. `seed` is for a reader. Without `retention`
+                and `keep_rounds` the values of the last write apply.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.
@@ -164,7 +164,7 @@ class DistillationBuffer(Unindexed):
         return buffer
 
     def _keep_as_noted(self, named: Mapping[str, Any]) -> None:
-        """Keep the rows that were kept when the buffer was last written, unless this call says which."""
+        """Keep the rows that were kept when the buffer was last written, unless this call says otherwise."""
         saved = self._ring.notes().get("distillation", {})
         if "retention" in saved and not {"retention", "keep_rounds"} & set(named):
             self._retention = Retention(saved["retention"], saved["keep_rounds"], _WHERE)
@@ -180,14 +180,14 @@ class DistillationBuffer(Unindexed):
 
     @property
     def keep_rounds(self) -> int | None:
-        """How many rounds are, with retention="last"."""
+        """Number of rounds drawn with retention="last"."""
         return self._retention.keep_rounds
 
     # -- rounds ------------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
-        """The current round; rounds count from 0. Of a reader: that of the newest row."""
+        """The current round; rounds count from 0. For a reader, the round of the newest row."""
         return max(0, self._rounds.number if self._writes else self._round_of_newest())
 
     def _round_of_newest(self) -> int:
@@ -203,19 +203,19 @@ class DistillationBuffer(Unindexed):
 
     @property
     def policy_version(self) -> int:
-        """The version that rows get that are added without one."""
+        """The version for rows that are added without one."""
         return self._rounds.version
 
     @property
     def beta(self) -> float:
-        """How often the teacher acts in this round; 0 without a schedule."""
+        """Probability that the teacher acts in this round; 0 without a schedule."""
         return self._rounds.beta(self.round)
 
     def start_round(self, policy_version: int | None = None) -> int:
-        """Begin the next round, the first time round 0, and return its number. It is on the disk itself then.
+        """Begin the next round, the first time round 0, and return its number. The round is then durable on disk.
 
         Args:
-            policy_version: of the student that plays now; None: the number of the round.
+            policy_version: of the student that acts now; None: the number of the round.
         """
         ring = self._writer("start_round")
         rounds = self._rounds
@@ -233,14 +233,14 @@ class DistillationBuffer(Unindexed):
         return rounds.number
 
     def mix(self, teacher_actions: Any, student_actions: Any) -> Any:
-        """Return what is to be executed: each row the teacher's action with probability `beta`, else the student's.
+        """Return the actions to execute: for each row the teacher's with probability `beta`, else the student's.
 
         Args:
-            teacher_actions: `(N, ...)`, array or tensor; of a single actor one number will do.
-            student_actions: of the same shape; the result is of their kind and dtype.
+            teacher_actions: `(N, ...)`, array or tensor; for a single actor also one number.
+            student_actions: of the same shape; the result has their type and dtype.
 
         Raises:
-            InputError: shapes that differ, or an action of the teacher's that the student's dtype can't hold.
+            InputError: shapes differ, or the student's dtype can't hold an action of the teacher.
         """
         return mixed(
             teacher_actions, student_actions, self.beta, self._rounds.draws.rng, f"{_WHERE}.mix"
@@ -261,24 +261,24 @@ class DistillationBuffer(Unindexed):
         hidden: Any = None,
         policy_version: int | None = None,
     ) -> Array:
-        """Store a step of one or of N actors, in one commit, and return the ids of the rows, int64 `(N,)`.
+        """Store a step of one or of N actors in one commit, and return the ids of the rows, int64 `(N,)`.
 
         Args:
             student_observations: `(N, ...)`, array or tensor, or a nested mapping of such.
-            teacher_actions: `(N, ...)`, what the teacher would have done.
-            teacher_observations: what the teacher saw, if that is something else.
-            executed_actions: what was done.
-            teacher_log_std: of a Gaussian teacher whose mean `teacher_actions` is.
+            teacher_actions: `(N, ...)`, the actions the teacher would have taken.
+            teacher_observations: the teacher's observations, if they differ.
+            executed_actions: the actions taken.
+            teacher_log_std: of a Gaussian teacher with the mean `teacher_actions`.
             teacher_logits: of a categorical teacher.
-            actor_id: `(N,)`, which actor each row is of; by default row i is of actor i. An actor's rows,
+            actor_id: `(N,)`, the actor of each row; by default row i belongs to actor i. An actor's rows,
                 in order, up to one that is done, are an episode.
             dones: `(N,)`, whether an episode ended with this row.
-            hidden: the student's recurrent state before this step, if sequences are to begin with it.
-            policy_version: of the student that played; None: that of the round.
+            hidden: the student's recurrent state before this step, for sequences.
+            policy_version: of the student that acted; None: that of the round.
 
         Raises:
-            InputError: what was not given at first or is missing now, unequal lengths, values that do not fit; more rows than
-                `retention` leaves room for. Nothing was changed.
+            InputError: a column that the first call did not have or that is missing now, unequal lengths, values that do not fit;
+                more rows than `retention` leaves room for. Nothing was changed.
             ReadOnlyError: this handle only reads.
         """
         where = f"{_WHERE}.add"
@@ -296,20 +296,20 @@ class DistillationBuffer(Unindexed):
         self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
         state = {**self._noted(), "round": self.round}
         ids = ring.add(arrays, {"distillation": state}, where)
-        self._rounds.number = self.round  # rows without a start_round() before them are of round 0
+        self._rounds.number = self.round  # rows before any start_round() belong to round 0
         return ids
 
     def relabel(self, which: Any, teacher_fn: TeacherFn) -> int:
-        """Let a teacher label stored rows again, and return how many were.
+        """Let a teacher label stored rows again, and return the number of relabelled rows.
 
-        The new labels are there from now on wherever rows are read. Those of an episode are one commit: all are there
-        or none, whenever the process is killed. An episode whose labels do not fit raises, and stays as it was; those
-        before it are done.
+        All later reads return the new labels. The labels of an episode are one commit: a kill leaves all of them
+        or none. An episode whose labels do not fit raises and keeps its old labels; the episodes
+        before it are relabelled.
 
         Args:
-            which: ids of rows; or some of `episodes()`; or None for all. Ids of rows that are gone are left out.
-            teacher_fn: takes a batch, as `batch` returns it, of the rows of one episode; returns their `teacher_actions`,
-                `(n, ...)`. Where rows have `teacher_log_std` or `teacher_logits` as well: a mapping of all of them.
+            which: ids of rows; or some of `episodes()`; or None for all. Ids of evicted rows are left out.
+            teacher_fn: takes a batch, in the form of `batch`, with the rows of one episode; returns their `teacher_actions`,
+                `(n, ...)`. If rows have `teacher_log_std` or `teacher_logits` as well: a mapping of all of them.
 
         Raises:
             InputError: labels of the wrong columns, shape or dtype.
@@ -330,14 +330,14 @@ class DistillationBuffer(Unindexed):
             if not len(ids):
                 continue
             labels = fitted_labels(teacher_fn(self._as_asked(columns)), schema, len(ids), where)
-            held = self._ring.holds(ids)  # the teacher may have taken its time
+            held = self._ring.holds(ids)  # the teacher may have taken long
             if held.any():
                 self._rows.relabel(ids[held], self.round, {n: v[held] for n, v in labels.items()})
             done += int(held.sum())
         return done
 
     def _grouped(self, which: Any, where: str) -> list[Array]:
-        """Return ids of the window, by episode."""
+        """Return ids in the window, by episode."""
         if which is None:
             return self.episodes()
         if isinstance(which, list | tuple) and which and np.ndim(which[0]) == 1:
@@ -361,21 +361,19 @@ class DistillationBuffer(Unindexed):
     )
 
     def __len__(self) -> int:
-        """Return how many rows there are to draw from."""
+        """Return the number of rows that can be drawn."""
         if self.retention != "last":
             return len(self._ring)
-        first = (
-            self._first()
-        )  # before the newest: a reader may look again, and what it finds is newer
+        first = self._first()  # before the newest round: a reader may refresh between the two, and then finds newer rows
         return self._ring.added - first
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes the rows are of, those cut or unfinished included. O(rows log rows)."""
+        """Return the number of episodes of the rows, including cut and unfinished ones. O(rows log rows)."""
         return len(self._episodes()[1]) - 1
 
     def episodes(self) -> list[Array]:
-        """Return the ids of the rows of each episode, by first row. O(rows log rows)."""
+        """Return the ids of the rows of each episode, in order of first row. O(rows log rows)."""
         ids, bounds = self._episodes()
         return np.split(ids, bounds[1:-1]) if len(ids) else []
 
@@ -383,8 +381,8 @@ class DistillationBuffer(Unindexed):
         """Draw rows uniformly, with replacement.
 
         Returns:
-            What was added, with its newest labels; `actor_id, dones, round, policy_version`; `ids`; and
-            `label_round`, the round in which the row's label was given. Each `(batch_size, ...)`.
+            The stored columns, with the newest labels; `actor_id, dones, round, policy_version`; `ids`; and
+            `label_round`, the round of the row's label. Each `(batch_size, ...)`.
 
         Raises:
             InputError: the size is not positive.
@@ -402,15 +400,15 @@ class DistillationBuffer(Unindexed):
         return self._as_asked(columns)
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
-        """Draw rows as `batch` does, and return `(student observations, teacher actions)` alone."""
+        """Draw rows as `batch` does, and return only `(student observations, teacher actions)`."""
         batch = self.batch(batch_size)
         return batch["student_observations"], batch["teacher_actions"]
 
     def rows(self, ids: Any) -> Batch:
-        """Return the rows with these ids, as `batch` does, in this order.
+        """Return the rows with these ids, in this order and in the form of `batch`.
 
         Raises:
-            InputError: one of them is gone, or was never there.
+            InputError: one of them was evicted, or never existed.
         """
         self.refresh()
         asked = np.asarray(ids, np.int64).reshape(-1)
@@ -427,13 +425,13 @@ class DistillationBuffer(Unindexed):
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> Iterator[Batch]:
-        """Yield every row that there is when its epoch begins exactly once, in batches as of `batch`.
+        """Yield every row that exists when its epoch begins exactly once, in batches in the form of `batch`.
 
         Rows that are evicted before their turn are left out.
 
         Args:
             batch_size: rows in a batch; the last one of an epoch may be smaller.
-            num_epochs: how often.
+            num_epochs: number of epochs.
             shuffle: a new order for each epoch; False: oldest first.
             drop_last: leave out a last batch that is smaller.
 
@@ -462,15 +460,15 @@ class DistillationBuffer(Unindexed):
     ) -> Iterator[Batch]:
         """Yield every episode in pieces of `length` rows, time-major: `(length, B, ...)`.
 
-        Besides the columns of `batch`: `mask` `(length, B)`, False where a piece is shorter and rows are zeros;
-        `is_first` `(length, B)`, True at the first row that is stored of an episode. `hidden` is `(B, ...)`: the state with which each
-        piece begins. A piece of which a row was evicted before its turn is left out.
+        Adds to the columns of `batch`: `mask` `(length, B)`, False where a piece is shorter and rows are zeros;
+        `is_first` `(length, B)`, True at the first stored row of an episode. `hidden` is `(B, ...)`: the state at the start of each
+        piece. A piece with a row that was evicted before its turn is left out.
 
         Args:
             length: T, rows of a piece.
             batch_size: B, pieces; None: all at once.
-            num_epochs: how often.
-            shuffle: pieces in a new order for each epoch; False: in the order of episodes.
+            num_epochs: number of epochs.
+            shuffle: a new order of the pieces for each epoch; False: in the order of episodes.
             drop_last: leave out a last batch with fewer pieces.
 
         Raises:
@@ -499,7 +497,7 @@ class DistillationBuffer(Unindexed):
     # -- rows --------------------------------------------------------------------------------
 
     def _first(self) -> int:
-        """Return the oldest id that retention leaves, one past the newest if there is none."""
+        """Return the oldest id that retention keeps, one past the newest if there is none."""
         return self._retention.first(self._ring, self.round if self._writes else None)
 
     def _ids(self) -> Array:
@@ -507,13 +505,13 @@ class DistillationBuffer(Unindexed):
         return ids if self.retention != "last" else ids[ids >= self._first()]
 
     def _look(self) -> None:
-        """Turn to what is newest; raise NoClipsError if there is nothing to draw."""
+        """Move to the newest state; raise NoClipsError if no row can be drawn."""
         self.refresh()
         if not len(self):
             raise NoClipsError(f"{_WHERE}: nothing is stored to draw from; add rows first")
 
     def _episodes(self) -> tuple[Array, Array]:
-        """Return the ids of all rows in the order of their episodes, and where each begins in it."""
+        """Return the ids of all rows in the order of their episodes, and the start of each episode in it."""
         self.refresh()
         ids, found = self._ring.read_whole(self._marks, self.refresh)
         order, bounds = episodes_of(*found)
@@ -546,36 +544,36 @@ class DistillationBuffer(Unindexed):
         return self._ring
 
     def refresh(self) -> None:
-        """Show a reader what came since. Whatever draws does it by itself; a writer is always up to date."""
+        """Move a reader to the newest state. Methods that draw do this themselves; a writer is always up to date."""
         self._rows.refresh()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the round, the policy version and the generator, to go beside a checkpoint."""
+        """Return the round, the policy version and the generator, to store with a checkpoint."""
         return self._rounds.state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, over the same rows; where those are of later rounds already, in the newest."""
+        """Continue from the state that `state_dict` returned, over the same rows; if the rows are of later rounds, from the newest."""
         check_whole(f"{_WHERE}.load_state_dict", state, self._rounds.state)
         newest = self._round_of_newest()
         self._rounds.state = dict(state)
         self._rounds.number = max(self._rounds.number, newest)
 
     def flush(self) -> None:
-        """Force rows, labels and state to the disk itself. A reader: nothing."""
+        """Force rows, labels and state to the disk. Does nothing on a reader."""
         if self._writes:
             self._rows.flush({"distillation": self._noted()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a copy to a new directory, which `open` opens: whole, or not at all.
+        """Write a copy to a new directory, for `open`: whole, or not at all.
 
         Raises:
-            ExistsError: something is there.
+            ExistsError: the directory exists.
         """
         self._writer("save")
         self._rows.copy_to(path, {"distillation": self._noted()}, f"{_WHERE}.save")
 
     def close(self) -> None:
-        """Flush, and give files and locks back. Closing twice is fine; one that is refused changes nothing."""
+        """Flush, and release files and locks. Closing twice is allowed; a refused close changes nothing."""
         if self._ring.closed:
             return
         self._rows.refuse_close_within(_WHERE)
@@ -586,7 +584,7 @@ class DistillationBuffer(Unindexed):
             self._rows.close()
 
     def check(self) -> list[Any]:
-        """Return what is wrong with rows and labels, each finding naming its file; empty when sound."""
+        """Return the faults of rows and labels, each finding with its file; empty when sound."""
         return self._rows.check()
 
     def __enter__(self) -> DistillationBuffer:

@@ -1,9 +1,9 @@
-"""The columns of a student's rows: what `add` is given, one step or many, as columns of one length.
+"""The columns of a student's rows: converts the input of `add`, one step or many, to columns of one length.
 
     student_observations[/leaf]...  teacher_actions  [teacher_log_std  teacher_logits  executed_actions  ...]
-    actor_id  dones  round  policy_version  stamp        of every row
+    actor_id  dones  round  policy_version  stamp        in every row
 
-Invariants: `actor_id` and `dones` are one number a row, whatever axes they came with.
+Invariants: `actor_id` and `dones` have one number per row, whatever axes the input had.
 Not here: where rows are stored (labelled.py), nested names (nested.py).
 """
 
@@ -29,18 +29,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def row_columns(
     given: Mapping[str, Any], schema: Schema | None, obs_shape: Any, round: int, version: int, where: str
 ) -> dict[str, Array]:  # fmt: skip
-    """Return what `add` was given as columns.
+    """Return the input of `add` as columns.
 
     Args:
-        given: by the names of `add`'s arguments, None for what is not there.
-        schema: of the rows that are stored, None before the first.
-        obs_shape: of one student observation, or name -> shape; None if nobody said.
+        given: by the names of `add`'s arguments, None for a missing one.
+        schema: of the stored rows, None before the first.
+        obs_shape: of one student observation, or name -> shape; None if not given.
         round: of the rows.
         version: of the policy.
         where: the method to name in an error.
 
     Raises:
-        InputError: unequal lengths, or `actor_id` or `dones` that are not one number a row.
+        InputError: unequal lengths, or `actor_id` or `dones` without exactly one number per row.
     """
     rows, _ = flat({name: value for name, value in given.items() if value is not None}, where)
     columns: dict[str, Any] = numpy_rows(rows, where)
@@ -67,12 +67,12 @@ def row_columns(
 
 
 def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[str, Array]:
-    """Return what a teacher said of `count` rows as columns of labels.
+    """Return a teacher's labels for `count` rows as columns.
 
     Args:
         given: their `teacher_actions`, or a mapping of all labels.
-        schema: the labels that rows have.
-        count: of the rows.
+        schema: the label columns of the rows.
+        count: number of rows.
         where: the method to name in an error.
 
     Raises:
@@ -92,7 +92,7 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
 def _is_single(
     columns: Mapping[str, Any], schema: Schema | None, obs_shape: Any, where: str
 ) -> bool:
-    """Tell whether these are the values of one step: known by the shape of an observation."""
+    """Tell whether these are the values of one step, by the shape of an observation."""
     name = next(n for n in columns if root(n) == "student_observations")
     shape = None
     if schema is not None:

@@ -1,9 +1,9 @@
-"""Rows with their newest labels: a ring, and a log of labels that is begun when the first are written.
+"""Rows with their newest labels: a ring, and a log of labels that is created with the first relabelling.
 
     DIR/rows     [ round 0 | round 1 | round 2 ]      a ring of rows, one commit per add
     DIR/labels   [ ep 3 | ep 5 ]                      later labels of some, one commit per episode
 
-Invariants: a label is there only if its row is; a copy of both is there whole, or not at all.
+Invariants: a label exists only if its row does; a copy of both is whole, or absent.
 Not here: the ring (steps.py), the log (labels.py), which rows are drawn (buffer.py).
 """
 
@@ -33,12 +33,12 @@ LABELS = ("teacher_actions", "teacher_log_std", "teacher_logits")
 
 
 class LabelledRows:
-    """A ring of rows that have a column `stamp`, and their labels.
+    """A ring of rows with a column `stamp`, and their labels.
 
     Args:
         ring: the rows.
         path: the directory of both; None for RAM.
-        options: of the log, once it is made: durability, sync_every_s.
+        options: of the log, when it is created: durability, sync_every_s.
     """
 
     def __init__(self, ring: StepRing, path: str | None, options: Mapping[str, Any]) -> None:
@@ -61,11 +61,11 @@ class LabelledRows:
     # -- reading -----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Show a reader what came since."""
+        """Move a reader to the newest state."""
         if self.writes:
             return
         if self.log is None:
-            with self.ring.engine.source.memory:  # one log, whichever thread finds it first
+            with self.ring.engine.source.memory:  # only one log, whichever thread opens it first
                 if self.log is None:
                     self._find_log()
         if self.log is not None:
@@ -74,9 +74,9 @@ class LabelledRows:
             self.ring.buffer.refresh()
 
     def read(self, ids: Array) -> tuple[dict[str, Array], Array]:
-        """Return rows by id with their newest labels, flat; and which of them are stored still: the others mean nothing.
+        """Return rows by id with their newest labels, flat; and which rows are still stored: the others are meaningless.
 
-        Beside what was added: `ids`, and `label_round`, when the label was given.
+        Adds to the stored columns: `ids`, and `label_round`, the round of the label.
         """
         columns, _ = self.ring.read(ids)
         columns["label_round"] = columns["round"].copy()
@@ -84,20 +84,18 @@ class LabelledRows:
         columns["ids"] = ids
         if self.log is not None:
             self.log.overlay(ids, columns)
-        return columns, self.ring.holds_still(
-            ids
-        )  # a label, too, is that of its row only while that is there
+        return columns, self.ring.holds_still(ids)  # a label is valid only while its row is stored
 
     def drawn(self, draw: Callable[[int], Array], count: int, where: str) -> dict[str, Array]:
-        """Return rows as `read` does, of which each is stored still: one that was evicted meanwhile is drawn anew.
+        """Return rows as `read` does, all of them still stored: one that was evicted meanwhile is redrawn.
 
         Args:
-            draw: returns the ids of so many rows.
-            count: of the rows.
+            draw: returns the ids of a given number of rows.
+            count: number of rows.
             where: the method to name in an error.
 
         Raises:
-            LappedError: the writer overtook this reader, ten times in a row without progress.
+            LappedError: the writer overtook this reader ten times in a row without progress.
         """
         ids = draw(count)
         columns, held = self.read(ids)
@@ -120,14 +118,14 @@ class LabelledRows:
     # -- writing -----------------------------------------------------------------------------
 
     def labels(self) -> Schema | None:
-        """Return the columns that are labels; None before the first row."""
+        """Return the label columns; None before the first row."""
         schema = self.ring.schema
         if schema is None:
             return None
         return Schema(tuple(spec for spec in schema.columns if root(spec.name) in LABELS))
 
     def relabel(self, ids: Array, round: int, labels: Mapping[str, Array]) -> None:
-        """Give rows of the window new labels, in one commit."""
+        """Give rows in the window new labels, in one commit."""
         if self.log is None:
             specs = self.labels()
             assert specs is not None
@@ -158,7 +156,7 @@ class LabelledRows:
     # -- both together -----------------------------------------------------------------------
 
     def flush(self, notes: Mapping[str, Any]) -> None:
-        """Force both to the disk itself, and notes with them."""
+        """Force rows and labels to the disk, with notes."""
         self.ring.buffer.flush(notes=notes)
         if self.log is not None:
             self.log.log.flush()
@@ -167,7 +165,7 @@ class LabelledRows:
         """Write a copy of both to a new directory, with these notes.
 
         Raises:
-            ExistsError: something is there.
+            ExistsError: the directory exists.
         """
         with whole(self._disk, os.path.abspath(path), where) as folder:
             self.ring.copy_to(rows_path(folder, where, self._disk), notes)
@@ -175,7 +173,7 @@ class LabelledRows:
                 self.log.log.snapshot(os.path.join(folder, "labels"))
 
     def check(self) -> list[Any]:
-        """Return what is wrong with both, each finding naming its file."""
+        """Return the faults of both, each finding with its file."""
         log = [] if self.log is None else self.log.log.check()
         return [*self.ring.buffer.check(), *log]
 
@@ -186,7 +184,7 @@ class LabelledRows:
             self.log.log.engine.refuse_close_within(where)
 
     def close(self) -> None:
-        """Flush labels, and give files and locks back, whatever that raises."""
+        """Flush labels, and release files and locks even if that raises."""
         try:
             if self.log is not None:
                 self.log.log.close()
@@ -195,10 +193,10 @@ class LabelledRows:
 
 
 def rows_path(path: str | os.PathLike[str], where: str, disk: Disk) -> str:
-    """Return where the rows of a directory are, or will be.
+    """Return the path of the rows in a directory, existing or not.
 
     Raises:
-        UnknownFormatError: it holds something else.
+        UnknownFormatError: the directory holds something else.
     """
     folder = os.path.abspath(path)
     if disk.exists(folder) and disk.is_folder(folder):

@@ -1,4 +1,4 @@
-"""The log of later labels: for each row that was labelled again, the newest label, beside the ring of rows.
+"""The log of later labels: for each relabelled row the newest label, beside the ring of rows.
 
     rows    [ r40 r41 r42 r43 r44 r45 ]         first labels, never changed
                    |   |           |
@@ -6,11 +6,11 @@
                    v   v           v
     log     [ .. p3 p4 p5 p6 | p7 p8 ]          one commit per relabelled episode
 
-Before a commit pushes out a label that is still the newest of its row, that label is committed again.
+Before a commit evicts a label that is still the newest of its row, that label is committed again.
 
-Invariants: a row's label is that of the last commit that names it with the row's own stamp; a label that is
+Invariants: a row's label is that of the last commit that names the row with its stamp; a label that is
 the newest of a row in the window is never evicted.
-Not here: what the labels mean, where the log is (labelled.py).
+Not here: the meaning of labels, the path of the log (labelled.py).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ADVICE = "raise the capacity"
 
 
 class LabelLog:
-    """Newest labels of the rows of a ring.
+    """The newest labels of the rows of a ring.
 
     Args:
-        ring: of the rows; they have a column `stamp`.
+        ring: the ring of rows, with a column `stamp`.
         log: the buffer of labels.
     """
 
@@ -52,7 +52,7 @@ class LabelLog:
 
     @staticmethod
     def schema(labels: list[ColumnSpec]) -> Schema:
-        """Return the columns of a log of these labels."""
+        """Return the columns of a log for these labels."""
         own = [("row", "<i8"), ("stamp", "<u8"), ("round", "<i8")]
         return Schema((*(ColumnSpec(n, (), np.dtype(d)) for n, d in own), *labels))
 
@@ -64,7 +64,7 @@ class LabelLog:
     # -- the index ---------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Take in what was committed since. O(new labels).
+        """Index what was committed since the last call. O(new labels).
 
         Raises:
             LappedError: the writer overtook this reader ten times in a row.
@@ -73,23 +73,23 @@ class LabelLog:
         look_again(self._take_in, source.refresh, source.folder, _ADVICE)
 
     def _take_in(self) -> int:
-        """Take in the labels that the log has by now; 1 if they were evicted while they were read, else 0.
+        """Index the labels that the log has now; return 1 if they were evicted during the read, else 0.
 
-        Under the lock of the log, so that whichever thread does it, labels come in the order of their commits, and
-        those of one commit at once.
+        Runs under the lock of the log, so that in every thread labels come in the order of their commits, and
+        those of one commit together.
         """
         source, ring = self.log.engine.source, self.ring
         with source.memory:
             if self._seen < source.tail:
-                # At first, or lapped: what was carried forward comes again, where it was carried to.
+                # At the start, or after being lapped: labels that were carried forward are read at their new place.
                 self._seen = source.tail
                 self._where[:] = -1
             head = source.head
             if self._seen >= head:
                 return 0
-            ring.buffer.refresh()  # after the look at the log: a row is there before its label is
+            ring.buffer.refresh()  # after the log: a row is stored before its label
             rows = ring.engine.source.rows
-            if rows is None:  # a power cut left labels, and no row
+            if rows is None:  # a power cut left labels without rows
                 return 0
             if not self._slots:
                 self._slots = rows.ring.rows
@@ -105,23 +105,23 @@ class LabelLog:
             return 0
 
     def refresh(self) -> None:
-        """Show a reader the newest labels, and the rows that they are of."""
+        """Move a reader to the newest labels and their rows."""
         self._catch_up()
         self.follow()
 
     def _catch_up(self) -> None:
         self.log.refresh()
-        self.ring.buffer.refresh()  # after: a row is there before its label is
+        self.ring.buffer.refresh()  # after the log: a row is stored before its label
 
     def _note(self, rows: Array, stamps: Array, positions: Array) -> None:
         columns, held = self.ring.read(rows, ["stamp"])
         own = held & (columns["stamp"] == stamps)
         slots = rows[own] % self._slots
-        self._where[slots] = positions[own]  # in order: the last one of a row stays
+        self._where[slots] = positions[own]  # in order: the last label of a row stays
         self._rows[slots] = rows[own]
 
     def of(self, rows: Array) -> Array:
-        """Return where the newest label of each row is, -1 for its own, all as of one moment. O(rows)."""
+        """Return the position of each row's newest label, -1 for its own, all as of one moment. O(rows)."""
         with self.log.engine.owned.memory:
             if not self._slots:
                 return np.full(len(rows), -1)
@@ -131,11 +131,11 @@ class LabelLog:
     # -- reading -----------------------------------------------------------------------------
 
     def overlay(self, rows: Array, batch: dict[str, Array]) -> None:
-        """Replace the labels in a batch of rows by newer ones, `round` as `label_round`."""
+        """Replace the labels in a batch of rows by newer ones, and their `round` as `label_round`."""
         source = self.log.engine.source
 
         def attempt() -> int:
-            with source.memory:  # both at once: another thread may begin the index again
+            with source.memory:  # both at once: another thread may restart the index
                 if self._take_in():
                     return 1
                 where = self.of(rows)
@@ -145,7 +145,7 @@ class LabelLog:
             positions = where[newer]
             found = {name: _column(source, name, positions) for name in self.names()}
             if lost(source, positions) is not None:
-                return 1  # carried forward meanwhile, by the writer of this reader
+                return 1  # the writer carried it forward meanwhile
             for name, values in found.items():
                 batch["label_round" if name == "round" else name][newer] = values
             return 0
@@ -155,9 +155,9 @@ class LabelLog:
     # -- writing -----------------------------------------------------------------------------
 
     def write(self, rows: Array, round: int, labels: Mapping[str, Array]) -> None:
-        """Give rows of the window new labels, in one commit.
+        """Give rows in the window new labels, in one commit.
 
-        Cost: one commit, and as many labels carried forward, amortised, at most.
+        Cost: one commit, plus at most as many labels carried forward, amortised.
         """
         self.follow()  # an interrupt may have come between a commit and its note
         self._make_room(len(rows))
@@ -170,10 +170,10 @@ class LabelLog:
         self.follow()
 
     def _make_room(self, count: int) -> None:
-        """Commit again what is still needed of the labels that `count` new ones would push out.
+        """Commit again the labels that are still needed and that `count` new ones would evict.
 
-        A commit of what an episode of the log still holds is no longer than that episode, so it pushes out
-        that one at most.
+        A commit of what an episode of the log still holds is not longer than that episode, so it evicts
+        at most that episode.
         """
         log, source = self.log, self.log.engine.source
         done: int = source.tail

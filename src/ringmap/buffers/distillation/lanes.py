@@ -1,13 +1,13 @@
-"""Rows of many actors, added in turns, as the episodes of each: integers only.
+"""Groups the interleaved rows of many actors into episodes: integers only.
 
     row      0 1 2 3 4 5 6 7            episodes [0 2 4] [1 3] [5 7] [6]
     actor    a b a b a b a b
-    done         .   x x                an episode ends where done says so, and where rows end
+    done         .   x x                an episode ends at a done row, and at the last row
 
     pieces of length 2: [0 2] [4 .] [1 3] [5 7] [6 .]      "." is padding
 
-Invariants: each row is in one episode; rows of an episode are of one actor, in the order in which they came.
-Not here: rows themselves.
+Invariants: each row is in one episode; rows of an episode belong to one actor, in the order in which they were added.
+Not here: the rows themselves.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def episodes_of(actors: Array, dones: Array) -> tuple[Array, Array]:
-    """Return rows in the order of their episodes, and where each episode begins in it.
+    """Return rows in the order of their episodes, and the start of each episode in it.
 
     Args:
-        actors: `(n,)`, who acted in each row, in the order in which rows came.
-        dones: `(n,)` bool, whether an episode ended with it.
+        actors: `(n,)`, the actor of each row, in the order in which rows were added.
+        dones: `(n,)` bool, whether an episode ended with the row.
 
     Returns:
-        `(order, bounds)`: rows `order[bounds[e]:bounds[e + 1]]` are episode e, by first row.
+        `(order, bounds)`: rows `order[bounds[e]:bounds[e + 1]]` are episode e; episodes are in order of first row.
 
     Cost: O(n log n), vectorised.
 
@@ -55,7 +55,7 @@ def episodes_of(actors: Array, dones: Array) -> tuple[Array, Array]:
 
 
 def pieces_of(bounds: Array, length: int) -> tuple[Array, Array]:
-    """Return where each piece of at most `length` rows begins in the order of episodes, and its rows.
+    """Return the start of each piece of at most `length` rows in the order of episodes, and its number of rows.
 
     Example:
         >>> [part.tolist() for part in pieces_of(np.array([0, 5, 7]), 3)]

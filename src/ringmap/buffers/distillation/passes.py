@@ -3,9 +3,9 @@
     epochs      [5 1 3 | 0 4 2]                    rows, shuffled, in batches
     sequences   [e0: 0 2 4 | e1: 1 3 .]            pieces of episodes, time-major, padded
 
-Invariants: a pass goes over what there is when it begins; a row that is evicted before its turn is left out, and of
-sequences the whole piece: no other row takes its place.
-Not here: which rows are of one episode (lanes.py), what a batch is made of (buffer.py).
+Invariants: a pass covers what is stored when it begins; a row that is evicted before its turn is left out, and in
+sequences its whole piece is: no other row replaces it.
+Not here: which rows belong to one episode (lanes.py), the content of a batch (buffer.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Read", "epoch", "sequences"]
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = dict[str, Array]
 Read = Callable[[Array], tuple[Columns, Array]]
-"""Returns rows by id, and which of them are stored still."""
+"""Returns rows by id, and which of them are still stored."""
 
 
 def epoch(read: Read, order: Array, size: int, drop_last: bool) -> Iterator[Columns]:
@@ -43,9 +43,9 @@ def sequences(
     """Yield episodes in pieces of `length` rows, `(length, B, ...)`, with `mask` and `is_first`.
 
     Args:
-        read: what reads rows.
+        read: the function that reads rows.
         ids: of all rows, in the order of their episodes.
-        bounds: where each episode begins in it.
+        bounds: the start of each episode in it.
         length: T.
         size: B, pieces; None: all at once.
         drop_last: whether to leave out a last batch with fewer pieces.

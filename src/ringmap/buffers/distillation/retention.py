@@ -1,10 +1,10 @@
 """Retention: which of the rows of a ring are drawn.
 
-    all    every round; a full ring refuses more       [ r0 r0 r1 r1 r2 r2 ]
+    all    every round; a full ring refuses more rows  [ r0 r0 r1 r1 r2 r2 ]
     last   those of the last `keep_rounds` rounds              [ r1 r2 r2 ]
-    fifo   the newest `capacity`, whatever their round
+    fifo   the newest `capacity` rows, of any round
 
-Invariants: what is kept is the newest rows, from an id on; the rounds of rows never decrease.
+Invariants: the kept rows are the newest rows, from an id on; the rounds of rows never decrease.
 Not here: the ring (steps.py), what a round is (buffer.py).
 """
 
@@ -27,7 +27,7 @@ class Retention:
     """A rule: `kind` is "all", "last" or "fifo"; `keep_rounds` is for "last".
 
     Raises:
-        InputError: there is no such rule.
+        InputError: the rule does not exist.
     """
 
     def __init__(self, kind: str, keep_rounds: int | None, where: str) -> None:
@@ -45,10 +45,10 @@ class Retention:
 
         Args:
             ring: the rows, with a column `round`.
-            round: the current one, if rows are added through this handle alone, so that what was found stays right for the round;
+            round: the current one, if only this handle adds rows, so that the result stays valid for the round;
                 None: that of the newest row.
 
-        Cost: O(log rows) once a round; of a reader each time.
+        Cost: O(log rows) once per round; for a reader each time.
         """
         if self.keep_rounds is None:
             return ring.oldest
@@ -56,13 +56,13 @@ class Retention:
         if round is None:
             return ring.read_whole(lambda: _first_of(ring, kept))
         oldest = round - kept + 1
-        known = self._known  # one look: another thread may be in another round
+        known = self._known  # read once: another thread may change the round
         if known[0] != oldest:
             known = self._known = oldest, ring.read_whole(lambda: _first_of(ring, kept, round))
         return known[1]
 
     def check_room(self, ring: StepRing, first: int, count: int, where: str) -> None:
-        """Raise InputError if `count` more rows would push out some that are to be kept, `first` the oldest of them."""
+        """Raise InputError if `count` more rows would evict kept rows, of which `first` is the oldest."""
         kept = ring.added - first
         if self.kind == "fifo" or kept + count <= ring.capacity:
             return
@@ -78,7 +78,7 @@ class Retention:
 
 
 def _first_of(ring: StepRing, keep_rounds: int, round: int | None = None) -> tuple[Array, int]:
-    """Return the ids that were looked at, and the oldest one of the last rounds; `round`: the last, None: the newest row's."""
+    """Return the examined ids, and the oldest id of the last rounds; `round`: the last one, None: the newest row's."""
     low, high = 0, len(ring)
     looked = [ring.added - 1] if high else []
     if round is None:

@@ -1,8 +1,8 @@
-"""Rounds of DAgger: which one it is, whose policy plays, how often the teacher acts.
+"""Rounds of DAgger: the round number, the version of the acting policy, the teacher's probability of acting.
 
     round 0: the teacher   round 1: beta(1) teacher, the rest student   ...   round n: the student
 
-Invariants: what is mixed has the shape, the kind and the dtype of the student's actions.
+Invariants: the mixed actions have the shape, the type and the dtype of the student's actions.
 Not here: schedules of beta (beta.py), the rows of a round (buffer.py).
 """
 
@@ -23,15 +23,15 @@ __all__ = ["Rounds", "mixed", "version_of"]
 
 
 class Rounds:
-    """The round and the policy version of a writer, and what it draws with.
+    """The round and the policy version of a writer, and its generator.
 
     Args:
-        beta: how often the teacher acts: a number, or a function of the round; None: never.
+        beta: probability that the teacher acts: a number, or a function of the round; None: never.
         seed: of the generator.
         where: the class to name in an error.
 
     Raises:
-        InputError: `beta` is neither.
+        InputError: `beta` is neither of these.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Rounds:
         self.version = 0
 
     def beta(self, round: int) -> float:
-        """Return how often the teacher acts in a round; 0 without a schedule."""
+        """Return the probability that the teacher acts in a round; 0 without a schedule."""
         if self._beta is None:
             return 0.0
         return float(self._beta(round) if callable(self._beta) else self._beta)
 
     @property
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON values; may be assigned."""
+        """The whole state, as JSON values; may be assigned."""
         return {"round": self.number, "version": self.version, "rng": self.draws.state}
 
     @state.setter
@@ -63,7 +63,7 @@ class Rounds:
 
 
 def version_of(given: Any, where: str) -> int:
-    """Return a policy version; raise InputError for what is no integer."""
+    """Return a policy version; raise InputError if it is not an integer."""
     try:
         return operator.index(given)
     except TypeError:
@@ -75,13 +75,13 @@ def mixed(teacher: Any, student: Any, beta: float, rng: np.random.Generator, whe
 
     Args:
         teacher: `(N, ...)`, or one number.
-        student: likewise, array or tensor; the result is of its kind and dtype.
+        student: the same, array or tensor; the result has its type and dtype.
         beta: a probability.
-        rng: what draws, once a row.
+        rng: the generator, used once per row.
         where: the method to name in an error.
 
     Raises:
-        InputError: shapes that differ, or an action of the teacher's that the student's dtype can't hold.
+        InputError: shapes differ, or the student's dtype can't hold an action of the teacher.
     """
     shape = tuple(np.shape(student))
     if tuple(np.shape(teacher)) != shape:

@@ -1,1 +1,1 @@
-"""An offline dataset and what comes in, sampled together."""
+"""An offline dataset and online experience, sampled together."""

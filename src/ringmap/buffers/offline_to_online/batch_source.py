@@ -1,12 +1,12 @@
-"""The halves of a mixed batch: whatever rows can be drawn from, behind one face.
+"""The sources of a mixed batch: one interface over everything that rows can be drawn from.
 
-    our dataset, our buffer     rows by number, or clips        NumPy
+    ringmap dataset or buffer   rows by number, or clips        NumPy
     a ring of steps             rows by position                NumPy
     a TorchRL buffer            rows by its own sampler         torch, nested
 
-A draw gives flat columns, `(n, ...)`. A dataset of one-step clips is drawn as rows: no axis of time,
-actions in their stored shape.
-Not here: how many rows each half gives (share.py), how they are joined (concat.py).
+A draw returns flat columns, `(n, ...)`. A dataset of one-step clips is drawn as rows: without a time axis,
+and with actions in their stored shape.
+Not here: how many rows each source gives (offline_fraction.py), how they are joined (concat.py).
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ Columns = dict[str, Any]
 
 _WHERE = "OfflineToOnlineReplayBuffer"
 _TORCHRL_NOTES = ("index", "_weight", "priority_weight")
-"""What TorchRL's samplers add to the rows that are stored."""
+"""The keys that TorchRL's samplers add to the stored rows."""
 
 
 class BatchSource(Protocol):
-    """One side of the mix."""
+    """One of the two sources of the mix."""
 
     deep: bool
-    """Whether what it hands out was nested."""
+    """Whether the data that it returns were nested."""
     tensordict: bool
-    """Whether what it holds came as TensorDicts."""
+    """Whether the data that it holds were added as TensorDicts."""
     clip: tuple[int, int] | None
-    """Observations in a clip, and their stride; (1, 1) for rows; None where nobody knows."""
+    """Observations in a clip, and their stride; (1, 1) for rows; None if unknown."""
 
     @property
     def has_priorities(self) -> bool:
-        """Whether it draws by priority."""
+        """Whether the source draws by priority."""
         ...
 
     def __len__(self) -> int:
-        """Return how many rows, or clips, there are to draw from."""
+        """Return the number of rows, or clips, that can be drawn."""
         ...
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
-        """Return `count` of them, flat, with ids and importance weights where its sampler has them."""
+        """Draw `count` rows or clips, flat, with ids and importance weights if the sampler has them."""
         ...
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
@@ -67,15 +67,15 @@ class BatchSource(Protocol):
         ...
 
     def update_priorities(self, ids: Array, values: Array) -> int:
-        """Give what was drawn its priorities; return for how many."""
+        """Set the priorities of drawn rows; return the number updated."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it keeps of sampling by itself."""
+        """Return the source's own sampling state."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken."""
+        """Continue sampling from the state that `state_dict` returned."""
         ...
 
 
@@ -105,7 +105,7 @@ class _Base:
 
 
 class DatasetHalf(_Base):
-    """A dataset of ours, read-only."""
+    """A ringmap dataset, read-only."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -124,14 +124,14 @@ class DatasetHalf(_Base):
             batch = dataset[ids]
             return batch if self.clip != (1, 1) else _flat_rows(dataset.engine, batch, count)
         if self.clip == (1, 1) and dataset.transform is None:
-            return dataset.get_row_data(ids)  # a row is a clip, and no action is folded
+            return dataset.get_row_data(ids)  # a row is a clip, and actions are not folded
         clips = dataset.__getitems__(ids.tolist())
         batch = {name: _stacked([clip[name] for clip in clips]) for name in clips[0]}
         return batch if self.clip != (1, 1) else {name: v[:, 0] for name, v in batch.items()}
 
 
 class ReplayHalf(_Base):
-    """A replay buffer of ours: drawn by its own sampler, written by the episode."""
+    """A ringmap replay buffer: drawn by its own sampler, written by the episode."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.buffer = buffer
@@ -180,7 +180,7 @@ class ReplayHalf(_Base):
 
 
 class StepsHalf(_Base):
-    """A ring of steps of ours."""
+    """A ring of steps."""
 
     def __init__(self, ring: StepRing) -> None:
         self.ring = ring
@@ -198,12 +198,12 @@ class StepsHalf(_Base):
         return Batch(*self.ring.rows_at(self.ring.draw(count, rng)))
 
     def extend(self, data: Any, notes: Mapping[str, Any], where: str) -> Any:
-        """Store rows, and what they came as."""
+        """Store rows, and the type of the input."""
         rows, deep = flat(data, where)
         made = is_tensordict(data)
         before = self.deep, self.tensordict
         kinds = {"deep": self.deep or deep, "tensordict": self.tensordict or made}
-        # First: another thread that draws the new rows hands them out as what they came as.
+        # First: another thread that draws the new rows returns them in the type of the input.
         self.deep, self.tensordict = kinds["deep"], kinds["tensordict"]
         try:
             ids = self.ring.add(rows, {**notes, **kinds}, where)
@@ -232,7 +232,7 @@ class SampledHalf(_Base):
 
     @property
     def _sampler(self) -> BaseSampler | None:
-        """The sampler of the buffer, if it has one that is like ours."""
+        """The sampler of the buffer, if it has one with our methods."""
         given = getattr(self.buffer, "sampler", None)
         return as_sampler(given) if callable(given) else None
 
@@ -241,7 +241,7 @@ class SampledHalf(_Base):
 
     def draw(self, count: int, rng: np.random.Generator) -> Batch[Any]:
         parts, left = [], count
-        while left:  # some refuse to give more than they hold
+        while left:  # some refuse to return more than they hold
             batch = self._sample(min(left, len(self.buffer)))
             columns, deep = flat(batch, f"{_WHERE}: sample() of {type(self.buffer).__name__}")
             self.deep, self.tensordict = self.deep or deep, self.tensordict or is_tensordict(batch)
@@ -269,7 +269,7 @@ class SampledHalf(_Base):
         first = self.buffer.engine.source.head if ours else 0
         try:
             found = self.buffer.add(**data)
-        except TypeError as error:  # names that it does not take, or too few of them
+        except TypeError as error:  # argument names that it does not take, or too few of them
             raise InputError(
                 f"{where}: {error}; give what {name} takes, by name, got {list(data)}"
             ) from error
@@ -297,10 +297,10 @@ class SampledHalf(_Base):
 
 
 class TorchRLHalf(SampledHalf):
-    """A replay buffer of TorchRL's.
+    """A TorchRL replay buffer.
 
     One with TorchRL's uniform sampler is drawn by number from our generator, so that it can be resumed;
-    any other by its own sampler, which takes torch's generator.
+    any other is drawn by its own sampler, which uses torch's generator.
     """
 
     tensordict = True
@@ -325,23 +325,23 @@ class TorchRLHalf(SampledHalf):
         return Batch({name: v for name, v in columns.items() if name not in _TORCHRL_NOTES})
 
     def state_dict(self) -> dict[str, Any]:
-        return {}  # the rows are in TorchRL's hands
+        return {}  # TorchRL holds the rows
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
 
 
 def _updated(given: Any, ids: Array, values: Array) -> int:
-    """Hand priorities on; return for how many clips, all of them where nothing is returned."""
+    """Pass priorities on; return the number of clips updated, or all of them if the buffer returns nothing."""
     found = given.update_priorities(ids, values)
     return len(ids) if found is None else int(found)
 
 
 def half_of(given: Any, what: str) -> BatchSource:
-    """Return what draws from a dataset or buffer.
+    """Return the source for a dataset or buffer.
 
     Raises:
-        InputError: nothing can be drawn from it.
+        InputError: rows can't be drawn from it.
     """
     if isinstance(given, ReplayBuffer):
         return ReplayHalf(given)
@@ -390,7 +390,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def _flat_rows(engine: Engine, batch: Mapping[str, Any], count: int) -> Columns:
-    """Return clips of one step without their axis of time, each column in its stored shape."""
+    """Return clips of one step without their time axis, each column in its stored shape."""
     schema = engine.source.schema
     assert schema is not None
     shapes = {spec.name: spec.shape for spec in schema.columns}

@@ -1,4 +1,4 @@
-"""A buffer that mixes an offline dataset with experience that comes in: each batch has a fixed share of both.
+"""A buffer that mixes an offline dataset with online experience: each batch has a fixed fraction of both.
 
     offline dataset --- round(fraction * B) rows --+
                                                    +--> join --> transform --> batch [B]
@@ -6,9 +6,9 @@
          ^
          extend
 
-Invariants: the offline data is never changed; a batch has offline rows first, and exactly as many as
-`split` says; both halves have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (share.py), ids of datasets (datasets/prefixes.py).
+Invariants: the offline data are never changed; a batch has offline rows first, and exactly as many as
+`split` returns; both parts have the same columns, or nothing is returned.
+Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (offline_fraction.py), ids of datasets (datasets/prefixes.py).
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ _WHERE = "OfflineToOnlineReplayBuffer"
 class OfflineToOnlineReplayBuffer(Unindexed):
     """An offline dataset and a growing online buffer, sampled together.
 
-    Rows, `(B, ...)`, if the offline data is cut into clips of one step; clips, `(B, history, ...)`, if both
-    halves are cut into the same longer ones. A batch is a dict of NumPy arrays; or a TensorDict, if the offline
-    data or anything that `extend` took was one; or what `to` says.
+    Batches are rows, `(B, ...)`, if the offline data are cut into clips of one step, and clips, `(B, history, ...)`, if both
+    sources are cut into the same longer clips. A batch is a dict of NumPy arrays; a TensorDict if the offline
+    data or an input of `extend` was one; or the type that `to` names.
 
     Args:
-        offline_dataset: a dataset or buffer of ours, a TorchRL buffer, anything with `sample(n)` and a
+        offline_dataset: a ringmap dataset or buffer, a TorchRL buffer, any object with `sample(n)` and a
             length; or a path or id for `load_dataset` ("minari:...", "d4rl:...", "lerobot:...").
-        online_storage: what takes the online data: a `ReplayBuffer` (then `extend` takes episodes), a TorchRL
+        online_storage: the target of online data: a `ReplayBuffer` (then `extend` takes episodes), a TorchRL
             storage or buffer, or another buffer with `sample(n)` and `extend` or `add`.
-        online_capacity: instead, rows of a ring that is made here; it takes the columns of the first `extend`.
-        offline_fraction: share of offline rows in a batch, between 0 and 1.
-        batch_size: of `sample()` without one. An id needs it; a loader that names it is given it.
+        online_capacity: instead, the rows of a ring that is made here; it takes the columns of the first `extend`.
+        offline_fraction: fraction of offline rows in a batch, between 0 and 1.
+        batch_size: of `sample()` without one. A dataset id needs it; a loader with such an argument receives it.
         transform: batch -> batch, applied to what `sample` returns.
-        rounding: "round": `round(fraction * B)` offline rows in every batch. "carry": what rounding leaves
-            is carried to the next batch, so that the share is exact on average.
-        provenance: name of a bool column that says which rows are offline; None for none.
-        path: directory of the ring that is made for `online_capacity`; one that holds a ring is opened, with the
+        rounding: "round": `round(fraction * B)` offline rows in every batch. "carry": the remainder of rounding
+            is carried to the next batch, so that the fraction is exact on average.
+        provenance: name of a bool column that is True for offline rows; None for none.
+        path: directory of the ring that is made for `online_capacity`; a path that holds a ring is opened, with the
             mixing state as of the last `extend` or `flush`.
-        to: "numpy", "torch" or "tensordict"; None for what fits the data, as above.
+        to: "numpy", "torch" or "tensordict"; None for the type that fits the data, as above.
         device: where tensors go.
         pin_memory: whether they go there through page-locked memory.
-        seed: of the generator that draws. Counts when the buffer is made, not when a path is opened again.
+        seed: of the generator that draws. Used when the buffer is made, not when a path is opened again.
         durability: of the ring at `path`, as for `ReplayBuffer`.
         disk: of the ring, as for `ReplayBuffer`.
         dataset_kwargs: for the loader of an id or a path.
 
     Raises:
         InputError: both or neither of the online arguments; a fraction that is not between 0 and 1; an id without
-            `batch_size`; dataset options with an object; halves cut into different clips.
+            `batch_size`; dataset options with an object; sources cut into different clips.
 
-    Cost: a draw from each half, and one copy to join them.
+    Cost: a draw from each source, and one copy to join them.
 
     Source: TorchRL, OfflineToOnlineReplayBuffer (reference page).
 
@@ -187,59 +187,59 @@ class OfflineToOnlineReplayBuffer(Unindexed):
 
     @property
     def offline_buffer(self) -> Any:
-        """The offline data, as it was given or loaded."""
+        """The offline data, as given or loaded."""
         return self._given
 
     @property
     def online_buffer(self) -> Any:
-        """What `extend` writes to: the `online_storage`, or the ring made for `online_capacity`."""
+        """The target of `extend`: the `online_storage`, or the ring made for `online_capacity`."""
         half: Any = self._online
         return half.buffer if self._ring is None else self._ring
 
     @property
     def offline_fraction(self) -> float:
-        """The share of offline rows, after annealing."""
+        """The fraction of offline rows, after annealing."""
         return self._share.fraction
 
     @property
     def rounding(self) -> str:
-        """How a share that does not divide the batch is rounded."""
+        """How a fraction that does not divide the batch is rounded."""
         return self._share.rounding
 
     _instead = "draw batches with sample(batch_size)"
 
     def __len__(self) -> int:
-        """Return how many rows, or clips, there are in both halves."""
+        """Return the number of rows, or clips, in both sources."""
         return len(self._offline) + len(self._online)
 
     def anneal(self, step: int, total_steps: int) -> None:
-        """Set the share of offline rows to `base * max(0, 1 - step / total_steps)`, `base` at most.
+        """Set the fraction of offline rows to `base * max(0, 1 - step / total_steps)`, at most `base`.
 
         Raises:
-            InputError: `total_steps` is not positive, or one of them is no number.
+            InputError: `total_steps` is not positive, or an argument is not a number.
         """
         self._share.anneal(step, total_steps, f"{_WHERE}.anneal")
 
     def split(self, batch_size: int) -> tuple[int, int]:
-        """Return how many offline and online rows the next batch of this size has."""
+        """Return the number of offline and online rows in the next batch of this size."""
         return self._share.split(batch_size) if len(self._online) else (batch_size, 0)
 
     def sample(self, batch_size: int | None = None) -> Any:
         """Draw a batch, offline rows first.
 
-        Before the first `extend` all rows are offline. With the fraction annealed to 0 all are online.
+        Before the first `extend` all rows are offline. With a fraction annealed to 0 all are online.
 
         Args:
             batch_size: B; None for that of the constructor.
 
         Returns:
-            column -> `(B, ...)`, transformed. Where the halves differ in dtype, the one that holds both. If the online
-            half draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for them, as columns and as attributes.
+            column -> `(B, ...)`, transformed. Where the sources differ in dtype, a dtype that holds both. If the online
+            source draws by priority: `ids`, -1 for offline rows, and `weights`, 1 for offline rows, as columns and as attributes.
 
         Raises:
-            InputError: no batch size; or a column whose shape differs between the halves.
-            UnknownColumnError: (KeyError) a column is in one half only.
-            NoClipsError: there is nothing to draw.
+            InputError: no batch size; or a column whose shape differs between the sources.
+            UnknownColumnError: (KeyError) only one source has a column.
+            NoClipsError: both sources are empty.
         """
         where = f"{_WHERE}.sample"
         size = self.batch_size if batch_size is None else batch_size
@@ -249,7 +249,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             )
         positive(where, "batch_size", size)
         size = operator.index(size)
-        mixed = bool(len(self._online))  # once: another thread may extend it meanwhile
+        mixed = bool(len(self._online))  # read once: another thread may extend it meanwhile
         offline, online = self._share.split(size) if mixed else (size, 0)
         parts = []
         for half, count in ((self._offline, offline), (self._online, online)):
@@ -297,18 +297,18 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         return nested(columns) if deep else columns
 
     def extend(self, data: Any) -> Any:
-        """Add experience to the online half; the offline data is never touched.
+        """Add experience to the online source; the offline data are never changed.
 
         Args:
-            data: rows: column -> `(n, ...)`, nested if need be, or a TensorDict of batch size `[n]`. Where the
-                online half is a `ReplayBuffer`: an episode, or several.
+            data: rows: column -> `(n, ...)`, possibly nested, or a TensorDict of batch size `[n]`. Where the
+                online source is a `ReplayBuffer`: an episode, or several.
 
         Returns:
-            Where the rows are stored, int64 `(n,)`: a tensor for a TensorDict, else an array. Ids of a ring are
-            never used again.
+            The ids of the rows, int64 `(n,)`: a tensor for a TensorDict, else an array. Ids of a ring are
+            never reused.
 
         Raises:
-            InputError: what the online half refuses. Nothing was changed.
+            InputError: the online source refuses the data. Nothing was changed.
         """
         where = f"{_WHERE}.extend"
         try:
@@ -317,17 +317,17 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             *rest, said = error.args
             if str(said).startswith(where):
                 raise
-            raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the half's
+            raise type(error)(*rest, f"{where}: {said}") from error  # it names a call of the source
 
     def update_priorities(self, ids: Any, values: Any) -> int:
-        """Give rows of the online half their priorities, if it draws by priority; return for how many.
+        """Set the priorities of online rows, if the online source draws by priority; return the number updated.
 
         Args:
-            ids: `(B,)`, as `batch.ids`; the -1 of offline rows are passed over.
+            ids: `(B,)`, from `batch.ids`; the -1 of offline rows are skipped.
             values: `(B,)`, their priorities.
 
         Raises:
-            InputError: the online half has no priorities.
+            InputError: the online source has no priorities.
         """
         asked, given = (
             np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in (ids, values)
@@ -349,7 +349,7 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         self._draws.state = state["rng"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of mixing and sampling, to go beside a checkpoint."""
+        """Return the state of mixing and sampling, to store with a checkpoint."""
         return {
             **self._mix(),
             "offline": self._offline.state_dict(),
@@ -357,10 +357,10 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on mixing where `state_dict` was taken, over the same data.
+        """Continue mixing from the state that `state_dict` returned, over the same data.
 
         Raises:
-            InputError: it is no such state.
+            InputError: the state is not valid.
         """
         check_whole(f"{_WHERE}.load_state_dict", state, (*self._mix(), "offline", "online"))
         self._resume(state, whatever_base=True)
@@ -368,19 +368,19 @@ class OfflineToOnlineReplayBuffer(Unindexed):
         self._online.load_state_dict(state["online"])
 
     def flush(self) -> None:
-        """Force the online rows, and the mixing state, to the disk itself, if they are ours."""
+        """Force the online rows, and the mixing state, to the disk, if the ring was made here."""
         if self._ring is not None:
-            if self._ring.buffer.mode == "r+":  # a copy that was pickled or forked reads
+            if self._ring.buffer.mode == "r+":  # a pickled or forked copy only reads
                 self._ring.buffer.flush(notes={"mix": self._mix()})
         elif hasattr(self.online_buffer, "flush"):
             self.online_buffer.flush()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the online ring and the mixing state to a new directory, which `open` opens.
+        """Write the online ring and the mixing state to a new directory, for `open`.
 
         Raises:
-            InputError: the online half is not a ring made for `online_capacity`: save that one itself.
-            ExistsError: something is there.
+            InputError: the online source is not a ring made for `online_capacity`: save that source itself.
+            ExistsError: the directory exists.
         """
         if self._ring is None:
             raise InputError(
@@ -393,12 +393,12 @@ class OfflineToOnlineReplayBuffer(Unindexed):
     def open(
         cls, path: str | os.PathLike[str], offline_dataset: Any, **options: Any
     ) -> OfflineToOnlineReplayBuffer:
-        """Open what `path=` or `save` left, over the same offline data.
+        """Open a directory of `path=` or `save`, over the same offline data.
 
         Args:
             path: the directory.
             offline_dataset: as for the constructor.
-            options: as for the constructor, but for `online_capacity`. Without `offline_fraction` it is what it was.
+            options: as for the constructor, without `online_capacity`. `offline_fraction` defaults to the stored one.
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError, LockedError: as `ReplayBuffer.open`.

@@ -1,4 +1,4 @@
-"""Two parts of a batch as one: offline rows first, in the columns of both.
+"""Joins two parts of a batch: offline rows first, in the columns of both.
 
 Invariants: both parts have the same columns, of the same shapes, or nothing is returned.
 Not here: where the parts come from (batch_source.py).
@@ -16,7 +16,7 @@ __all__ = ["joined"]
 
 
 def joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return two batches as one, in the order of the first's columns."""
+    """Join two batches, in the column order of the first."""
     if offline.keys() != online.keys():
         raise UnknownColumnError(
             f"{where}: the halves have different columns: only offline {sorted(offline.keys() - online.keys())}, "

@@ -1,8 +1,8 @@
-"""The share of offline rows in a batch: how many, how it anneals, what rounding leaves.
+"""The fraction of offline rows in a batch: the number of rows, annealing, and the remainder of rounding.
 
     0.25 of 10 rows: round -> 2, 2, 2, 2, ...      carry -> 2, 3, 2, 3, ...
 
-Invariants: 0 <= fraction <= base < 1; with "carry" the share is exact on average.
+Invariants: 0 <= fraction <= base < 1; with "carry" the fraction is exact on average.
 Not here: which rows (batch_source.py).
 """
 
@@ -18,10 +18,10 @@ __all__ = ["Share"]
 
 
 class Share:
-    """A fraction of each batch, `base` at first.
+    """A fraction of each batch, initially `base`.
 
     Raises:
-        InputError: `base` is not between 0 and 1, or there is no such `rounding`.
+        InputError: `base` is not between 0 and 1, or the `rounding` is unknown.
     """
 
     def __init__(self, base: float, rounding: str, where: str) -> None:
@@ -38,7 +38,7 @@ class Share:
         self._carry = 0.0
 
     def anneal(self, step: float, total_steps: float, where: str) -> None:
-        """Set the fraction to `base * max(0, 1 - step / total_steps)`, `base` at most."""
+        """Set the fraction to `base * max(0, 1 - step / total_steps)`, at most `base`."""
         try:
             left = 1 - step / total_steps if total_steps > 0 else math.nan
         except TypeError:
@@ -50,7 +50,7 @@ class Share:
         self.fraction = min(self.base, self.base * max(0.0, left))
 
     def split(self, size: int) -> tuple[int, int]:
-        """Return how many offline and online rows a batch of this size has."""
+        """Return the number of offline and online rows in a batch of this size."""
         exact = self.fraction * size
         if self.rounding == "carry" and self.fraction:
             exact += self._carry
@@ -58,17 +58,17 @@ class Share:
         return offline, size - offline
 
     def drew(self, offline: int, size: int) -> None:
-        """Take note of a batch that was handed out."""
+        """Record that a batch was returned."""
         if self.rounding == "carry" and self.fraction:
             self._carry += self.fraction * size - offline
 
     @property
     def state(self) -> dict[str, Any]:
-        """Base, fraction and what is carried, as JSON values."""
+        """Base, fraction and the carried remainder, as JSON values."""
         return {"base": self.base, "fraction": self.fraction, "carry": self._carry}
 
     def resume(self, state: Mapping[str, Any], whatever_base: bool) -> None:
-        """Go on where `state` was taken; the fraction only of the same base, or `whatever_base` it was."""
+        """Continue from a `state`; restore the fraction only for the same base, or with `whatever_base`."""
         if whatever_base:
             self.base = float(state["base"])
         if state["base"] == self.base:  # else this call asks for another mix

@@ -1,1 +1,1 @@
-"""On-policy steps, for PPO and its kin."""
+"""On-policy steps, for PPO and similar algorithms."""

@@ -3,9 +3,9 @@
     add, add, ..., add -> compute_returns_and_advantages -> minibatches -> clear
     (num_steps, num_envs, ...) tensors on one device, allocated once
 
-Invariants: nothing is allocated by `add`; what is handed out for training covers the steps that were filled,
-each once per epoch; advantages are those of what is stored, or asking for them is an error.
-Not here: a ring, a directory: this is gone with the process but for `save`. The tensors (tensors.py), the recursion (gae.py).
+Invariants: `add` allocates nothing; the data returned for training cover the filled steps,
+each once per epoch; advantages always belong to the stored steps, otherwise reading them is an error.
+Not here: a ring or a directory: the data are lost with the process unless saved by `save`. The tensors (tensors.py), the recursion (gae.py).
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class RolloutBuffer(Unindexed):
 
     Args:
         num_envs: N.
-        num_steps: T, steps until it is full.
+        num_steps: T, the capacity in steps.
         obs_shape: of an observation: a shape, a nested mapping name -> shape or (shape, dtype), or a Gymnasium space.
-        action_shape: of an action; `()` for one index.
+        action_shape: of an action; `()` for a single index.
         action_dtype: NumPy's or torch's.
-        device: where the tensors are.
-        num_privileged_obs: size of what only the critic sees; 0 for none.
-        privileged_obs_shape: its shape, if it is no vector; may be nested too.
-        obs_dtype: of observation leaves that name none.
-        hidden_shape: of a recurrent policy's state before each step, nested if need be; None for none.
+        device: of the tensors.
+        num_privileged_obs: size of the observation for the critic alone; 0 for none.
+        privileged_obs_shape: its shape, if it is not a vector; may be nested too.
+        obs_dtype: of observation leaves without their own dtype.
+        hidden_shape: of a recurrent policy's state before each step, possibly nested; None for none.
         seed: of the order of minibatches.
 
     Attributes:
@@ -67,7 +67,7 @@ class RolloutBuffer(Unindexed):
     Raises:
         InputError: an argument is wrong.
 
-    Cost: all memory at once; `add` copies N rows, on the device.
+    Cost: allocates all memory at once; `add` copies N rows, on the device.
 
     Source: ApexRL, Buffers; PPO: Schulman et al., 2017.
 
@@ -142,18 +142,18 @@ class RolloutBuffer(Unindexed):
 
         Args:
             observations: `(N, *obs_shape)`, nested as declared; tensors or arrays.
-            privileged_observations: likewise; None if none were declared.
+            privileged_observations: the same; None if none were declared.
             actions: `(N, *action_shape)`.
             rewards: `(N,)`.
-            dones: `(N,)`, 1 where the episode ended, by a timeout too.
+            dones: `(N,)`, 1 where the episode ended, also by a timeout.
             values: `(N,)` or `(N, 1)`, the critic's, of `observations`.
             log_probs: `(N,)` or `(N, 1)`, of `actions`.
-            timeouts: `(N,)`, 1 where it ended by a time limit alone; needs `final_values`.
-            final_values: `(N,)`, the critic's, of the last observation of what timed out.
+            timeouts: `(N,)`, 1 where only a time limit ended it; needs `final_values`.
+            final_values: `(N,)`, the critic's, of the last observation of a lane that timed out.
             hidden: the policy's state before this step, if `hidden_shape` was given.
 
         Raises:
-            InputError: it is full, something declared is missing, or a shape does not fit. Nothing was changed.
+            InputError: the buffer is full, a declared value is missing, or a shape does not fit. Nothing was changed.
         """
         where = f"{type(self).__name__}.add"
         if self._step >= self.num_steps:
@@ -185,7 +185,7 @@ class RolloutBuffer(Unindexed):
         tensors.write(self._step, rows)
         if timeouts is None:
             tensors.by_name["timeouts"][self._step].zero_()
-        else:  # an episode that timed out has ended, whether or not its caller calls that done
+        else:  # an episode that timed out has ended, even if the caller does not mark it as done
             dones = tensors.by_name["dones"][self._step]
             dones.copy_(dones.maximum(tensors.by_name["timeouts"][self._step]))
         self._step += 1
@@ -194,7 +194,7 @@ class RolloutBuffer(Unindexed):
     _instead = "go through its steps with minibatches(...) or sequence_minibatches(...)"
 
     def __len__(self) -> int:
-        """Return the steps filled."""
+        """Return the number of filled steps."""
         return self._step
 
     @property
@@ -203,7 +203,7 @@ class RolloutBuffer(Unindexed):
         return self._step == self.num_steps
 
     def clear(self) -> None:
-        """Begin anew; no memory is given back."""
+        """Remove all steps; the memory stays allocated."""
         self._step, self._computed = 0, False
 
     # -- advantages --------------------------------------------------------------------------
@@ -211,10 +211,10 @@ class RolloutBuffer(Unindexed):
     def compute_returns_and_advantages(
         self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95
     ) -> None:
-        """Fill `advantages` and `returns = advantages + values` over the steps that were filled.
+        """Fill `advantages` and `returns = advantages + values` over the filled steps.
 
-        Where a step timed out, its reward counts with `gamma * final_values` on top: the episode would have gone on.
-        The stored rewards stay as they came.
+        Where a step timed out, `gamma * final_values` is added to its reward: the episode would have continued.
+        The stored rewards do not change.
 
         Args:
             last_values: `(N,)` or `(N, 1)`, the critic's, of the observation after the last step.
@@ -258,13 +258,13 @@ class RolloutBuffer(Unindexed):
         return self._batch(None)
 
     def _batch(self, index: Tensor | None, normalize: bool = False) -> dict[str, Any]:
-        """Return the rows of a flat index, None for all."""
+        """Return the rows for a flat index, None for all."""
         self._check_ready()
         rows = self._tensors.flat(self._step)
         return self._named(rows, slice(None) if index is None else index, normalize)
 
     def _named(self, rows: Mapping[str, Tensor], at: Any, normalize: bool) -> dict[str, Any]:
-        """Return what is trained on, under the names that users see; `at` picks from each tensor."""
+        """Return the training data under their public names; `at` picks from each tensor."""
 
         def picked(name: str) -> Any:
             tree = self._tensors.trees.get(name)
@@ -286,7 +286,7 @@ class RolloutBuffer(Unindexed):
 
     @property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of all advantages."""
+        """Mean and standard deviation of all advantages."""
         advantages = self._tensors.by_name["advantages"][: self._step]
         return advantages.mean(), advantages.std(correction=0)
 
@@ -304,7 +304,7 @@ class RolloutBuffer(Unindexed):
 
         Args:
             num: minibatches per epoch.
-            epochs: how often all steps are gone through.
+            epochs: number of passes over all steps.
             shuffle: a new order for each epoch.
             normalize_advantages: to mean 0 and deviation 1 over all steps, not over a minibatch.
 
@@ -356,18 +356,18 @@ class RolloutBuffer(Unindexed):
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
         """Yield minibatches of whole sequences for recurrent policies, time first: `(length, B, ...)`.
 
-        Beside the keys of `get_all_data`: `dones` `(length, B)`, after which the state is to be reset, and
+        Adds to the keys of `get_all_data`: `dones` `(length, B)`, after which the state must be reset, and
         `hidden` `(B, ...)`, the state before the first step of each sequence, if `hidden_shape` was given.
 
         Args:
-            length: steps of a sequence; the filled steps are cut into such.
+            length: steps of a sequence; the filled steps are cut into sequences.
             num: minibatches per epoch.
-            epochs: how often all sequences are gone through.
+            epochs: number of passes over all sequences.
             shuffle: a new order for each epoch.
             normalize_advantages: as for `minibatches`.
 
         Raises:
-            InputError: the filled steps are no multiple of `length`, or there are fewer sequences than minibatches.
+            InputError: the filled steps are not a multiple of `length`, or there are fewer sequences than minibatches.
             NoClipsError: advantages were not computed.
         """
         where = f"{type(self).__name__}.sequence_minibatches"
@@ -394,10 +394,10 @@ class RolloutBuffer(Unindexed):
                     batch["hidden"] = hidden.nest({n: whole[n][0, index] for n in hidden.names})
                 yield batch
 
-    # -- the rest ----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is stored, and the state of the generator: tensors that share no memory with the buffer."""
+        """Return all stored data, and the state of the generator: tensors that share no memory with the buffer."""
         return {
             "version": _VERSION, "num_envs": self.num_envs, "num_steps": self.num_steps, "step": self._step,
             "computed": self._computed, "rng": self._generator.get_state(),
@@ -405,10 +405,10 @@ class RolloutBuffer(Unindexed):
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Load the state that `state_dict` returned.
 
         Raises:
-            InputError: it is of a buffer of another size or with other columns. Nothing was changed.
+            InputError: the state is from a buffer of another size or with other columns. Nothing was changed.
         """
         where = f"{type(self).__name__}.load_state_dict"
         check_whole(where, state, ("tensors", "step", "num_steps", "computed", "rng"))
@@ -430,11 +430,11 @@ class RolloutBuffer(Unindexed):
         os.replace(beside, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take over what `save` wrote.
+        """Load a file that `save` wrote.
 
         Raises:
-            CorruptError: it is no such file.
-            InputError: it is of another buffer.
+            CorruptError: it is not such a file.
+            InputError: it is from another kind of buffer.
         """
         import torch
 

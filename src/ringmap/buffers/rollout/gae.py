@@ -3,11 +3,11 @@
     delta_t = r_t + gamma V_{t+1} (1 - done_t) - V_t
     A_t     = delta_t + gamma lambda (1 - done_t) A_{t+1}
 
-The deltas need no order, so they are one sweep over everything; what is left of the recursion is two
+The deltas need no order, so they are one vectorised pass; the rest of the recursion is two
 operations for each step, in place, over all environments.
 
-Invariants: equal to the recursion in float64 to 1e-5; nothing that came in is changed.
-Not here: where the tensors are kept (tensors.py).
+Invariants: equal to the recursion in float64 to 1e-5; the inputs are not changed.
+Not here: where the tensors are stored (tensors.py).
 Source: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2016, equation 16.
 """
 
@@ -29,11 +29,11 @@ def generalized_advantages(
 
     Args:
         rewards: `(T, N)` float.
-        values: `(T, N)`, of the observation that each step began with.
-        dones: `(T, N)`, 1 where nothing is to be bootstrapped from the next step.
+        values: `(T, N)`, of the observation at the start of each step.
+        dones: `(T, N)`, 1 where the next step must not be bootstrapped from.
         last_values: `(N,)`, of the observation after the last step.
         gamma: the discount.
-        gae_lambda: 0 is one-step TD, 1 the whole return.
+        gae_lambda: 0 is one-step TD, 1 the full return.
 
     Cost: O(T N); two tensors of the size of `rewards`.
 

@@ -4,8 +4,8 @@
     flat      all steps of all environments in one row, time first
     cut       the same in sequences of `length` steps, time first
 
-Invariants: nothing is allocated by a write; a value that its tensor can't hold is refused; what is handed out is a view.
-Not here: what the names mean, which rows are picked (buffer.py), nested names (nested.py).
+Invariants: a write allocates nothing; a value that its tensor can't hold is refused; returned tensors are views.
+Not here: the meaning of the names, which rows are picked (buffer.py), nested names (nested.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepTensors:
         num_envs: N.
         trees: nested values by name.
         scalars: names of float32 tensors `(T, N)`.
-        device: where they are.
+        device: of the tensors.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class StepTensors:
     # -- in ----------------------------------------------------------------------------------
 
     def row(self, name: str, value: Any, where: str) -> Tensor:
-        """Return a value as one step of a tensor, `(N, ...)`; `(N, 1)` will do for `(N,)`.
+        """Return a value as one step of a tensor, `(N, ...)`; `(N, 1)` is accepted for `(N,)`.
 
         Raises:
-            InputError: it is no tensor, its shape does not fit, or the tensor's dtype can't hold it.
+            InputError: it is not a tensor, its shape does not fit, or the tensor's dtype can't hold it.
         """
         import torch
 
@@ -88,7 +88,7 @@ class StepTensors:
         """Return a nested value as one step of each of its leaves.
 
         Raises:
-            InputError: as `row`; leaves are missing or too many.
+            InputError: as `row`; leaves are missing or unknown.
         """
         parts = self.trees[name].flatten(value, where).items()
         return {leaf: self.row(leaf, part, where) for leaf, part in parts}
@@ -102,7 +102,7 @@ class StepTensors:
         """Store the first steps of all tensors.
 
         Raises:
-            InputError: they are not of the same names, shapes and dtypes. Nothing was changed.
+            InputError: names, shapes or dtypes differ. Nothing was changed.
         """
         ours = {n: ((steps, *t.shape[1:]), t.dtype) for n, t in self.by_name.items()}
         theirs = {n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}
@@ -114,15 +114,15 @@ class StepTensors:
     # -- out ---------------------------------------------------------------------------------
 
     def nested(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> Any:
-        """Return the tensors of a nested value, nested; or of others with its leaves' names."""
+        """Return the tensors of a nested value, nested; or other tensors under its leaves' names."""
         return self.trees[name].nest(self.by_name if tensors is None else tensors)
 
     def flat(self, steps: int) -> dict[str, Tensor]:
-        """Return the first steps of everything, `(steps * N, ...)`."""
+        """Return the first steps of all tensors, `(steps * N, ...)`."""
         return {n: t[:steps].reshape(-1, *t.shape[2:]) for n, t in self.by_name.items()}
 
     def cut(self, steps: int, length: int) -> dict[str, Tensor]:
-        """Return the first steps of everything in sequences, `(length, steps / length * N, ...)`, those of the first steps first."""
+        """Return the first steps of all tensors in sequences, `(length, steps / length * N, ...)`, earlier steps first."""
         found = {}
         for name, tensor in self.by_name.items():
             parts = tensor[:steps].reshape(-1, length, self.num_envs, *tensor.shape[2:])
@@ -131,7 +131,7 @@ class StepTensors:
 
 
 def _always_fits(row: Tensor, target: Tensor) -> bool:
-    """Tell whether a cast loses no more than the precision of floats: looking at values would wait for the device."""
+    """Tell whether a cast loses at most float precision. Decides by dtype: looking at values would wait for the device."""
     import torch
 
     if row.dtype == target.dtype or row.dtype == torch.bool:

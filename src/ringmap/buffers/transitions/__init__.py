@@ -1,1 +1,1 @@
-"""Transitions of many lanes, for DQN, SAC and their kin."""
+"""Transitions of many lanes, for DQN, SAC and similar algorithms."""

@@ -4,15 +4,15 @@
     rows:   [o r d ..  | o r d | o r d]
                    \\_______/ the next observation of a lane is its following row
 
-Where a lane's observation is not bit for bit what its last step led to (an episode ended, an environment was
-reset), the row is marked as fresh, and what that step had led to is stored with the commit, as its episode data. What the newest
-rows lead to stands in a file beside the columns until the next call.
+Where a lane's observation is not bit for bit the next observation of its last step (an episode ended, an environment
+was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
+episode data. The next observations of the newest rows are in a file beside the columns until the next call.
 
-    column lanes: N for a row that continues its lane, -N for a fresh one; N rows came with the call
+    column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call
 
-Invariants: what `add` returned from is stored whole; a transition is handed out with the next observation that it
-came with, whatever came after it; at most `capacity` transitions count, the newest ones.
-Not here: the ring (steps.py), its columns (columns.py), what follows a row (next_observations.py), n-step sums (nstep.py).
+Invariants: what `add` returned from is stored whole; a transition is returned with the next observation that it
+was added with, whatever came after it; only the newest `capacity` transitions count.
+Not here: the ring (steps.py), its columns (columns.py), next observations without a row (next_observations.py), n-step sums (nstep.py).
 """
 
 from __future__ import annotations
@@ -49,43 +49,43 @@ __all__ = ["TransitionReplayBuffer"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ROOM_LEAST = 256
-"""Rows beyond the capacity, and spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
+"""Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
 
 
 class TransitionReplayBuffer(Unindexed):
-    """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and their kin.
+    """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and similar algorithms.
 
     Args:
         capacity: transitions; the oldest ones are overwritten.
         obs_shape: of an observation: a shape, a nested mapping name -> shape or (shape, dtype), or a Gymnasium space.
-        action_shape: of an action, or a Gymnasium space; `()` for one index.
-        device: where batches go as tensors; None: NumPy arrays.
-        obs_dtype: of observation leaves that name none.
+        action_shape: of an action, or a Gymnasium space; `()` for a single index.
+        device: the device of batches, as tensors; None: NumPy arrays.
+        obs_dtype: of observation leaves without their own dtype.
         action_dtype: of actions.
-        critic_obs_shape: of a second observation that only the critic sees; None for none.
-        n_step: rewards summed up, discounted, per transition.
+        critic_obs_shape: of a second observation for the critic alone; None for none.
+        n_step: number of discounted rewards summed per transition.
         gamma: the discount of these sums.
-        path: directory of the buffer; None for RAM. One that is there already is opened with all it holds.
+        path: directory of the buffer; None for RAM. An existing buffer is opened with all its transitions.
         sampler: `fn(step, buffer, batch_size, history_len) -> ids`, such as `PrioritizedSampler`; None draws uniformly.
-        seed: of the buffer's own generator. Counts when the buffer is made.
-        pin_memory: whether batches go to the device by way of page-locked memory.
+        seed: of the buffer's own generator. Used when the buffer is made.
+        pin_memory: whether batches go to the device through page-locked memory.
         storage: how columns are stored, as for `ReplayBuffer`.
         durability: "process" or "power", as for `ReplayBuffer`.
         sync_every_s: seconds between background syncs.
         disk: as for `ReplayBuffer`.
 
     Raises:
-        InputError: an argument is wrong, or contradicts what is fixed on disk.
+        InputError: an argument is wrong, or contradicts a value fixed on disk.
         LockedError, CorruptError, EnvironmentFault: as for `ReplayBuffer`.
 
-    Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A call of more is evicted whole, so that up to as
-        many transitions as it has are missing from a full buffer.
+    Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
+        evicted whole, so a full buffer may lack up to as many transitions as the call has.
 
-    Cost: `add` is one commit, whatever N; observations are stored once. About 0.6 KB of the directory for each call comes on top
-        of the rows: one call with many lanes takes less than many with one.
+    Cost: `add` is one commit, for any N; observations are stored once. Each call adds about 0.6 KB to the directory
+        besides the rows: one call with many lanes takes less than many with one.
 
-    Processes and threads: as for `ReplayBuffer`: one writer, any number of live readers (`open(path)`); a copy that was
-        pickled or forked reads.
+    Processes and threads: as for `ReplayBuffer`: one writer, any number of live readers (`open(path)`); a pickled
+        or forked copy only reads.
 
     Source: ApexRL, Buffers.
 
@@ -137,7 +137,7 @@ class TransitionReplayBuffer(Unindexed):
             options: sampler, seed (of a reader's generator), durability, sync_every_s, reads, disk, as for `ReplayBuffer.open`.
 
         Raises:
-            UnknownFormatError: it holds something else.
+            UnknownFormatError: the path holds something else.
         """
         ring = StepRing.open(path, mode, **options)
         names = ring.buffer.column_names
@@ -180,7 +180,7 @@ class TransitionReplayBuffer(Unindexed):
             ring, self._columns, self._following, self.n_step, self.gamma
         )
         if self.mode == "r+" and ring.engine.writer(type(self).__name__).power:
-            self._sync_following()  # what was written at the other level
+            self._sync_following()  # for data written at the other level
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -189,23 +189,23 @@ class TransitionReplayBuffer(Unindexed):
         critic_observations: Any = None, next_critic_observations: Any = None, *, truncated: Any = None,
         fresh: Any = None,
     ) -> None:  # fmt: skip
-        """Store one step, or a batch of N of them, row i of each batch being lane i.
+        """Store one step, or a batch of N steps, where row i of each batch is lane i.
 
         Args:
-            observations: `(*obs_shape)` or `(N, *obs_shape)`, nested as `obs_shape` is; arrays or tensors.
+            observations: `(*obs_shape)` or `(N, *obs_shape)`, nested like `obs_shape`; arrays or tensors.
             actions: `(N, *action_shape)`.
             rewards: `(N,)`.
-            next_observations: what the step led to: at the end of an episode its last observation, not the first
+            next_observations: the observations after the step: at the end of an episode its last one, not the first
                 of the next one.
-            dones: `(N,)` terminated: it alone stops bootstrapping.
+            dones: `(N,)` terminated: only this stops bootstrapping.
             critic_observations: if `critic_obs_shape` was given.
-            next_critic_observations: likewise.
-            truncated: `(N,)`: the episode was cut off here; n-step sums stop, bootstrapping goes on.
-            fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. It is seen without, unless
-                the first observation is bit for bit what the lane's last step led to.
+            next_critic_observations: the same.
+            truncated: `(N,)`: the episode was cut off here; n-step sums stop, bootstrapping continues.
+            fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. Detected without it, unless
+                the first observation equals the lane's last next observation bit for bit.
 
         Raises:
-            InputError: shapes that differ, a value that a dtype can't hold, N beyond the capacity. Nothing was changed.
+            InputError: shapes differ, a dtype can't hold a value, or N exceeds the capacity. Nothing was changed.
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
 
@@ -247,21 +247,21 @@ class TransitionReplayBuffer(Unindexed):
             self._ring.buffer.clear()
             self._following.forget()
 
-    # -- what there is -----------------------------------------------------------------------
+    # -- what is stored ----------------------------------------------------------------------
 
     _instead = "draw batches with sample(batch_size)"
 
     def __len__(self) -> int:
-        """Return the transitions that can be drawn: at most `capacity`."""
+        """Return the number of transitions that can be drawn: at most `capacity`."""
         return len(self._ring)
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
-        """Return the number of transitions, for samplers: ids run over `[0, n)`, oldest first."""
+        """Return the number of transitions, for samplers: ids are in `[0, n)`, oldest first."""
         self._one_step(history_len)
         return len(self)
 
     def clip_window(self, history_len: int = 1) -> ClipRange:
-        """Return which transitions there are now, for samplers. O(1)."""
+        """Return the transitions that exist now, for samplers. O(1)."""
         self._one_step(history_len)
         return self._ring.window()
 
@@ -273,7 +273,7 @@ class TransitionReplayBuffer(Unindexed):
 
     @property
     def engine(self) -> Engine:
-        """What the ring of rows stands on."""
+        """The engine of the ring of rows."""
         return self._ring.engine
 
     # -- reading -----------------------------------------------------------------------------
@@ -285,21 +285,21 @@ class TransitionReplayBuffer(Unindexed):
 
         Args:
             batch_size: B.
-            step: handed to the sampler; None uses the internal counter, and advances it.
-            to: "numpy" or "torch"; None: as `device` says.
+            step: passed to the sampler; None uses the internal counter, and advances it.
+            to: "numpy" or "torch"; None: decided by `device`.
 
         Returns:
-            `observations, actions, rewards, next_observations, dones`, each `(B, ...)`, nested as `obs_shape` is; `dones` and
-            `rewards` float32. `critic_observations, next_critic_observations` if there are any. With
-            `n_step > 1` rewards are discounted sums, `next_observations` and `dones` those of the last step summed up, and `discounts`
-            `(B,)` what to multiply the value of `next_observations` by: gamma to the number of steps summed up.
-            Attributes `ids` and `weights` as of `ReplayBuffer.sample`; with a sampler that weighs they are columns, too.
+            `observations, actions, rewards, next_observations, dones`, each `(B, ...)`, nested like `obs_shape`; `dones` and
+            `rewards` float32. `critic_observations, next_critic_observations` if declared. With
+            `n_step > 1` rewards are discounted sums, `next_observations` and `dones` belong to the last summed step, and `discounts`
+            `(B,)` is the factor for the value of `next_observations`: gamma to the number of summed steps.
+            Attributes `ids` and `weights` as of `ReplayBuffer.sample`; with a sampler that has weights they are columns too.
 
         Raises:
-            InputError: B is not positive, or more than is stored.
-            LappedError: the writer overtook this reader, ten times in a row without progress.
+            InputError: B is not positive, or exceeds the number stored.
+            LappedError: the writer overtook this reader ten times in a row without progress.
 
-        Cost: O(B n_step), one copy of the rows.
+        Cost: O(B n_step), and one copy of the rows.
         """
         where = f"{type(self).__name__}.sample"
         positive(where, "batch_size", batch_size)
@@ -321,7 +321,7 @@ class TransitionReplayBuffer(Unindexed):
         return Batch(self._columns.nested(columns), positions, weights)
 
     def _draw(self, size: int, step: int) -> tuple[Array, Weigh | None]:
-        """Return the positions of the next batch, and what weighs it."""
+        """Return the positions of the next batch, and the function that weighs it."""
         engine, source, sampler = self.engine, self.engine.source, self.engine.sampler
         where = f"{type(self).__name__}.sample"
         own = sampler.given is None
@@ -329,7 +329,7 @@ class TransitionReplayBuffer(Unindexed):
             source.refuse_if_held(where)
         with source.memory if own or sampler.is_quick else contextlib.nullcontext():
             window = self._ring.window()
-            if not window.count:  # another thread cleared it meanwhile
+            if not window.count:  # another thread cleared the buffer meanwhile
                 raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
             if own:
                 return window.positions(engine.rng.integers(0, window.count, size)), None
@@ -340,7 +340,7 @@ class TransitionReplayBuffer(Unindexed):
                     f"{where}: the sampler returned an id out of range for {window.count} transitions"
                 )
             numbers = ids + window.base
-            with source.memory:  # a slow one did not keep the writer out
+            with source.memory:  # a slow sampler does not keep the writer out
                 window = self._ring.window()
                 if not window.count:
                     raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
@@ -350,11 +350,11 @@ class TransitionReplayBuffer(Unindexed):
                     engine.reader.num_redraws += int(gone.sum())
                 return window.positions(numbers - window.base), weigh
 
-    # -- the rest ----------------------------------------------------------------------------
+    # -- priorities, roles, state ------------------------------------------------------------
 
     @property
     def sampler(self) -> Any:
-        """What `sample` draws with; may be assigned. None: uniformly."""
+        """The sampler of `sample`; may be assigned. None: uniform."""
         return self.engine.sampler.given
 
     @sampler.setter
@@ -362,7 +362,7 @@ class TransitionReplayBuffer(Unindexed):
         self._ring.buffer.sampler = sampler
 
     def update_priorities(self, ids: Any, values: Any) -> int:
-        """Give transitions their priorities; see `PrioritizedSampler.update_priorities`.
+        """Set the priorities of transitions; see `PrioritizedSampler.update_priorities`.
 
         Args:
             ids: `batch.ids`, an array or a tensor.
@@ -389,31 +389,31 @@ class TransitionReplayBuffer(Unindexed):
 
     @property
     def num_redraws(self) -> int:
-        """Transitions drawn anew so far because they were overwritten before they could be read."""
+        """Transitions redrawn so far because they were overwritten before they could be read."""
         return self._ring.buffer.num_redraws
 
     def refresh(self) -> bool:
-        """Show a reader the newest state; tell whether anything changed. `sample` does so by itself."""
+        """Move a reader to the newest state; tell whether anything changed. `sample` does this itself."""
         return self._ring.buffer.refresh()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampling state, to go beside a checkpoint."""
+        """Return the sampling state, to store with a checkpoint."""
         return self._ring.buffer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on sampling where `state_dict` was taken.
+        """Continue sampling from the state that `state_dict` returned.
 
         Raises:
-            InputError: it is no such state, or that of a buffer with another sampler. Nothing was changed.
+            InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
         """
         self._ring.buffer.load_state_dict(state)
 
     def check(self) -> list[Any]:
-        """Return what is wrong with the buffer; empty when sound. Reads all rows."""
+        """Return the faults of the buffer; empty when sound. Reads all rows."""
         return self._ring.buffer.check()
 
     def flush(self) -> None:
-        """Force everything stored, and the sampling state, to the disk itself."""
+        """Force all stored data, and the sampling state, to the disk."""
         if self.mode == "r+":
             self._sync_following()
         self._ring.buffer.flush()
@@ -423,10 +423,10 @@ class TransitionReplayBuffer(Unindexed):
         self._following.sync(self.engine.writer(where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Make a copy of the buffer in a directory that is new or empty; `open` opens it.
+        """Copy the buffer to a directory that is new or empty; `open` opens the copy.
 
         Raises:
-            ExistsError: something is there.
+            ExistsError: something else is at the path.
             LappedError: the writer overtook this reader.
             EnvironmentFault: the disk has no room, or fails. Nothing is left at `path`.
         """
@@ -434,7 +434,7 @@ class TransitionReplayBuffer(Unindexed):
         source = self.engine.source
 
         def led_to(copied: Copied) -> Any:
-            """Return what the newest rows of the copy lead to, where the writer has gone on."""
+            """Return the next observations of the copy's newest rows, where the writer has continued."""
             if copied.newest is None or not source.refresh() | (source.head != copied.head):
                 return None
             found = self._reader.led_to(copied.newest.head)
@@ -448,10 +448,10 @@ class TransitionReplayBuffer(Unindexed):
             self.engine.snapshot(path, where, {Successors: led_to})
 
     def close(self) -> None:
-        """Flush, and give files and lock back; a close that is refused (see `ReplayBuffer.close`) changes nothing."""
+        """Flush, and release files and lock; a refused close (see `ReplayBuffer.close`) changes nothing."""
         self._ring.refuse_close_within(type(self).__name__)
         try:
-            poisoned = self.engine.owned.is_poisoned  # there is nothing to flush any more
+            poisoned = self.engine.owned.is_poisoned  # nothing is left to flush
             if not self._ring.closed and self.mode == "r+" and not poisoned:
                 self._sync_following()
         finally:
@@ -468,7 +468,7 @@ class TransitionReplayBuffer(Unindexed):
             self.flush()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle path and settings; a buffer in RAM pickles what is stored."""
+        """Pickle path and settings; a buffer in RAM pickles its stored data."""
         state = {name: self.__dict__[name] for name in ("n_step", "gamma", "device", "pin_memory")}
         state["ring"] = self._ring
         if self.path is None and len(self):

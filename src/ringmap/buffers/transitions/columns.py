@@ -1,9 +1,9 @@
-"""The columns of transitions: what `add` is given as rows, and rows as what `sample` returns.
+"""The columns of transitions: converts the input of `add` to rows, and rows to the result of `sample`.
 
     observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes
 
-Invariants: rows leave with the dtypes and shapes of the columns, all of one length, or nothing leaves.
-Not here: nested names (nested.py), where rows are stored, which row is the next one of which (next_observations.py).
+Invariants: rows have the dtypes and shapes of the columns, and one length, or an error is raised.
+Not here: nested names (nested.py), where rows are stored, which row follows which (next_observations.py).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class TransitionColumns:
     def parse(
         cls, obs_shape: Any, obs_dtype: Any, critic_obs_shape: Any, action_shape: Any, action_dtype: Any, where: str
     ) -> TransitionColumns:  # fmt: skip
-        """Return the columns that a user's shapes ask for.
+        """Return the columns for a user's shapes.
 
         Raises:
-            InputError: one of them is no shape, or no dtype.
+            InputError: a shape or a dtype is not valid.
         """
         trees = [Leaves.parse(_OBS, obs_shape, obs_dtype, where)]
         if critic_obs_shape is not None:
@@ -60,19 +60,19 @@ class TransitionColumns:
 
     @staticmethod
     def are(names: list[str]) -> bool:
-        """Tell whether columns of these names are those of transitions."""
+        """Tell whether columns of these names belong to transitions."""
         return names[-len(_TAIL) :] == _TAIL
 
     @cached_property
     def trees(self) -> tuple[Leaves, ...]:
-        """The observations, and the critic's if there are any."""
+        """The observations, and the critic's if declared."""
         columns = self.schema.columns
         found = {p: tuple(c for c in columns if root(c.name) == p) for p in (_OBS, _CRITIC)}
         return tuple(Leaves(prefix, specs) for prefix, specs in found.items() if specs)
 
     @cached_property
     def observed(self) -> list[str]:
-        """Names of the columns of observations, of both kinds."""
+        """Names of the observation columns, of both kinds."""
         return [name for tree in self.trees for name in tree.names]
 
     @cached_property
@@ -85,10 +85,10 @@ class TransitionColumns:
     def observations(
         self, now: Any, after: Any, critic: Any, critic_after: Any, where: str
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the leaves of observations and of the next ones, `(N, ...)`, cast and checked against each other.
+        """Return the leaves of observations and next observations, `(N, ...)`, cast and checked against each other.
 
         Raises:
-            InputError: one is missing, or too many; shapes or lengths differ; a value that the dtype can't hold.
+            InputError: one is missing or unknown; shapes or lengths differ; or the dtype can't hold a value.
         """
         pairs = [(now, after), (critic, critic_after)]
         if len(self.trees) == 1 and (critic is not None or critic_after is not None):
@@ -109,10 +109,10 @@ class TransitionColumns:
     def rest(
         self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str
     ) -> dict[str, Array]:
-        """Return what a step has beside observations, `(count, ...)` each.
+        """Return the columns of a step other than observations, `(count, ...)` each.
 
         Raises:
-            InputError: a shape that does not fit, or a value that the dtype can't hold.
+            InputError: a shape does not fit, or the dtype can't hold a value.
         """
         rows = {"actions": _rows(actions, self.action, count, where)}
         if truncated is None:
@@ -124,7 +124,7 @@ class TransitionColumns:
     # -- out ---------------------------------------------------------------------------------
 
     def nested(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a flat batch, its next observations named `next_...`, nested as observations are, in the order that users see."""
+        """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in public order."""
         first, *others = self.trees
         made = {_OBS: first.nest(batch), "actions": batch["actions"], "rewards": batch["rewards"]}
         made[f"next_{_OBS}"] = first.nest(batch, f"next_{_OBS}")
@@ -139,7 +139,7 @@ class TransitionColumns:
 
 
 def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
-    """Return a value as `(count, *shape)` of the column's dtype; one step may come without the first axis."""
+    """Return a value as `(count, *shape)` of the column's dtype; one step may lack the first axis."""
     array = as_array(value, where, spec.name)
     if count == 1 and array.shape == spec.shape:
         array = array[None]

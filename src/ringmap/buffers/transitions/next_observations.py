@@ -1,12 +1,12 @@
-"""What follows a step of a lane where no row does: next observations that are stored apart.
+"""Next observations that are not rows, stored separately.
 
-    calls:  [lane 0 1 2][lane 0 1 2][lane 0 1 2]  ->  successors file: what the newest call led to
-                             ^ fresh: with this call, as its episode data, what lane 1's last step had led to
+    calls:  [lane 0 1 2][lane 0 1 2][lane 0 1 2]  ->  successors file: the next observations of the newest call
+                             ^ fresh: this call's episode data hold the next observation of lane 1's last step
 
-Invariants: what is kept in memory is of the head that it names, both in one object that never changes, and is
-handed out for that head alone; a call behind one that was dropped goes on from nothing; a fork has a lock and a
-memory of its own.
-Not here: the files (storage/sidecars/successors.py), how a row that does follow is found (nstep.py).
+Invariants: the state in memory belongs to the head that it names; both are in one object that never changes, and
+it is returned for that head alone; a call after a dropped one continues nothing; a fork has its own lock and
+memory.
+Not here: the files (storage/sidecars/successors.py), how a following row is found (nstep.py).
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
 
 _KEPT_NBYTES = 64 << 20
-"""Next observations that are no rows, kept in memory after they were read."""
+"""Next observations that are not rows, cached in memory after a read."""
 
 
 _SMALL_NBYTES = 1 << 14
-"""Up to here two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3."""
+"""Up to this size two copies and a comparison of bytes are faster than NumPy's: 0.3 us against 3."""
 
 
 class Newest(NamedTuple):
-    """What the rows that end at `head` lead to; None when nothing is known."""
+    """The next observations of the rows that end at `head`; None if unknown."""
 
     head: int
     observations: Observations | None
 
 
 class NextObservations:
-    """The next observations of one buffer that are no rows.
+    """The next observations of one buffer that are not rows.
 
     Args:
-        disk: where the buffer is.
+        disk: of the buffer.
         folder: the buffer's.
         manifest: the buffer's.
-        names: of the columns of observations.
+        names: of the observation columns.
     """
 
     def __init__(self, disk: Disk, folder: str, manifest: Manifest, names: list[str]) -> None:
@@ -75,25 +75,27 @@ class NextObservations:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held while a call is stored, and while what is kept changes."""
-        if self._pid != os.getpid():  # a thread of the parent's may have held it when we forked
+        """Held while a call is stored, and while the state in memory changes."""
+        if self._pid != os.getpid():  # a thread of the parent may have held it at the fork
             self._begin()
         return self._lock
 
     # -- writing -----------------------------------------------------------------------------
 
     def before(self, store: Source) -> Observations | None:
-        """Return what the newest rows lead to, as of what is committed; None when nothing is, or it was lost."""
+        """Return the next observations of the newest rows, as of the last commit; None if there are none, or they were lost."""
         if not store.seq or not len(store.live):
             self._newest = Newest(store.head, None)
         elif self._newest.observations is None or self._newest.head != store.head:
             self._newest = self._stored(store)
         if self._newest.observations is not None and _stop(store) != store.head:
-            return None  # the newest call was dropped: what comes now does not follow on the one before it
+            return (
+                None  # the newest call was dropped: the next call does not follow the one before it
+            )
         return self._newest.observations
 
     def _stored(self, source: Source) -> Newest:
-        """Return what the files say that the newest rows lead to, with the head that these had then."""
+        """Return the next observations of the newest rows from the files, with the head of that time."""
         with source.memory:
             head = source.head
             record = source.record_of(source.live.newest) if len(source.live) else None
@@ -104,7 +106,7 @@ class NextObservations:
     def announce(
         self, head: int, rows: Sequence[Array], after: Observations, durably: bool, where: str
     ) -> None:
-        """Write what these rows, up to `head`, lead to, ahead of their commit.
+        """Write the next observations of these rows, up to `head`, before their commit.
 
         Raises:
             EnvironmentFault: the disk is full or fails.
@@ -119,12 +121,12 @@ class NextObservations:
                 self.files.sync()
 
     def committed(self, head: int, after: Observations) -> None:
-        """Take note that the rows up to `head` came to be. Copies."""
-        self.files.turn()  # first: an interrupt from here on is noticed by the head
+        """Record that the rows up to `head` are stored. Copies."""
+        self.files.turn()  # first: an interrupt after this is detected by the head
         self._newest = Newest(head, {name: np.array(values) for name, values in after.items()})
 
     def put_back(self, source: Source, newest: Observations) -> None:
-        """Begin a buffer in RAM with what its newest rows lead to."""
+        """Start a buffer in RAM with the next observations of its newest rows."""
         self._newest = Newest(source.head, newest)
         record = source.record_of(source.live.newest)
         assert record is not None
@@ -132,19 +134,19 @@ class NextObservations:
         self.files.turn()
 
     def forget(self) -> None:
-        """Take note that all rows went."""
+        """Record that all rows were removed."""
         self._newest = Newest(-1, None)
 
     # -- reading -----------------------------------------------------------------------------
 
     def at(self, source: Source, position: int, head: int, newest: int) -> Observations | None:
-        """Return what the step at a position led to, one of each leaf; None if it is gone, was lost, or is a row by now.
+        """Return the next observation of a step, one array per leaf; None if it was evicted, was lost, or is a row now.
 
         Args:
             source: the buffer.
-            position: of a step that no row follows.
-            head: of the buffer when it was looked at.
-            newest: where the newest call began then.
+            position: of a step without a following row.
+            head: of the buffer at the time of the look.
+            newest: the start of the newest call at that time.
         """
         if position >= newest:
             return _one(self._of_newest(source, head), position - newest)
@@ -166,17 +168,17 @@ class NextObservations:
         return _one({name: apart[name] for name in self._names}, lane)
 
     def _of_newest(self, source: Source, head: int) -> Observations | None:
-        """Return what the newest call led to as of this head of the buffer; None if it has another one by now."""
+        """Return the next observations of the newest call, as of this head; None if the head has changed."""
         newest = self._newest
         if newest.head != head or newest.observations is None:
-            with self.lock:  # a call that is being stored is followed by what it leads to
+            with self.lock:  # while a call is being stored, its next observations are written first
                 if self._newest.head != head or self._newest.observations is None:
                     self._newest = self._stored(source)
                 newest = self._newest
         return newest.observations if newest.head == head else None
 
     def _apart(self, source: Source, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
-        """Return what was stored apart with the call whose first row is at `start`."""
+        """Return the observations stored separately with the call whose first row is at `start`."""
         with self.lock:
             if start in self._kept:
                 self._kept.move_to_end(start)
@@ -189,7 +191,7 @@ class NextObservations:
             raise
         if found is not None:
             with self.lock:
-                if start not in self._kept:  # else another thread read it meanwhile
+                if start not in self._kept:  # else another thread read them meanwhile
                     self._kept[start] = found
                     self._kept_nbytes += _nbytes(found)
                 while self._kept_nbytes > _KEPT_NBYTES:
@@ -199,7 +201,7 @@ class NextObservations:
     # -- whole buffers -----------------------------------------------------------------------
 
     def sync(self, store: Store, where: str) -> None:
-        """Force both files, whichever counts, to the disk itself.
+        """Force both files, whichever is valid, to the disk.
 
         Raises:
             SyncFailedError: a sync failed; open the buffer again.
@@ -208,12 +210,12 @@ class NextObservations:
             store.sync_too(where, self.files.sync_both)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Release the files."""
         self.files.close()
 
 
 def _stop(source: Source) -> int:
-    """Return where the newest call ends."""
+    """Return the end of the newest call."""
     live = source.live
     return live.start(live.newest) + live.length(live.newest)
 
@@ -221,12 +223,12 @@ def _stop(source: Source) -> int:
 def lane_breaks(
     rows: Observations, before: Observations | None, begun: Any = False
 ) -> tuple[Array, dict[str, Array]]:
-    """Return which lanes do not go on where they were, and what those had led to, to be stored apart.
+    """Return which lanes break, and their last next observations, to be stored separately.
 
     Args:
         rows: the observations of the call, `(N, ...)`.
-        before: what the last call had led to, None if nothing is known.
-        begun: `(N,)`, which begin an episode, whatever they look like.
+        before: the next observations of the last call, None if unknown.
+        begun: `(N,)`, lanes that begin an episode, whatever their observations.
 
     Returns:
         bool `(N,)`; and `lanes` with their observations, {} for none.

@@ -1,13 +1,13 @@
-"""Transitions read from rows: n rewards summed up, and what the last of these steps led to.
+"""Transitions read from rows: sums of n rewards, and the observation after the last of these steps.
 
     position p, lanes N:   p -> p + N -> p + 2N          n_step = 3: r + gamma r' + gamma^2 r''
-                                         \\__ its next observation: row p + 3N, or what was stored apart
+                                         \\__ its next observation: row p + 3N, or a separately stored one
 
-A sum ends where an episode does, and where a lane does not go on.
+A sum ends where an episode ends, and where a lane breaks.
 
-Invariants: a transition is handed out with the next observation that it came with; one that was evicted before it was
-read whole is drawn anew.
-Not here: which transitions are drawn (buffer.py), next observations that are no rows (next_observations.py).
+Invariants: a transition is returned with the next observation that it was added with; one that was evicted before it was
+read whole is redrawn.
+Not here: which transitions are drawn (buffer.py), next observations without a row (next_observations.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Found(NamedTuple):
-    """Transitions flat by leaf; which have a next observation, None: all; which end in the newest call, as of `head`."""
+    """Transitions, flat by leaf; which have a next observation (None: all); which end in the newest call, as of `head`."""
 
     batch: dict[str, Array]
     good: Array | None
@@ -48,10 +48,10 @@ class TransitionReader:
     gamma: float
 
     def read(self, positions: Array) -> dict[str, Array]:
-        """Return the transitions at these positions, flat; one that is gone is drawn anew, and `positions` shows it.
+        """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
         Raises:
-            LappedError: the writer overtook this reader, ten times in a row without progress.
+            LappedError: the writer overtook this reader ten times in a row without progress.
         """
         source = self.ring.engine.source
         found = self._gather(source, positions)
@@ -74,7 +74,7 @@ class TransitionReader:
 
         def redraw(which: Array) -> Array:
             at = positions[which]
-            # A step of the newest call, read while another one came, has a following row by now.
+            # A step of the newest call, read while another call came, has a following row now.
             stays = newest[which] & (at >= source.tail) & (source.head != head)
             gone = np.flatnonzero(~stays)
             at[gone] = self.ring.draw(len(gone), engine.rng)
@@ -85,7 +85,7 @@ class TransitionReader:
         read_again(source, positions, bad, gather, redraw, source.folder, advice)
 
     def led_to(self, head: int) -> dict[str, Array] | None:
-        """Return what the call that ended at `head` led to, by leaf, from what was stored since; None if that is gone."""
+        """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""
         source = self.ring.engine.source
         source.refresh()
         rows = source.rows
@@ -107,7 +107,7 @@ class TransitionReader:
             head, live = source.head, source.live
             newest: int = head
             stop: int = head
-            if len(live):  # else another thread cleared it meanwhile
+            if len(live):  # else another thread cleared the buffer meanwhile
                 newest = live.start(live.newest)
                 stop = newest + live.length(live.newest)
             dense = live.is_dense
@@ -122,7 +122,7 @@ class TransitionReader:
         def goes_on(at: Array) -> Array:
             """Tell which rows have a following row that is their next observation."""
             after = at + lanes
-            inside = (at < newest) & (after < stop)  # what a power cut spoiled may lie beyond
+            inside = (at < newest) & (after < stop)  # rows damaged by a power cut may lie beyond
             found: Array = inside & (take("lanes", np.where(inside, after, at)) == lanes)
             return found if dense else found & _are_live(source, after)
 
@@ -162,7 +162,7 @@ class TransitionReader:
 
 
 def _are_live(source: Source, positions: Array) -> Array:
-    """Tell which positions lie in what is stored: repairs and power cuts leave gaps."""
+    """Tell which positions are stored: repairs and power cuts leave gaps."""
     with source.memory:
         starts, lengths = source.live.starts, source.live.lengths
         if not len(starts):

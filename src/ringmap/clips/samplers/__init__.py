@@ -1,1 +1,1 @@
-"""Samplers: which clips a batch is made of."""
+"""Samplers: they choose the clips of a batch."""

@@ -1,11 +1,11 @@
-"""What a sampler is: a callable, and the base class of those that do more than draw.
+"""Samplers: the callable protocol, and the base class for samplers with state or priorities.
 
     buffer.sample(B) -> sampler(step, buffer, B, history_len) -> B ids in [0, buffer.num_valid_ends(history_len))
 
-    a function, or any callable -> as_sampler -> BaseSampler -> what a buffer keeps and calls
+    a function, or any callable -> as_sampler -> BaseSampler -> stored and called by a buffer
 
-Invariants: the same state gives the same draws from the same buffer; NumPy's global generator is left alone;
-only `as_sampler` looks at which methods an object has.
+Invariants: the same state gives the same draws from the same buffer; NumPy's global generator is not used;
+only `as_sampler` checks which methods an object has.
 Not here: which clips are drawn (the other modules of this package).
 """
 
@@ -42,7 +42,7 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 Seed = np.random.Generator | int | None
 Weigh = Callable[[Array], Array]
-"""Returns the weights of a batch, given where its clips are in the end: some may have been drawn anew."""
+"""Returns the weights of a batch, given the final positions of its clips: some may have been redrawn."""
 
 _NO_STATE = (
     "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
@@ -50,7 +50,7 @@ _NO_STATE = (
 
 
 class HasClips(Protocol):
-    """What a sampler needs to know of a buffer."""
+    """The part of a buffer that a sampler needs."""
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of clips of this length."""
@@ -61,7 +61,7 @@ class Sampler(Protocol):
     """Draws clip ids: any callable with this signature.
 
     Returns an integer array of shape `(batch_size,)` in `[0, buffer.num_valid_ends(history_len))`.
-    One that keeps state, or priorities, derives from `BaseSampler`.
+    A sampler with state or priorities derives from `BaseSampler`.
     """
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
@@ -70,22 +70,22 @@ class Sampler(Protocol):
 
 
 class BaseSampler(ABC):
-    """Base class of samplers: a subclass draws, in `__call__`. The other methods do nothing until it overrides them.
+    """Base class of samplers. A subclass implements `__call__`; the other methods do nothing unless overridden.
 
     A buffer calls:
 
-    - `attach` when it was opened for writing, or is given the sampler; before anything is written;
+    - `attach` when it is opened for writing, or receives the sampler; before anything is written;
     - `__call__` for a batch, then `weigh`, from the same thread and before the next draw; where `is_quick`, both under
       the lock that keeps the writer waiting;
     - `update_priorities` when the user does;
     - `small_state` with each commit that follows a draw and with each flush; `load_small_state` when the directory is
       opened again with a sampler of this class;
-    - `state_dict` and `load_state_dict` from its own;
-    - `flush` from its own and before it closes; `close` when it is closed, or is given another sampler. A closed one may
+    - `state_dict` and `load_state_dict` from its own methods of the same names;
+    - `flush` from its own, and before it closes; `close` when it closes, or receives another sampler. A closed sampler may
       be used again;
     - `kept_priorities` for a copy of the buffer, `check` from its own.
 
-    It may be called from several threads. A pickled buffer pickles it.
+    It may be called from several threads. A pickled buffer pickles its sampler.
 
     Example:
         >>> class Newest(BaseSampler):
@@ -99,13 +99,13 @@ class BaseSampler(ABC):
     """
 
     is_quick: bool = False
-    """Whether it answers at once, so that a buffer may keep the writer waiting while it is asked."""
+    """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
     has_priorities: bool = False
     """Whether clips can be given priorities, by the ids of a batch."""
 
     @property
     def given(self) -> Any:
-        """The callable that the user gave: this sampler, or what `as_sampler` wrapped."""
+        """The callable that the user gave: this sampler, or the one that `as_sampler` wrapped."""
         return self
 
     @abstractmethod
@@ -113,20 +113,20 @@ class BaseSampler(ABC):
         """Return the ids of `batch_size` clips: integers `(B,)` in `[0, buffer.num_valid_ends(history_len))`."""
 
     def weigh(self) -> Weigh | None:
-        """Return what weighs the batch that was just drawn; None if it is not weighed."""
+        """Return the function that weighs the batch just drawn; None if the batch has no weights."""
         return None
 
     def attach(self, source: Source) -> None:  # noqa: B027 - nothing to do
         """Begin with a buffer that was just opened for writing."""
 
     def follow(self, buffer: Any, history_len: int) -> None:  # noqa: B027
-        """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
+        """Learn of the clips that exist now, as after a draw: `update_priorities` may name any of them."""
 
     def update_priorities(self, ids: Array, values: Array) -> int:
-        """Give clips their priorities; return for how many: one that was evicted is passed over.
+        """Set the priorities of clips; return the number updated: evicted clips are skipped.
 
         Raises:
-            InputError: it does not draw by priority.
+            InputError: the sampler does not draw by priority.
         """
         raise InputError(
             "update_priorities: the sampler does not draw by priority; make the buffer with sampler=PrioritizedSampler()"
@@ -137,52 +137,52 @@ class BaseSampler(ABC):
         return None
 
     def small_state(self) -> dict[str, Any] | None:
-        """Return the state that a buffer stores with its commits: JSON, small, its class's name as `kind`; None: none."""
+        """Return the state that a buffer stores with its commits: JSON, small, with the class name as `kind`; None: no state."""
         return None
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `small_state` was taken.
+        """Continue from the state that `small_state` returned.
 
         Raises:
-            InputError: it is that of another sampler.
+            InputError: the state belongs to another sampler.
         """
         raise InputError(_NO_STATE)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the whole state, to go beside a checkpoint; None if it keeps none."""
+        """Return the whole state, to store with a checkpoint; None if there is none."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Continue from the state that `state_dict` returned.
 
         Raises:
-            InputError: it is that of another sampler.
+            InputError: the state belongs to another sampler.
         """
         raise InputError(_NO_STATE)
 
     def flush(self) -> None:  # noqa: B027
-        """Force what is kept in files to the disk itself."""
+        """Force data in files to the disk."""
 
     def close(self) -> None:  # noqa: B027
-        """Give back what is held open."""
+        """Release open files."""
 
     def check(self) -> list[str]:
-        """Return what is wrong with the invariants, in words; empty when sound."""
+        """Return violated invariants, in words; empty when sound."""
         return []
 
 
 def as_sampler(sampler: Sampler, where: str = "as_sampler") -> BaseSampler:
-    """Return a sampler with all methods: one that is a `BaseSampler` as it is, a function or other callable wrapped.
+    """Return a sampler with all methods: a `BaseSampler` is returned as it is, another callable is wrapped.
 
-    What a callable has of the methods of `BaseSampler` is called; for the rest nothing is done. An attribute `weights`
+    The wrapper calls those methods of `BaseSampler` that the callable has; the others do nothing. An attribute `weights`
     stands for `weigh`.
 
     Args:
         sampler: `fn(step, buffer, batch_size, history_len) -> ids`.
-        where: what an error names.
+        where: the caller to name in an error.
 
     Raises:
-        InputError: it can't be called, or is a class of samplers.
+        InputError: it can't be called, or is a sampler class instead of an instance.
 
     Example:
         >>> sampler = as_sampler(lambda step, buffer, batch_size, history_len: np.zeros(batch_size, int))
@@ -209,7 +209,7 @@ _OPTIONAL = (
 
 
 class _Wrapped(BaseSampler):
-    """A callable of another class: its own methods in the place of those that do nothing."""
+    """A wrapped callable: its own methods replace those that do nothing."""
 
     def __init__(self, given: Sampler) -> None:
         self._given: Any = given
@@ -237,14 +237,14 @@ class _Wrapped(BaseSampler):
 
 
 class DrawingSampler(Forkable, BaseSampler):
-    """A sampler that draws from a generator of its own.
+    """A sampler with its own generator.
 
     Args:
-        rng: the generator, or its seed; None makes a fresh one.
+        rng: the generator, or its seed; None makes a new one.
     """
 
     is_quick = True
-    """Whether it answers at once, so that a buffer may keep the writer waiting while it is asked."""
+    """Whether it returns quickly, so that a buffer may keep the writer waiting during the call."""
 
     def __init__(self, rng: Seed = None) -> None:
         self.rng = generator(rng, type(self).__name__)
@@ -254,25 +254,25 @@ class DrawingSampler(Forkable, BaseSampler):
         return {"kind": type(self).__name__, "rng": self.rng.bit_generator.state}
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `small_state` was taken.
+        """Continue from the state that `small_state` returned.
 
         Raises:
-            InputError: it is that of another sampler.
+            InputError: the state belongs to another sampler.
         """
         check_state(self, state)
         self.rng.bit_generator.state = state["rng"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, to go beside a checkpoint."""
+        """Return the whole state, to store with a checkpoint."""
         return self.small_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from the state that `state_dict` returned."""
         self.load_small_state(state)
 
 
 def generator(seed: Seed, where: str, name: str = "rng") -> np.random.Generator:
-    """Return a generator: the one given, or a new one with this seed."""
+    """Return a generator: the given one, or a new one with this seed."""
     try:
         return np.random.default_rng(seed)
     except (TypeError, ValueError) as error:
@@ -280,7 +280,7 @@ def generator(seed: Seed, where: str, name: str = "rng") -> np.random.Generator:
 
 
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
-    """Raise InputError unless the state is of a sampler of this kind."""
+    """Raise InputError unless the state belongs to a sampler of this kind."""
     kind = state.get("kind")
     if kind != type(sampler).__name__:
         raise InputError(
@@ -303,11 +303,11 @@ def positive(where: str, name: str, value: Any, integer: bool = True) -> Any:
 def ids_of(
     sampler: BaseSampler, step: int, buffer: Any, size: int, history_len: int, where: str
 ) -> Array:
-    """Return the ids of `size` clips that a sampler draws, int64.
+    """Return the ids of `size` clips from a sampler, int64.
 
     Raises:
-        InputError: it returned another number of them, or no integers.
-        ClosedError: it reads a buffer that is closed.
+        InputError: it returned another number of ids, or values that are not integers.
+        ClosedError: it reads a closed buffer.
     """
     try:
         ids = np.asarray(sampler(step, buffer, size, history_len))
@@ -329,7 +329,7 @@ def _name(sampler: BaseSampler) -> str:
 
 
 def window_of(sampler: Any, buffer: Any, history_len: int) -> Any:
-    """Return the buffer's window, for a sampler that needs more of it than `num_valid_ends`."""
+    """Return the buffer's clip range, for a sampler that needs more than `num_valid_ends`."""
     try:
         ask = buffer.clip_window
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The sampler by episodes: every episode as likely as any other, then every clip in it."""
+"""The episode sampler: every episode is equally likely, then every clip in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EpisodeSampler(DrawingSampler):
     Episodes too short for a clip are never drawn.
 
     Args:
-        rng: the generator, or its seed; None makes a fresh one.
+        rng: the generator, or its seed; None makes a new one.
 
     Example:
         >>> from ringmap import ReplayBuffer

@@ -1,4 +1,4 @@
-"""The sampler without replacement: each clip once in an epoch, then all again in another order."""
+"""The sampler without replacement: each clip once per epoch, then all again in another order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["EpochSampler"]
 
 
 class EpochSampler(BaseSampler):
-    """Draw each clip that there is when an epoch begins exactly once, then begin the next epoch.
+    """Draw each clip that exists when an epoch begins exactly once, then begin the next epoch.
 
-    What is written meanwhile belongs to the next epoch; what is evicted meanwhile is left out. A
+    Clips written meanwhile belong to the next epoch; clips evicted meanwhile are left out. A
     batch at the end of an epoch is filled up from the next one.
 
     Args:
         seed: of the orders: the same for the same seed, epoch and number of clips.
 
     Raises:
-        InputError: a seed that is none; from a draw, another `history_len` in the middle of an epoch.
+        InputError: an invalid seed; from a draw, another `history_len` in the middle of an epoch.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -50,7 +50,7 @@ class EpochSampler(BaseSampler):
 
     @property
     def left(self) -> int:
-        """Clips of this epoch that were not drawn yet."""
+        """Clips of this epoch that have not been drawn yet."""
         return self._count - self._taken
 
     def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
@@ -76,7 +76,7 @@ class EpochSampler(BaseSampler):
         self._span = window.index.span
 
     def _take(self, window: ClipRange, count: int) -> Array:
-        """Return the ids of the next `count` clips of the epoch, without those that are gone."""
+        """Return the ids of the next `count` clips of the epoch, without evicted ones."""
         if self._order is None:
             self._order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)
         taken = self._order[self._taken : self._taken + count]
@@ -92,10 +92,10 @@ class EpochSampler(BaseSampler):
         }  # fmt: skip
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `small_state` was taken: the rest of that epoch.
+        """Continue from the state that `small_state` returned, with the rest of its epoch.
 
         Raises:
-            InputError: it is that of another sampler.
+            InputError: the state belongs to another sampler.
         """
         check_state(self, state)
         names = "seed", "epoch", "head", "clips", "taken"
@@ -107,5 +107,5 @@ class EpochSampler(BaseSampler):
     load_state_dict = load_small_state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the order, which follows from seed and epoch."""
+        """Leave out the order, which seed and epoch determine."""
         return {**self.__dict__, "_order": None}

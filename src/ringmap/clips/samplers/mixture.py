@@ -1,4 +1,4 @@
-"""The mixture of samplers: each id of a batch from one of several, by weight."""
+"""The mixture sampler: draws each id of a batch from one of several samplers, by weight."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["MixtureSampler"]
 class MixtureSampler(DrawingSampler):
     """Draw each id of a batch from one of several samplers, chosen by weight.
 
-    How many come from each is drawn anew for each batch, so a share of 0.1 of a batch of 4 is no
-    rounding away to none. All `weights` of a batch are 1, as a mixture is chosen for what it draws too often.
+    The number from each sampler is drawn for each batch, so a weight of 0.1 with a batch of 4 is not
+    rounded to none. All `weights` of a batch are 1, since a mixture is chosen for its bias.
 
     Args:
         samplers: `(sampler, weight)` pairs; weights need not add up to 1.
-        rng: the generator, or its seed, that chooses between them; None makes a fresh one.
+        rng: the generator that chooses between them, or its seed; None makes a new one.
 
     Raises:
-        InputError: no samplers, one that can't be called, or weights that are negative or all 0.
+        InputError: no samplers, a sampler that can't be called, or weights that are negative or all 0.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -74,28 +74,28 @@ class MixtureSampler(DrawingSampler):
         return [as_sampler(sampler, "MixtureSampler") for sampler in self.samplers]
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
-        """Return `batch_size` ids, those of the samplers in random order. O(batch_size), and what they cost."""
+        """Return `batch_size` ids, in random order of samplers. O(batch_size), plus the cost of the samplers."""
         counts = self.rng.multinomial(batch_size, self.shares)
         drawn = []
         for number, (part, count) in enumerate(zip(self._parts, counts, strict=True)):
             if count:
                 where = f"MixtureSampler.samplers[{number}]"
                 drawn.append(ids_of(part, step, buffer, int(count), history_len, where))
-            else:  # what the others drew may be given a priority
+            else:  # clips that other samplers drew may be given a priority
                 part.follow(buffer, history_len)
         ids: Array = np.concatenate(drawn)
         return ids[self.rng.permutation(batch_size)]
 
     def follow(self, buffer: Any, history_len: int) -> None:
-        """Let the samplers that keep priorities know of the clips, as a draw would."""
+        """Let the samplers with priorities learn of the clips, as a draw would."""
         for part in self._parts:
             part.follow(buffer, history_len)
 
     def update_priorities(self, ids: Array, values: Array) -> int:
-        """Hand priorities on to the samplers that have them; return to how many clips they were given.
+        """Pass priorities to the samplers that have them; return the number of clips updated.
 
         Raises:
-            InputError: none of them has.
+            InputError: none of the samplers has priorities.
         """
         updated = [p.update_priorities(ids, values) for p in self._parts if p.has_priorities]
         if not updated:
@@ -105,25 +105,25 @@ class MixtureSampler(DrawingSampler):
         return max(updated)
 
     def small_state(self) -> dict[str, Any]:
-        """Return the state that a buffer stores with its commits: that of all samplers that have one."""
+        """Return the state that a buffer stores with its commits: the states of all samplers with one."""
         return {**super().small_state(), "parts": [part.small_state() for part in self._parts]}
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `small_state` was taken."""
+        """Continue from the state that `small_state` returned."""
         for part, kept in self._own_and_parts(state, "load_small_state"):
             part.load_small_state(kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, to go beside a checkpoint."""
+        """Return the whole state, to store with a checkpoint."""
         return {**super().small_state(), "parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from the state that `state_dict` returned."""
         for part, kept in self._own_and_parts(state, "load_state_dict"):
             part.load_state_dict(kept)
 
     def _own_and_parts(self, state: Mapping[str, Any], how: str) -> list[tuple[BaseSampler, Any]]:
-        """Take over the state of the mixture; return the parts that have one, and theirs."""
+        """Load the state of the mixture; return the samplers with a state, and their states."""
         parts, kept = self._parts, state.get("parts", ())
         if len(kept) != len(parts):
             raise InputError(
@@ -143,7 +143,7 @@ class MixtureSampler(DrawingSampler):
             part.attach(source)
 
     def weigh(self) -> Weigh:
-        """Return what weighs a batch: all its clips alike."""
+        """Return equal weights for a batch."""
         return self._weighed
 
     def _weighed(self, positions: Array) -> Array:
@@ -151,15 +151,15 @@ class MixtureSampler(DrawingSampler):
         return self.weights
 
     def flush(self) -> None:
-        """Force what the samplers keep in files to the disk itself."""
+        """Force data in the samplers' files to the disk."""
         for part in self._parts:
             part.flush()
 
     def close(self) -> None:
-        """Give back what the samplers hold open."""
+        """Release the samplers' open files."""
         for part in self._parts:
             part.close()
 
     def check(self) -> list[str]:
-        """Return what is wrong with the invariants of the samplers, in words; empty when sound."""
+        """Return violated invariants of the samplers, in words; empty when sound."""
         return [fault for part in self._parts for fault in part.check()]

@@ -1,4 +1,4 @@
-"""The prioritized sampler: clips as often as their priorities say, and the weights that make up for it.
+"""The prioritized sampler: draws clips in proportion to their priorities, with weights that correct the bias.
 
     draw                 update_priorities(ids, values)
       |                    |
@@ -6,10 +6,10 @@
     SumTree <--- leaf = position % rows ---> storage/sidecars/stored_priorities.py, first
 
 An id of `ids` is the clip's position on the ring, which no other clip ever has: an update for
-one that was evicted finds it gone, and its successor in the same leaf is left alone.
+an evicted clip has no effect, also not on its successor in the same leaf.
 
-Invariants: a leaf has a mass only while a clip starts there that counts; what is stored is
-what `update_priorities` had been given when it returned.
+Invariants: a leaf has a mass only while a valid clip starts there; the stored values are
+those that `update_priorities` had received when it returned.
 Not here: sums (sumtree.py), files (storage/sidecars).
 """
 
@@ -41,34 +41,34 @@ __all__ = ["PrioritizedSampler"]
 _NEVER_RANKED = 1 << 62
 
 _ALPHA_MOST, _EPS_LEAST = 7.0, 1e-38
-"""With these no mass of a float32 priority is 0 in float64, and no sum of them infinite."""
+"""Within these limits no mass of a float32 priority is 0 in float64, and no sum of masses is infinite."""
 
 
 class PrioritizedSampler(DrawingSampler):
-    """Draw clips by priority, with replacement; a new clip has the highest priority so far, at first 1.
+    """Draw clips by priority, with replacement; a new clip has the highest priority so far, initially 1.
 
-    Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, 1 for the highest.
+    Proportional: P(i) is proportional to (priority + eps)**alpha. By rank: to rank**-alpha, where the highest has rank 1.
 
-    A batch has `ids` to give back to `update_priorities`, and `weights` to multiply losses by.
+    A batch has `ids` for `update_priorities`, and `weights` as factors for the losses.
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion; at most 7.
         beta: exponent of the importance weights: a number, or a function of the step such as `Linear(0.4, 1.0, 100_000)`.
         kind: "proportional" or "rank".
-        eps: added to each priority, so that none is never drawn again.
-        resort_every: by rank: updates after which ranks are taken anew; in between, a clip gets the rank that it
-            would have had then. None: a quarter as many as there are clips.
-        rng: the generator, or its seed; None makes a fresh one.
+        eps: added to each priority, so that every clip can be drawn again.
+        resort_every: by rank: updates after which ranks are computed again; in between, a clip gets the rank that it
+            would have had at the last sort. None: a quarter of the number of clips.
+        rng: the generator, or its seed; None makes a new one.
 
     Raises:
-        InputError: an option makes no sense.
+        InputError: an option is not valid.
 
-    Cost: O(B log n) a draw and an update of B; 20 bytes of memory for each row of the ring. Another
-        `history_len` than the last one costs O(rows).
+    Cost: O(B log n) for a draw and for an update of B clips; 20 bytes of memory for each row of the ring. A change of
+        `history_len` between draws costs O(rows).
 
-    Processes and threads: on a buffer with a path, priorities are stored in its directory by the handle
-        that may write, and are there again when it is opened, as of the last update that returned. A reader starts
-        with what is stored and keeps its own in memory; `state_dict()` goes beside its checkpoint.
+    Processes and threads: on a buffer with a path, the writing handle stores priorities in its directory,
+        and they are loaded when it is opened, as of the last update that returned. A reader starts
+        with the stored priorities and keeps its own in memory; store its `state_dict()` with a checkpoint.
 
     Source: Schaul et al., Prioritized Experience Replay, 2016, equations 1 and 2. Weights are divided by the
         largest one of the batch.
@@ -116,7 +116,7 @@ class PrioritizedSampler(DrawingSampler):
         self._forget()
 
     def _forget(self) -> None:
-        """Belong to no buffer, but keep the priorities."""
+        """Detach from the buffer, but keep the priorities."""
         self._lock = threading.RLock()
         self._source: Source | None = None
         self._uuid: bytes | None = None
@@ -132,7 +132,7 @@ class PrioritizedSampler(DrawingSampler):
     def attach(self, source: Source) -> None:
         """Begin with a buffer that was just opened for writing, before anything is written.
 
-        What a power cut took back is at these places no more: its priorities must not go to what comes next.
+        Clips that a power cut removed are no longer at their positions: their priorities must not go to the next clips there.
         """
         with source.memory, self._lock:
             if source is not self._source:
@@ -156,7 +156,7 @@ class PrioritizedSampler(DrawingSampler):
         return ids
 
     def follow(self, buffer: HasClipRange, history_len: int) -> None:
-        """Know of the clips that there are now, as after a draw: `update_priorities` may name any of them."""
+        """Learn of the clips that exist now, as after a draw: `update_priorities` may name any of them."""
         with window_of(self, buffer, history_len).lock, self._lock:
             self._follow(window_of(self, buffer, history_len))
             self._asked = weakref.ref(buffer), history_len
@@ -167,22 +167,22 @@ class PrioritizedSampler(DrawingSampler):
         self._lock = threading.RLock()
 
     def weigh(self) -> Weigh | None:
-        """Return what weighs the batch that was just drawn; the buffer asks for it after each draw."""
+        """Return the function that weighs the batch just drawn; the buffer asks for it after each draw."""
         return self._weigh
 
     def _weighed(self, drawn: Array, odds: Array, beta: float, positions: Array) -> Array:
-        """Return weights by the odds of a draw against a uniform one, and show them as those of the last batch."""
-        # A clip that had to be drawn anew came uniformly: its weight is that of an average one.
+        """Return weights from the odds of a draw against a uniform one, and keep them as those of the last batch."""
+        # A clip that was redrawn was drawn uniformly: its weight is that of an average clip.
         weights = np.where((positions == drawn) & (odds > 0), odds, 1.0) ** -beta
         found: Array = (weights / weights.max()).astype(np.float32)
         self.ids, self.weights = positions, found
         return found
 
     def probabilities(self, ids: Array) -> Array:
-        """Return with which probability each of these clips was drawn last, float64; 0 for one that is gone.
+        """Return the probability with which each of these clips was last drawn, float64; 0 for an evicted one.
 
         Raises:
-            InputError: nothing was drawn yet.
+            InputError: nothing has been drawn yet.
         """
         with self._lock:
             if self._tree is None:
@@ -197,14 +197,14 @@ class PrioritizedSampler(DrawingSampler):
     # -- priorities --------------------------------------------------------------------------
 
     def update_priorities(self, ids: Array, values: Array) -> int:
-        """Give clips their priorities, and store them; return for how many: one that was evicted is passed over.
+        """Set the priorities of clips, and store them; return the number updated: evicted clips are skipped.
 
         Args:
-            ids: int64 `(B,)`, as in the `ids` of a batch. Of one that is named twice the last value counts.
+            ids: int64 `(B,)`, from the `ids` of a batch. For an id that is named twice the last value counts.
             values: `(B,)` priorities, such as absolute TD errors: finite and not negative.
 
         Raises:
-            InputError: shapes that differ, such a value, or before anything was drawn. Nothing was changed.
+            InputError: shapes differ, a value is not valid, or nothing was drawn before. Nothing was changed.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
 
         Cost: O(B log rows), and one write.
@@ -213,7 +213,7 @@ class PrioritizedSampler(DrawingSampler):
         if hasattr(ids, "detach"):
             ids = ids.detach().cpu()
         if hasattr(values, "detach"):
-            values = values.detach().cpu().double()  # bfloat16, too
+            values = values.detach().cpu().double()  # bfloat16 too
         try:
             positions = np.atleast_1d(np.asarray(ids))
             given = np.atleast_1d(np.asarray(values, np.float64))
@@ -268,10 +268,10 @@ class PrioritizedSampler(DrawingSampler):
         by_rank: Array = (1.0 + higher) ** -self.alpha
         return by_rank
 
-    # -- following the buffer ----------------------------------------------------------------
+    # -- updates from the buffer -------------------------------------------------------------
 
     def _follow(self, window: ClipRange) -> SumTree:
-        """Bring the tree to what is stored now. O(changes); O(rows) for another span or source."""
+        """Update the tree to what is stored now. O(changes); O(rows) for another span or source."""
         source = window.source
         if source is not self._source or self._pid != os.getpid():
             self._bind(source)
@@ -304,7 +304,7 @@ class PrioritizedSampler(DrawingSampler):
         return tree
 
     def _put(self, tree: SumTree, first: int, last: int, alive: Array | None) -> None:
-        """Give positions `[first, last)` the masses of their priorities where a clip starts, else 0."""
+        """Set positions `[first, last)` to the masses of their priorities where a clip starts, else to 0."""
         leaves = self._leaves
         assert leaves is not None
         done = 0
@@ -318,7 +318,7 @@ class PrioritizedSampler(DrawingSampler):
             done += count
 
     def _rank(self, tree: SumTree, window: ClipRange) -> None:
-        """Take all ranks anew. O(clips log clips)."""
+        """Compute all ranks again. O(clips log clips)."""
         leaves = self._leaves
         assert leaves is not None
         positions = np.arange(self._low, self._high)[window.starts(self._low, self._high)]
@@ -331,7 +331,7 @@ class PrioritizedSampler(DrawingSampler):
         self._sorted, self._changes = priorities[order], 0
 
     def _bind(self, source: Source) -> None:
-        """Begin with a buffer: take over the priorities that are stored for it."""
+        """Begin with a buffer: load the priorities that are stored for it."""
         uuid = source.manifest.uuid
         if self._uuid is not None and self._uuid != uuid:
             raise InputError(
@@ -352,7 +352,7 @@ class PrioritizedSampler(DrawingSampler):
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, priorities included, to go beside a checkpoint. O(rows)."""
+        """Return the whole state, with priorities, to store with a checkpoint. O(rows)."""
         with self._lock:
             if self._leaves is None:
                 return {**self.small_state(), **(self._restored or {})}
@@ -366,7 +366,7 @@ class PrioritizedSampler(DrawingSampler):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken: clips that live still get their priorities back."""
+        """Continue from the state that `state_dict` returned: clips that are still live get their priorities back."""
         self.load_small_state(state)
         if "values" in state:
             with self._lock:
@@ -383,7 +383,7 @@ class PrioritizedSampler(DrawingSampler):
             return leaves and replace(leaves, values=leaves.values.copy())
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
-        """Give the positions of a saved state their priorities; the next draw builds the tree anew."""
+        """Set the priorities of the positions in a saved state; the next draw rebuilds the tree."""
         leaves = self._leaves
         assert leaves is not None
         assert self._source is not None
@@ -400,17 +400,17 @@ class PrioritizedSampler(DrawingSampler):
             self._stored.rewrite()
 
     def flush(self) -> None:
-        """Force the priorities to the disk itself.
+        """Force the priorities to the disk.
 
         Raises:
-            EnvironmentFault: the disk fails. Called again, it writes them all again first.
+            EnvironmentFault: the disk fails. The next call first writes them all again.
         """
         with self._lock:
             if self._stored is not None:
                 self._stored.sync()
 
     def close(self) -> None:
-        """Give the file back; the next draw opens it again."""
+        """Close the file; the next draw opens it again."""
         with self._lock:
             if self._stored is not None:
                 self._stored.close()
@@ -420,12 +420,12 @@ class PrioritizedSampler(DrawingSampler):
                 self._leaves = None
 
     def check(self) -> list[str]:
-        """Return what is wrong with the invariants, in words; empty when sound. O(rows)."""
+        """Return violated invariants, in words; empty when sound. O(rows)."""
         with self._lock:
             return [] if self._tree is None else self._tree.check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle options and generator; priorities too, unless they are in a directory."""
+        """Pickle options and generator; also priorities, unless they are in a directory."""
         with self._lock:
             names = (
                 "rng",
@@ -448,5 +448,5 @@ class PrioritizedSampler(DrawingSampler):
 
 
 def _pieces(position: int, count: int, rows: int) -> list[tuple[Slot, int]]:
-    """Return the one or two runs `(slot, count)` that `count` positions fall into."""
+    """Return the one or two runs `(slot, count)` of `count` positions."""
     return Ring(rows, 0).pieces(Position(position), count) if count > 0 else []

@@ -1,4 +1,4 @@
-"""The sampler by recency: new clips more often than old ones, by a half-life or a window."""
+"""The recency sampler: draws new clips more often than old ones, by a half-life or a window."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["RecencySampler"]
 
 
 class RecencySampler(DrawingSampler):
-    """Draw recent clips: exponentially less with age, or from the newest ones only.
+    """Draw recent clips: with exponentially decreasing probability, or from the newest clips only.
 
-    The age of a clip is the number of clips that are newer.
+    The age of a clip is the number of newer clips.
 
     Args:
-        half_life: clips after which a clip is drawn half as often; exponential.
+        half_life: age at which a clip is drawn half as often; exponential.
         window: draw uniformly from this many newest clips, and no others.
-        rng: the generator, or its seed; None makes a fresh one.
+        rng: the generator, or its seed; None makes a new one.
 
     Raises:
-        InputError: neither or both of `half_life` and `window`, or one that is not positive.
+        InputError: neither or both of `half_life` and `window`, or a value that is not positive.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -49,7 +49,7 @@ class RecencySampler(DrawingSampler):
         if self.window is not None:
             return self.rng.integers(max(0, count - self.window), count, batch_size)
         assert self.half_life is not None
-        # The inverse of 1 - q**age, cut off at the oldest clip: no mass is lost, and none is rejected.
+        # The inverse of 1 - q**age, truncated at the oldest clip: no mass is lost, and no draw is rejected.
         log_q = -np.log(2.0) / self.half_life
         reached = self.rng.random(batch_size) * -np.expm1(log_q * count)
         ages = np.floor(np.log1p(-reached) / log_q).astype(np.int64)

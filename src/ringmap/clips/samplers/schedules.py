@@ -13,10 +13,10 @@ __all__ = ["Linear"]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """From `start` at step 0 straight to `stop` at step `steps`, and `stop` from there on.
+    """Linear from `start` at step 0 to `stop` at step `steps`, and `stop` after that.
 
     Raises:
-        InputError: an end that is no finite number, or steps that are no positive number.
+        InputError: an end is not a finite number, or `steps` is not a positive number.
 
     Example:
         >>> beta = Linear(0.4, 1.0, steps=100)

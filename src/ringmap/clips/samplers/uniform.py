@@ -1,4 +1,4 @@
-"""The uniform sampler: every clip as likely as any other."""
+"""The uniform sampler: every clip is equally likely."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["UniformSampler"]
 
 
 class UniformSampler(DrawingSampler):
-    """Draw clips uniformly, with replacement, from a generator of its own.
+    """Draw clips uniformly, with replacement, from its own generator.
 
     Args:
-        rng: the generator, or its seed; None makes a fresh one.
+        rng: the generator, or its seed; None makes a new one.
 
     Example:
         >>> import numpy as np

@@ -1,7 +1,7 @@
-"""Backends: which there are, and which one each column gets.
+"""Backends: the known ones, and the choice of one for each column.
 
-    storage="zarr"                              every column that Zarr suits
-    storage={"pixels": "zarr"}                  this one; the others are memmaps
+    storage="zarr"                              every column that Zarr can store
+    storage={"pixels": "zarr"}                  this column; the others are memmaps
     storage={"pixels": Zarr("lz4", 16)}         with options
 
 Not here: what a backend does (memmap.py, zarr.py).
@@ -33,9 +33,9 @@ class Zarr:
     """Options of a compressed column: `storage={"pixels": ringmap.Zarr("lz4", chunk_steps=16)}`.
 
     Args:
-        codecs: "zstd" (what None means: Blosc with Zstandard, and shuffled bytes), "lz4" (Blosc with LZ4:
-            larger, faster) or "none" (no compression). Each ends in a checksum.
-        chunk_steps: steps that are compressed together, in a file of their own; None for what suits the
+        codecs: "zstd" (the default for None: Blosc with Zstandard, and shuffled bytes), "lz4" (Blosc with LZ4:
+            larger, faster) or "none" (no compression). Each chain ends in a checksum.
+        chunk_steps: steps that are compressed together, in one file; None for a value that suits the
             column. A clip reads every chunk that it touches whole.
 
     Example:
@@ -51,19 +51,19 @@ class Zarr:
 
 
 Storage = str | Zarr | Mapping[str, "str | Zarr"]
-"""How columns are stored: one way for all, or column -> way."""
+"""How columns are stored: one backend for all, or column -> backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a column got: its backend, and that one's options as the manifest keeps them."""
+    """The choice for a column: its backend, and the backend's options as the manifest stores them."""
 
     backend: str
     options: dict[str, Any]
 
 
 def check_storage(storage: Storage, where: str) -> None:
-    """Raise InputError for a backend that there is not, or options that make no sense for any column."""
+    """Raise InputError for an unknown backend, or options that are not valid for any column."""
     if not isinstance(storage, str | Zarr | Mapping):
         raise InputError(
             f"{where}: storage must be one of {sorted(BACKENDS)}, ringmap.Zarr(...), or column -> one of these, "
@@ -83,10 +83,10 @@ def check_storage(storage: Storage, where: str) -> None:
 
 
 def choose(storage: Storage, schema: Schema, where: str) -> list[Choice]:
-    """Return what each column gets, in order.
+    """Return the choice for each column, in order.
 
     Raises:
-        InputError: a column that there is not; chunks that are too large.
+        InputError: an unknown column; chunks that are too large.
     """
     _check_names(storage, schema, where)
     return [_choice(_way(storage, spec), spec, where) for spec in schema.columns]
@@ -124,10 +124,10 @@ def _choice(way: str | Zarr, spec: ColumnSpec, where: str) -> Choice:
 def disagreement(
     storage: Storage, schema: Schema, stored: Sequence[Choice], where: str
 ) -> str | None:
-    """Return in words where what is asked for differs from what is stored. A bare name asks for no options.
+    """Return in words how the requested storage differs from the stored one. A bare name requests no options.
 
     Raises:
-        InputError: a column that there is not.
+        InputError: an unknown column.
     """
     _check_names(storage, schema, where)
     for spec, choice in zip(schema.columns, stored, strict=True):

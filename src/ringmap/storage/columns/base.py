@@ -1,7 +1,7 @@
 """The column protocol: one fixed-size array of rows that wraps.
 
-A backend keeps `rows` rows of one shape and dtype. It knows slots, not positions or
-episodes: which rows may be overwritten, and when, is the store's business. Its
+A backend stores `rows` rows of one shape and dtype. It knows slots, not positions or
+episodes: the store decides which rows may be overwritten, and when. Its
 obligations are tested by `ringmap.testing.ColumnTests`, which a new backend inherits.
 """
 
@@ -19,14 +19,14 @@ __all__ = ["Backend", "Column", "Live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Live = Callable[[int, int], bool]
-"""Tells whether any of so many rows from a slot on (no wrap) belongs to a stored episode."""
+"""Tells whether any of `count` rows from a slot on (no wrap) belongs to a stored episode."""
 
 
 class Column(Protocol):
     """Rows of one column.
 
     `write`, `reserve` and `sync` are called by the one writer; `take` and `read` by any thread of
-    any process, at any time, also while rows are written: what comes back may then mix old and
+    any process, at any time, also while rows are written: the result may then mix old and
     new rows, and the caller looks again.
     """
 
@@ -40,24 +40,24 @@ class Column(Protocol):
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous.
 
-        `live` tells which other rows must stay as they are; where none is given, those that can't be read need not.
+        `live` tells which other rows must keep their values; without it, unreadable ones may be lost.
         """
         ...
 
     @property
     def is_large(self) -> bool:
-        """Whether its rows may be on the disk only, so that it pays to call `want`."""
+        """Whether its rows may be on the disk only, so that a call of `want` pays off."""
         ...
 
     def want(self, slots: Array) -> None:
-        """Ask for the rows at `slots`, which are to be taken soon. A hint: nothing changes."""
+        """Ask for the rows at `slots`, which will be taken soon. A hint: nothing changes."""
         ...
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
-        """Return a copy of the rows at `slots` (int64, any order, duplicates welcome), shape `slots.shape + shape`.
+        """Return a copy of the rows at `slots` (int64, any order, duplicates allowed), shape `slots.shape + shape`.
 
-        `head`: a position below which all were written before this call, those asked for among them; so
-        rows that were kept from an earlier call may serve. 0: nothing is known.
+        `head`: a position below which all were written before this call, including the requested rows; so
+        rows cached by an earlier call may be returned. 0: nothing is known.
         """
         ...
 
@@ -65,7 +65,7 @@ class Column(Protocol):
         """Copy rows from the same slots (no wrap) of another column of the same kind.
 
         Returns:
-            The slots `[first, stop)` that were really copied: at least those asked for, and more where rows are kept in
+            The slots `[first, stop)` that were actually copied: at least the requested ones, and more where rows are stored in
             chunks. A row that its writer overwrote meanwhile may be copied old, new or torn.
 
         Raises:
@@ -78,11 +78,11 @@ class Column(Protocol):
         ...
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
-        """Yield the bytes of rows in order, read plainly; for what can't be decoded, why, in words. Never raises."""
+        """Yield the bytes of rows in order, without a cache; for rows that can't be decoded, the reason, in words. Never raises."""
         ...
 
     def rewrite(self, slot: int, count: int) -> None:
-        """Write these rows again, same bytes, so that the next `sync` counts; a cut meanwhile costs none."""
+        """Write these rows again, with the same bytes, so that the next `sync` counts; a power cut meanwhile loses none."""
         ...
 
     def touched(self, slot: int, count: int) -> None:
@@ -90,34 +90,34 @@ class Column(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return once every row written is on the disk itself."""
+        """Return once every written row is durable on the disk."""
         ...
 
     def forget(self) -> None:
-        """Keep no row from earlier calls: what was written may have been taken back."""
+        """Drop all rows cached by earlier calls: written rows may have been taken back."""
         ...
 
     def close(self) -> None:
-        """Give files back. Arrays handed out stay valid."""
+        """Release files. Returned arrays stay valid."""
         ...
 
 
 class Backend(Protocol):
-    """Makes and opens columns of one kind, and knows what their files must look like.
+    """Makes and opens columns of one kind, and knows what their files must contain.
 
-    A file is told by its `path`, `spec`, `rows` and `label`: what it says of itself.
+    A file is identified by its `path`, `spec`, `rows` and `label`, which the file itself contains.
     """
 
     def suits(self, spec: ColumnSpec) -> bool:
-        """Tell whether such rows can be stored so; the memmap takes what others don't."""
+        """Tell whether such rows can be stored in this kind; the memmap takes all others."""
         ...
 
     def nbytes(self, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the exact size of what has a fixed size."""
+        """Return the exact size of the parts with a fixed size."""
         ...
 
     def nbytes_when_full(self, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the most that all of it can come to."""
+        """Return the maximum size of all parts together."""
         ...
 
     def create(
@@ -139,23 +139,23 @@ class Backend(Protocol):
     def create_copy(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
     ) -> bool:  # fmt: skip
-        """Make the file or folder for a copy of `source`; tell whether it has all of its rows already, by sharing them."""
+        """Make the file or folder for a copy of `source`; tell whether it already shares all rows of it."""
         ...
 
     def faults(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
-        """Return what is wrong with it as a whole, in words; rows are not read."""
+        """Return the faults of the file or folder as a whole, in words; rows are not read."""
         ...
 
     def exists(self, disk: Disk, path: str) -> bool:
-        """Tell whether a file or folder of its kind is there."""
+        """Tell whether a file or folder of this kind exists."""
         ...
 
     def resembles(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> bool:
-        """Tell whether what has lost its label may be this column all the same."""
+        """Tell whether a file without its label may still be this column."""
         ...
 
     def strays(
@@ -167,11 +167,11 @@ class Backend(Protocol):
     def mend(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> None:
-        """Give it its size, header and label back. Rows stay."""
+        """Restore its size, header and label. Rows do not change."""
         ...
 
     def plain(
         self, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> Column:
-        """Open it whatever state it is in, for `pieces` only."""
+        """Open it in any state, for `pieces` only."""
         ...

@@ -1,6 +1,6 @@
-"""Casting: values into a column's dtype, without changing what they say.
+"""Casting: converts values to a column's dtype, without changing their meaning.
 
-Invariants: what "safe" lets through compares equal, but that a float may round to a float.
+Invariants: a value that "safe" accepts compares equal after the cast, except that a float may round to a float.
 Not here: which dtype a column has (schema.py).
 """
 
@@ -25,7 +25,7 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
     fit. casting="unsafe" is NumPy's `astype`.
 
     Raises:
-        InputError: the first step that does not hold, with both dtypes.
+        InputError: for the first step that does not fit, with both dtypes.
     """
     source = values.dtype
     text, dates = "SU", "Mm"
@@ -33,7 +33,7 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
     dated = target.kind in dates or source.kind in dates
     if (dated and target.kind != source.kind) or (apart and casting == "safe"):
         _refuse(target, values, 0, where, "is of another kind")
-    # Of a complex array only the real part is cast: NumPy would warn that the other one is lost.
+    # Of a complex array only the real part is cast: NumPy would warn that the other part is lost.
     real = values.real if source.kind == "c" and target.kind in "iuf" else values
     try:
         with np.errstate(all="ignore"):
@@ -53,7 +53,7 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
 
 
 def _kept(values: Array, result: Array) -> Array:
-    """Tell, value by value, whether a cast kept what the safe rules ask for."""
+    """Tell for each value whether a cast obeyed the safe rules."""
     source, target = values.dtype, result.dtype
     good: Array
     if source.kind == "c" and target.kind != "c":
@@ -92,7 +92,7 @@ def _kept(values: Array, result: Array) -> Array:
         good = np.char.encode(result, "ascii") == values
         return good
     if target.kind in "Mm":
-        # Back again, because a comparison overflows silently as the cast does.
+        # Cast back again, because a comparison overflows silently as the cast does.
         back = result.astype(source)
         good = ((back == values) & ~np.isnat(result)) | (np.isnat(values) & np.isnat(result))
         return good
@@ -101,7 +101,7 @@ def _kept(values: Array, result: Array) -> Array:
 
 
 def _first_refused(values: Array, target: np.dtype[Any], casting: str) -> int:
-    """Return the first step that does not hold, when NumPy refuses the array as a whole."""
+    """Return the first step that does not fit, when NumPy refuses the array as a whole."""
     for step in range(len(values) - 1):
         try:
             cast(values[step : step + 1], target, casting, "")

@@ -1,11 +1,11 @@
-"""Decoded chunks that were used last, for as long as they say what is stored.
+"""A cache of recently used decoded chunks, valid while they equal what is stored.
 
     chunk -> (rows, head): the rows as they were when every position below `head` had been written
 
-A row that is live never changes, so such a chunk is right for all positions below `head`, and for
-no others: those were written since. Nobody has to tell a reader that a chunk was replaced.
+A live row never changes, so such a chunk is valid for all positions below `head`, and for
+no others: those were written later. No message has to tell a reader that a chunk was replaced.
 
-Invariants: at most `limit` bytes are kept; what is handed out is not written to.
+Invariants: the cache holds at most `limit` bytes; returned arrays are not written to.
 Not here: where chunks come from (zarr.py).
 """
 
@@ -25,10 +25,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ChunkCache(Forkable):
-    """The chunks used last. Thread-safe; O(1).
+    """The most recently used chunks. Thread-safe; O(1).
 
     Args:
-        limit: bytes to keep.
+        limit: maximum size in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,7 +37,7 @@ class ChunkCache(Forkable):
         self._lock = threading.RLock()  # a signal handler may sample in the middle of a sample
 
     def get(self, chunk: int, position: int) -> Array | None:
-        """Return the rows of a chunk if they are right for `position`, the highest that is asked of it."""
+        """Return the rows of a chunk if they are valid for `position`, the highest one requested from it."""
         with self._lock:
             found = self._kept.get(chunk)
             if found is None or position >= found[1]:
@@ -46,7 +46,7 @@ class ChunkCache(Forkable):
             return found[0]
 
     def put(self, chunk: int, rows: Array, head: int) -> None:
-        """Keep the rows of a chunk; `head` is from before they were read."""
+        """Store the rows of a chunk; `head` is from before they were read."""
         if rows.nbytes > self._limit:
             return
         with self._lock:
@@ -54,16 +54,16 @@ class ChunkCache(Forkable):
             if before is not None and before[1] > head:  # another thread read it later
                 rows, head = before
             self._kept[chunk] = rows, head
-            while len(self._kept) * rows.nbytes > self._limit:  # chunks are of one size
+            while len(self._kept) * rows.nbytes > self._limit:  # chunks have the same size
                 self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all chunks."""
         with self._lock:
             self._kept.clear()
 
     def reset_after_fork(self, renewed: Renew) -> None:
-        """Replace the lock, which another thread may have held at the fork, and keep nothing."""
+        """Replace the lock, which another thread may have held at the fork, and drop all chunks."""
         super().reset_after_fork(renewed)
         self._lock = threading.RLock()
         self._kept = OrderedDict()

@@ -1,15 +1,15 @@
-"""Codecs: how the rows of a chunk become the bytes of its file, and come back.
+"""Codecs: encode the rows of a chunk to the bytes of its file, and decode them.
 
     rows (n, *shape) -> bytes, little-endian -> compressed -> checksummed -> file
                         "bytes"                 "blosc"       "crc32c"
 
 A new column has one of three chains (`NAMED`), which run on numcodecs and google-crc32c, without zarr-python
-(`Direct`). Earlier releases took any codecs of Zarr: a column that has others is read and written by zarr-python
-(`ThroughZarr`), ten times slower. A test holds that both give the same bytes back.
+(`Direct`). Earlier releases accepted any codecs of Zarr: a column with others is read and written by zarr-python
+(`ThroughZarr`), ten times slower. A test verifies that both return the same bytes.
 
-Releases of zarr-python differ: of it we use `zarr.create` and `MemoryStore`.
+Releases of zarr-python differ: we use only `zarr.create` and `MemoryStore` of it.
 
-Invariants: nothing is unpacked that becomes more than a chunk takes (decompression_limit.py): a file may be forged.
+Invariants: nothing is decompressed to more than the size of a chunk (decompression_limit.py): a file may be forged.
 Not here: which rows a chunk has, and where its file is (zarr.py).
 """
 
@@ -30,10 +30,10 @@ __all__ = ["NAMED", "Codec", "Undecodable", "chain_of", "check_codecs", "codec_o
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Chain = list[dict[str, Any]]
-"""Codecs as `zarr.json` names them: the array's, the one that makes bytes, those of bytes."""
+"""Codecs as `zarr.json` names them: array to array, array to bytes, bytes to bytes."""
 
 NAMED: dict[str, tuple[str, int] | None] = {"zstd": ("zstd", 3), "lz4": ("lz4", 5), "none": None}
-"""Chains that a column may have: small, fast, not compressed; Blosc's compressor and level, with shuffled bytes.
+"""The chains of a column: small, fast, not compressed; Blosc's compressor and level, with shuffled bytes.
 
 Each ends in a checksum: a damaged file is never decoded."""
 
@@ -42,7 +42,7 @@ _SHUFFLE = 1
 
 
 class Undecodable(CorruptError):
-    """The bytes of a chunk are not what was written."""
+    """The bytes of a chunk differ from what was written."""
 
 
 class Codec(Protocol):
@@ -58,7 +58,7 @@ class Codec(Protocol):
 
 
 def check_codecs(given: Any, where: str) -> None:
-    """Raise InputError for what is not the name of a chain."""
+    """Raise InputError if the value is not the name of a chain."""
     if not isinstance(given, str) or given not in NAMED:
         raise InputError(
             f"{where}: unknown codecs {given!r}; expected one of {sorted(NAMED)} (a buffer that was made with "
@@ -67,7 +67,7 @@ def check_codecs(given: Any, where: str) -> None:
 
 
 def chain_of(name: str, spec: ColumnSpec) -> Chain:
-    """Return a chain as `zarr.json` is to name it, every default spelled out.
+    """Return a chain as `zarr.json` names it, with every default written out.
 
     Example:
         >>> [codec["name"] for codec in chain_of("lz4", ColumnSpec("x", (3,), np.dtype("f4")))]
@@ -84,7 +84,7 @@ def chain_of(name: str, spec: ColumnSpec) -> Chain:
 
 
 def codec_of(chain: Chain, spec: ColumnSpec, steps: int) -> Codec:
-    """Return what encodes and decodes chunks of `steps` rows."""
+    """Return the chain that encodes and decodes chunks of `steps` rows."""
     for name, packing in NAMED.items():
         if chain == chain_of(name, spec):
             return Direct(packing, spec, steps)
@@ -92,17 +92,17 @@ def codec_of(chain: Chain, spec: ColumnSpec, steps: int) -> Codec:
 
 
 def most_encoded(nbytes: int) -> int:
-    """Return the bytes that a chunk of `nbytes` may take at any stage of its chain."""
+    """Return the maximum size of `nbytes` of a chunk at any stage of its chain."""
     return 2 * nbytes + 4096
 
 
 class Direct:
-    """A chain with a name, on numcodecs.
+    """A named chain, on numcodecs.
 
     Args:
         packing: Blosc's compressor and level, or None.
         spec: the column.
-        steps: of a chunk.
+        steps: rows per chunk.
     """
 
     def __init__(self, packing: tuple[str, int] | None, spec: ColumnSpec, steps: int) -> None:
@@ -132,7 +132,7 @@ class Direct:
             return
         try:
             self._blosc.decompress(body, flat)
-        except Exception as error:  # of every kind, by what is wrong
+        except Exception as error:  # any exception class, depending on the fault
             raise Undecodable(f"can't be decoded: {error}") from None
 
 
@@ -148,10 +148,10 @@ def _without_crc(data: bytes) -> bytes:
 
 
 def _blosc() -> Any:
-    """Return numcodecs' Blosc, without threads, as zarr-python has it.
+    """Return numcodecs' Blosc without threads, as zarr-python configures it.
 
-    Else the main thread takes a lock that it shares with its forked children, and a child that is killed in
-    mid-chunk keeps it for ever.
+    Otherwise the main thread takes a lock that it shares with its forked children, and a child that is killed
+    during a chunk keeps it forever.
     """
     from numcodecs import blosc
 
@@ -162,7 +162,7 @@ def _blosc() -> Any:
 class ThroughZarr:
     """Any chain, by zarr-python: a chunk passes through an array of one chunk in memory, one per thread.
 
-    When it is decoded, what compressed it last is undone ahead, within bounds, as far as we know that codec.
+    For decoding, the last compression is undone first, within bounds, if we know that codec.
     """
 
     def __init__(self, chain: Chain, spec: ColumnSpec, steps: int) -> None:
@@ -189,19 +189,19 @@ class ThroughZarr:
         try:
             for codec in reversed(self._bounded):
                 data = _undo(codec, data, self._most)
-            # A buffer of zarr's, of the class that it wrote its metadata with: their module has moved.
+            # A buffer class of zarr's, taken from its metadata object: its module has moved between releases.
             store[self._key] = type(store["zarr.json"]).from_bytes(data)
             values = np.asarray(array[...])
-        except Exception as error:  # of every kind, by codec
+        except Exception as error:  # any exception class, depending on the codec
             raise Undecodable(f"can't be decoded: {error}") from None
         finally:
             store.pop(self._key, None)
         out.reshape(-1)[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
     def _array(self, chain: Chain) -> tuple[dict[str, Any], Any]:
-        """Return this thread's store in memory, and the array over it that has this chain.
+        """Return this thread's store in memory, and the array over it with this chain.
 
-        It keeps chunks of zeros too: -0.0 equals 0.0.
+        It also stores chunks of zeros: -0.0 equals 0.0.
 
         Raises:
             Undecodable: zarr-python has no such codecs.
@@ -219,7 +219,7 @@ class ThroughZarr:
                     fill_value=np.zeros((), self._spec.dtype)[()], codecs=chain, zarr_format=3,
                     chunk_key_encoding=("default", "."), config={"write_empty_chunks": True},
                 )  # fmt: skip
-            except Exception as error:  # of every kind, by codec
+            except Exception as error:  # any exception class, depending on the codec
                 raise Undecodable(
                     f"is stored by codecs {chain}, which zarr {zarr.__version__} can't use: {error}"
                 ) from None
@@ -233,7 +233,7 @@ def _plain_name(codec: Mapping[str, Any]) -> str:
 
 
 def _undo(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
-    """Return what a codec of bytes was given, if that is no more than `most` bytes."""
+    """Return the input of a bytes codec, if that is at most `most` bytes."""
     from numcodecs import get_codec
 
     name, options = _plain_name(codec), dict(codec.get("configuration") or {})
@@ -241,6 +241,6 @@ def _undo(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
         return _without_crc(data)
     if name in KNOWN:
         refuse_bomb(name, options, data, most)
-    if name == codec["name"]:  # Zarr's own, whose options are others, and of no use here
+    if name == codec["name"]:  # Zarr's own, with other options, and not needed here
         options = {}
     return bytes(get_codec({"id": name, **options}).decode(data))

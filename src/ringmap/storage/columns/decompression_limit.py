@@ -1,11 +1,11 @@
-"""Bounds: how large compressed bytes become, known before room is made for them.
+"""Limits decompression: the decompressed size is known before memory is allocated for it.
 
-    a file of 5 KB  --"I become 100 GB"-->  refused, before a byte of it is unpacked
+    a file of 5 KB  --"I become 100 GB"-->  refused, before a byte of it is decompressed
 
-Blosc, Zstandard and LZ4 say their size ahead, and their decoders make no more room than that: it is read
-and compared. Deflate, bzip2 and LZMA do not: they are unpacked up to the bound, and no byte further.
-Invariants: nothing larger than the bound is held at any time, a window of LZMA's apart (`_LZMA_NBYTES`).
-Not here: unpacking for good (codecs.py), how large a chunk may be (zarr.py, formats/zarr).
+Blosc, Zstandard and LZ4 declare their size in a header, and their decoders allocate no more than that: it is read
+and compared. Deflate, bzip2 and LZMA do not: they are decompressed up to the bound, and no byte further.
+Invariants: no more than the bound is held at any time, except for a window of LZMA (`_LZMA_NBYTES`).
+Not here: the decompression that is kept (codecs.py), how large a chunk may be (zarr.py, formats/zarr).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 __all__ = ["EXACT", "KNOWN", "refuse_bomb"]
 
 EXACT = frozenset({"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3", "shuffle"})
-"""Codecs of bytes that keep their number, but for a checksum."""
+"""Codecs that keep the number of bytes, except for a checksum."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _LZMA_NBYTES = 256 << 20
@@ -30,9 +30,9 @@ _PIECE = 1 << 20
 
 
 def refuse_bomb(name: str, options: Mapping[str, Any], data: Any, most: int) -> None:
-    """Raise ValueError if bytes that codec `name` packed become more than `most`.
+    """Raise ValueError if bytes compressed by codec `name` become more than `most`.
 
-    Cost: Blosc, Zstandard, LZ4: O(1). The others are unpacked once for it.
+    Cost: Blosc, Zstandard, LZ4: O(1). The others are decompressed once for this check.
 
     Example:
         >>> import zlib
@@ -51,7 +51,7 @@ def refuse_bomb(name: str, options: Mapping[str, Any], data: Any, most: int) -> 
 
 
 def _inflate(name: str, options: Mapping[str, Any], data: bytes, most: int) -> bytes:
-    """Return what deflate, bzip2 or LZMA packed, or raise ValueError if that is more than `most` bytes."""
+    """Decompress deflate, bzip2 or LZMA, or raise ValueError if the result is more than `most` bytes."""
     parts, size = [], 0
     try:
         with _reader(name, options, data) as file:
@@ -79,7 +79,7 @@ def _reader(name: str, options: Mapping[str, Any], data: bytes) -> Any:
 
 
 class _Stream:
-    """What a decompressor gives back, piece by piece."""
+    """The output of a decompressor, piece by piece."""
 
     def __init__(self, data: bytes, decompressor: Any) -> None:
         self._left, self._by = data, decompressor
@@ -88,7 +88,7 @@ class _Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes, none at the end."""
@@ -108,7 +108,7 @@ def _size_at(begin: int, header_nbytes: int, data: bytes) -> int:
 
 
 def _zstd_size(data: bytes) -> int:
-    """Return the size of its content that the header of the frame says (RFC 8878, section 3.1.1.1)."""
+    """Return the content size from the header of the frame (RFC 8878, section 3.1.1.1)."""
     if data[:4] != _ZSTD_MAGIC or len(data) < 5:
         raise ValueError("is no frame of Zstandard")
     flags = data[4]
@@ -127,4 +127,4 @@ _SIZES: dict[str, Callable[[bytes], int]] = {
 }
 
 KNOWN = frozenset({*_SIZES, "gzip", "zlib", "bz2", "lzma"})
-"""Codecs of bytes whose size is known, or found out, ahead."""
+"""Codecs of bytes whose output size is known, or can be found, before decoding."""

@@ -2,15 +2,15 @@
 
     |header, padded to 4096|row 0|row 1|...|row rows-1|label, padded to 4096|
 
-The label after the rows says which buffer and which column the file belongs to, so that
-files that were swapped are found out; `np.load` stops before it. A RAM column is the
+The label after the rows names the buffer and the column of the file, so that
+swapped files are detected; `np.load` stops before it. A RAM column is the
 same file on a disk in RAM: its map is the array itself.
 
-With `mapped=False` rows are read with `pread` instead: a bad sector, or a file that someone cut, is then an error
-and not the end of the process.
+With `mapped=False` rows are read with `pread` instead: a bad sector, or a file that another program truncated, is then an error
+and does not end the process.
 
-Invariants: the header and the size never change; nothing is stored through the map (a store
-to a hole of a full disk kills the process, a `pwrite` gives an error).
+Invariants: the header and the size never change; nothing is written through the map (a write
+to a hole on a full disk kills the process, a `pwrite` returns an error).
 Not here: which rows are live.
 """
 
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _PAGE = HEADER_NBYTES
 _EXTENT_MIN, _EXTENT_MAX = 1 << 20, 64 << 20
-"""Blocks are reserved ahead by what is reserved already, within these bounds: few calls, little waste."""
+"""Blocks are reserved in proportion to those already reserved, within these bounds: few calls, little waste."""
 
 _AHEAD = 8 << 20
 _PIECE = 4 << 20
@@ -58,9 +58,9 @@ class MemmapColumn:
         disk: where the file is.
         path: its path.
         spec: what a row is.
-        rows: how many.
-        label: what the file says of itself; `open` refuses a file that says otherwise.
-        reserved: rows from slot 0 that have their blocks already.
+        rows: number of rows.
+        label: the label in the file; `open` refuses a file with another one.
+        reserved: rows from slot 0 that already have their blocks.
         mapped: whether rows are read through a map, or with reads.
     """
 
@@ -85,17 +85,17 @@ class MemmapColumn:
 
     @staticmethod
     def suits(spec: ColumnSpec) -> bool:
-        """Return True: any row of a fixed size."""
+        """Return True: rows of any fixed size can be stored."""
         return True
 
     @classmethod
     def nbytes_when_full(cls, spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the size of the file: it is sparse until then."""
+        """Return the size of the file: it is sparse until full."""
         return cls.nbytes(spec, rows, label)
 
     @staticmethod
     def frame(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> list[tuple[int, bytes]]:
-        """Return what stands around the rows, as `(offset, bytes)`: header and label."""
+        """Return the parts around the rows, as `(offset, bytes)`: header and label."""
         return [(0, _header(spec, rows)), (_PAGE + rows * spec.row_nbytes, _label_bytes(label))]
 
     @classmethod
@@ -112,7 +112,7 @@ class MemmapColumn:
     def create_copy(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any], source: Column
     ) -> bool:  # fmt: skip
-        """Make the file for a copy of `source`; return whether it shares its rows already, by a reflink."""
+        """Make the file for a copy of `source`; return whether it already shares its rows, by a reflink."""
         assert isinstance(source, MemmapColumn)
         file = disk.share(source._file, path)
         if file is None:
@@ -130,10 +130,10 @@ class MemmapColumn:
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
         write: bool, reserved: int, mapped: bool = True,
     ) -> MemmapColumn:  # fmt: skip
-        """Open the file after comparing its size, header and label with what they must be.
+        """Open the file after comparing its size, header and label with the expected ones.
 
         Raises:
-            CorruptError: the file is missing, cut, grown, or belongs elsewhere.
+            CorruptError: the file is missing, truncated, too long, or belongs elsewhere.
         """
         for fault in cls.faults(disk, path, spec, rows, label):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
@@ -143,7 +143,7 @@ class MemmapColumn:
     def faults(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
-        """Return what is wrong with the file as a whole, in words; rows are not read."""
+        """Return the faults of the file as a whole, in words; rows are not read."""
         size = cls.nbytes(spec, rows, label)
         if faults := disk.size_faults(path, "column file", size):
             return faults
@@ -160,14 +160,14 @@ class MemmapColumn:
 
     @staticmethod
     def exists(disk: Disk, path: str) -> bool:
-        """Tell whether a regular file is there: reading a pipe would never end."""
+        """Tell whether the path is a regular file: reading a pipe would never end."""
         return disk.is_file(path)
 
     @classmethod
     def resembles(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> bool:
-        """Tell whether the header is this column's, as far as the file goes."""
+        """Tell whether the header is this column's, up to the end of the file."""
         try:
             return disk.read_file(path, _PAGE) == _header(spec, rows)[: disk.size(path)]
         except OSError:
@@ -177,16 +177,16 @@ class MemmapColumn:
     def strays(
         disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
-        """Return nothing: it is one file."""
+        """Return an empty list: the column is one file."""
         return []
 
     @classmethod
     def mend(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> None:
-        """Give the file its size, header and label back.
+        """Restore the size, header and label of the file.
 
-        The header first: it shows that the file is ours, should this be interrupted.
+        The header first: if this is interrupted, the header shows that the file is ours.
         """
         size = cls.nbytes(spec, rows, label)
         for offset, data in cls.frame(spec, rows, label):
@@ -200,11 +200,11 @@ class MemmapColumn:
     def plain(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> MemmapColumn:
-        """Open the file whatever state it is in, for `pieces` only."""
+        """Open the file in any state, for `pieces` only."""
         return cls(disk.open(path), spec, rows, 0, disk.volatile, False)
 
     def reserve(self, slot: int, count: int) -> None:
-        """Allocate blocks for rows touched for the first time, in extents of at most 64 MiB."""
+        """Allocate blocks for rows written for the first time, in extents of at most 64 MiB."""
         stop = slot + count
         if stop <= self._reserved or not self._row:
             return
@@ -216,7 +216,7 @@ class MemmapColumn:
             self._reserved += step
 
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
-        """Write rows from `slot` on: no other row is touched, live or not."""
+        """Write rows from `slot` on: no other row changes, live or not."""
         if self._row:
             self._file.write(values.reshape(-1).view(np.uint8).data, _PAGE + slot * self._row)
 
@@ -235,7 +235,7 @@ class MemmapColumn:
             if self._row:
                 view = raw.view(self.spec.dtype).reshape(shape)
             self._map = view
-            if self._file is not file:  # closed meanwhile: this read goes on, and nobody keeps it
+            if self._file is not file:  # closed meanwhile: not cached, but this read goes on
                 self._map = None
         return view
 
@@ -257,7 +257,7 @@ class MemmapColumn:
         return taken
 
     def _take_by_reads(self, slots: Array, out: Array | None) -> Array:
-        """Return a copy of the rows at `slots`: one read for each run of slots that follow each other."""
+        """Return a copy of the rows at `slots`: one read for each run of consecutive slots."""
         taken = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
         room, numbers = _bytes_of(taken), slots.reshape(-1)
         if len(room):
@@ -307,7 +307,7 @@ class MemmapColumn:
             self._file.will_need(_PAGE + slot * size, min(step, count) * size)
         for at in range(0, count if len(room) else 0, step):
             stop, then = min(at + step, count), min(at + 2 * step, count)
-            if self.is_large:  # the next piece is on its way while this one is copied
+            if self.is_large:  # the next piece is read ahead while this one is copied
                 self._file.will_need(_PAGE + (slot + stop) * size, (then - stop) * size)
             if mapped is not None:
                 rows[at:stop] = mapped[slot + at : slot + stop]
@@ -316,7 +316,7 @@ class MemmapColumn:
         return rows
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
-        """Yield the bytes of rows, read plainly; a file that ends early goes on with zeros."""
+        """Yield the bytes of rows by plain reads; a file that ends early continues with zeros."""
         at, stop = _PAGE + slot * self._row, _PAGE + (slot + count) * self._row
         while at < stop:
             size = min(_PIECE, stop - at)
@@ -335,19 +335,19 @@ class MemmapColumn:
         """Do nothing: a sync covers the whole file."""
 
     def sync(self) -> None:
-        """Return once every row written is on the disk itself."""
+        """Return once every written row is durable on the disk."""
         self._file.sync()
 
     def forget(self) -> None:
         """Do nothing: the map shows what is stored."""
 
     def close(self) -> None:
-        """Let go of the descriptor and the map; a read that is under way keeps them until it is done."""
+        """Release the descriptor and the map; a running read keeps them until it is done."""
         self._file, self._map = closed(self._file), None
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """Return the bytes of a C-contiguous array, to be read into."""
+    """Return the bytes of a C-contiguous array, for a read into it."""
     if not array.flags.c_contiguous:  # a copy would be filled instead of it
         raise ValueError("expected a C-contiguous array")
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
@@ -358,7 +358,7 @@ def _header(spec: ColumnSpec, rows: int) -> bytes:
 
 
 def read_label(file: File) -> dict[str, Any] | None:
-    """Return what a file says of itself, or None. It may be cut, grown, or no column at all."""
+    """Return the label of a file, or None. The file may be truncated, too long, or not a column at all."""
     head, size = file.read(_PAGE, 0), file.size()
     places = [size - at for at in range(_PAGE, min(size, _LABEL_LIMIT) + 1, _PAGE)]
     if described := _DESCRIBED.search(head):  # in a file that grew, the label is where the rows end

@@ -1,12 +1,12 @@
-"""Rows that are on the disk only: ask for all of them before the first is touched.
+"""Readahead for rows that are only on the disk: asks for all of them before the first is touched.
 
     slots -> bytes -> pages -> runs, in the file's order -> one hint each      want(...)
     how much did this thread read from the disk while a batch was gathered?    Readahead
 
-A touched page that is not in memory is read alone, or with megabytes of neighbours that nobody asked for, while
-the disk could serve 30 reads at once. So a large column tells the system to read nothing ahead by itself, and names
-each batch's pages beforehand. That costs half a millisecond a batch, which is wasted where all is in memory: after a
-while in which nothing was read from the disk, hints stop until something is.
+A touched page that is not in memory is read alone, or with megabytes of neighbours that are not needed, while
+the disk could serve 30 reads at once. So a large column turns the system's own readahead off, and names
+each batch's pages beforehand. That costs half a millisecond per batch, which is wasted if all rows are in memory: after a
+period in which nothing was read from the disk, hints stop until something is.
 
 Invariants: a hint changes no byte, and may be left out.
 Not here: copying.
@@ -25,7 +25,7 @@ __all__ = ["LARGE_NBYTES", "Readahead", "runs"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LARGE_NBYTES = 64 << 20
-"""A column that is smaller comes into memory by itself in a few reads."""
+"""A smaller column is read into memory in a few reads without hints."""
 
 _PAGE = 4096
 _QUIET_BATCHES = 16
@@ -48,10 +48,10 @@ def runs(slots: Array, row_nbytes: int, offset: int) -> list[tuple[int, int]]:
 
 
 class Readahead:
-    """Whether hints are worth their while, by what gathering has read from the disk so far.
+    """Decides whether hints pay off, from how much gathering has read from the disk so far.
 
     Args:
-        system: that tells how much this thread has read.
+        system: tells how much this thread has read.
     """
 
     __slots__ = ("_quiet", "_seen", "_system")
@@ -63,13 +63,13 @@ class Readahead:
 
     @property
     def is_cold(self) -> bool:
-        """Whether to ask ahead."""
+        """Whether to give hints."""
         return self._quiet < _QUIET_BATCHES
 
     def begin(self) -> None:
-        """Note that a batch is about to be asked for."""
+        """Record that a gather begins."""
         self._seen = self._system.disk_reads()
 
     def end(self) -> None:
-        """Note that it was gathered."""
+        """Record that a gather has ended."""
         self._quiet = 0 if self._system.disk_reads() > self._seen else self._quiet + 1

@@ -2,7 +2,7 @@
 
     position, count -> Ring.pieces -> (slot, steps) once or twice -> each Column
 
-Invariants: every column has the ring's rows; the sum of an episode is the hash of its
+Invariants: every column has as many rows as the ring; the sum of an episode is the hash of its
 columns' hashes, in schema order.
 Not here: which positions are live.
 """
@@ -30,7 +30,7 @@ __all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 UNREADABLE = (1 << 64) - 1
-"""Stands for the checksum of rows that can't be decoded: that of no rows, but by a chance of 2**-64."""
+"""Replaces the checksum of rows that can't be decoded: it differs from every rows' checksum, except with a chance of 2**-64."""
 
 
 def sum_of(values: Array) -> int:
@@ -41,15 +41,15 @@ def sum_of(values: Array) -> int:
 
 
 def combine(sums: list[int]) -> int:
-    """Return the checksum of an episode from those of its columns."""
+    """Return the checksum of an episode from the checksums of its columns."""
     return xxhash.xxh3_64_intdigest(b"".join(s.to_bytes(8, "little") for s in sums))
 
 
 class Rows:
-    """The columns of one buffer, open.
+    """The open columns of one buffer.
 
     Args:
-        schema: what they hold.
+        schema: of the columns.
         columns: one per column of the schema, in order.
         ring: how positions map to slots.
     """
@@ -69,7 +69,7 @@ class Rows:
         """Open every column file of the manifest, after comparing all sizes.
 
         Raises:
-            CorruptError: a file is missing, cut, grown, swapped or foreign.
+            CorruptError: a file is missing, truncated, too long, swapped or foreign.
         """
         assert manifest.schema is not None
         ring = Ring(manifest.max_steps, manifest.spare)
@@ -127,7 +127,7 @@ class Rows:
         return self.by_name[name].take(positions % self.ring.rows)
 
     def sums(self, position: Position, count: int) -> list[int]:
-        """Return the checksum of each column's rows as they stand; UNREADABLE where they can't be decoded."""
+        """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""
         return [self._sum(column, position, count) for column in self.columns]
 
     def _sum(self, column: Column, position: Position, count: int) -> int:
@@ -140,28 +140,28 @@ class Rows:
             return UNREADABLE
 
     def rewrite(self, position: Position, count: int) -> None:
-        """Write rows again, same bytes, so that the next `sync` counts."""
+        """Write rows again, with the same bytes, so that the next `sync` counts."""
         for slot, steps in self.ring.pieces(position, count):
             for column in self.columns:
                 column.rewrite(slot, steps)
 
     def touched(self, position: Position, count: int) -> None:
-        """Let the next `sync` cover these rows, whoever wrote them."""
+        """Let the next `sync` cover these rows, whichever process wrote them."""
         for slot, steps in self.ring.pieces(position, min(count, self.ring.rows)):
             for column in self.columns:
                 column.touched(slot, steps)
 
     def forget(self) -> None:
-        """Keep no row from earlier calls."""
+        """Drop all rows cached by earlier calls."""
         for column in self.columns:
             column.forget()
 
     def sync(self) -> None:
-        """Return once every row written is on the disk itself."""
+        """Return once every written row is durable on the disk."""
         for column in self.columns:
             column.sync()
 
     def close(self) -> None:
-        """Give the files back."""
+        """Release the files."""
         for column in self.columns:
             column.close()

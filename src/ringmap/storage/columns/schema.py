@@ -1,11 +1,11 @@
 """The columns of a buffer: names, per-step shapes and dtypes, in order.
 
-    what the user gives            what the ring takes
+    the user's input               the ring's input
     {"pixels": [frame, frame],  -> {"pixels": (T, H, W, C) uint8, C-contiguous,
      "action": tensor (T, A)}       "action": (T, A) float32}      little-endian
 
 Invariants: a schema never changes once an episode is stored under it; every array
-that leaves `fit` has the schema's dtype and shape, bit for bit what was meant.
+that `fit` returns has the schema's dtype and shape, and the exact input values.
 Not here: where rows go (columns/), episode data (blobs.py).
 """
 
@@ -63,22 +63,22 @@ class Schema:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Schema:
-        """Infer the schema of an episode whose values are arrays already."""
+        """Infer the schema of an episode whose values are already arrays."""
         return cls(
             tuple(ColumnSpec(name, a.shape[1:], portable(a.dtype)) for name, a in arrays.items())
         )
 
     @classmethod
     def parse(cls, given: Any, where: str = "schema") -> Schema:
-        """Read a schema as a user gives it.
+        """Read a schema in the form that a user gives.
 
         Args:
             given: column -> `(shape, dtype)`; or a Gymnasium space (a Dict space: its keys; any
                 other: the column `observation`); or an example episode, column -> array or list.
-            where: what to call it in an error.
+            where: the caller to name in an error.
 
         Raises:
-            InputError: it is none of these, is empty, or names a dtype that has no fixed size.
+            InputError: it is none of these, is empty, or names a dtype without a fixed size.
         """
         if isinstance(given, Schema):
             return given
@@ -147,10 +147,10 @@ class Schema:
 
 
 def stored_spec(name: Any, shape: Any, dtype: Any) -> ColumnSpec:
-    """Read a column as a file describes it, believing nothing: the file may be damaged or forged.
+    """Read a column's description from a file, with all checks: the file may be damaged or forged.
 
     Raises:
-        ValueError: it can't be a column.
+        ValueError: it does not describe a column.
 
     Example:
         >>> stored_spec("obs", [3], "<f4").row_nbytes
@@ -185,14 +185,14 @@ def portable(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_columns(episode: Mapping[Any, Any], where: str) -> dict[str, Array]:
-    """Turn an episode's values into arrays of equal length; nothing is copied that is one already.
+    """Convert an episode's values to arrays of equal length; existing arrays are not copied.
 
     Args:
         episode: column -> list of per-step arrays, bulk array, or CPU tensor.
         where: the method to name in an error.
 
     Raises:
-        InputError: a name that is no string; a scalar; a ragged or object column; lengths that differ.
+        InputError: a name is not a string; a scalar; a ragged or object column; lengths that differ.
     """
     arrays: dict[str, Array] = {}
     for name, value in episode.items():
@@ -277,7 +277,7 @@ def _is_shape_and_dtype(value: Any) -> bool:
 
 
 def _space_columns(space: Any) -> list[ColumnSpec] | None:
-    """Return the columns of a Gymnasium space, known by its attributes: gymnasium is not imported."""
+    """Return the columns of a Gymnasium space, recognised by its attributes: gymnasium is not imported."""
     if not hasattr(space, "contains") or not hasattr(space, "sample"):
         return None
     inner = getattr(space, "spaces", None)

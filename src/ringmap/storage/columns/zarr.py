@@ -1,17 +1,17 @@
-"""A column as a standard Zarr array: rows compressed in chunks of steps, a file each.
+"""A column as a standard Zarr array: rows compressed in chunks of steps, one file per chunk.
 
     007-pixels.zarr/
-      zarr.json     shape, dtype, codecs; in its attributes, which buffer and column it belongs to
+      zarr.json     shape, dtype, codecs; in its attributes, the buffer and column of the array
       c.0.0.0.0     rows 0 to 7, compressed       |slot 0 .. 7|8 .. 15|16 .. 23| ...
       c.1.0.0.0     rows 8 to 15, compressed
-      next.tmp      a chunk that a kill left unfinished: the next write takes its place
+      next.tmp      a chunk that a kill left unfinished: the next write replaces it
 
-A chunk is replaced whole: written beside, renamed over the old one. So a reader sees the one or the
-other, never a part. The rows that a write does not cover are carried over.
+A chunk is replaced whole: written beside the old one, then renamed over it. So a reader sees one or the
+other, never a part. Rows of the chunk outside a write are copied into the new chunk.
 
-Invariants: `zarr.json` never changes; a chunk file is whole at any moment; one that may hold rows which
-a sync has vouched for is replaced only by a file that is synced, and a name that is synced. The others
-are those that this writer wrote since the last sync, or that it covers altogether.
+Invariants: `zarr.json` never changes; a chunk file is whole at any moment; one that may hold rows
+covered by a sync is replaced only by a synced file under a synced name. The other chunks
+are those that this writer wrote since the last sync, or that the write covers completely.
 Not here: how rows become bytes (codecs.py), which rows are live.
 """
 
@@ -50,10 +50,10 @@ log = logging.getLogger("ringmap")
 
 
 def chunk_steps(spec: ColumnSpec) -> int:
-    """Return the steps of a chunk that suit a column.
+    """Return the number of steps per chunk that suits a column.
 
-    A clip of a few steps decodes one or two whole chunks: they should be short. Rows that are small
-    share a chunk with more, so that a file is worth its name: 16 KiB. Rows that are huge share it with
+    A clip of a few steps decodes one or two whole chunks: chunks should be short. Small rows
+    are stored with more rows per chunk, so that a file has a reasonable size: 16 KiB. Huge rows are stored with
     fewer: 1 MiB, or one row.
 
     Example:
@@ -71,8 +71,8 @@ class ZarrColumn(Forkable):
         disk: where the folder is.
         path: its path.
         spec: what a row is.
-        rows: how many.
-        label: what the array says of itself; `codecs` and `chunk_steps` in it say how it is stored.
+        rows: number of rows.
+        label: the label in the array; its `codecs` and `chunk_steps` say how rows are stored.
     """
 
     backend = "zarr"
@@ -108,17 +108,17 @@ class ZarrColumn(Forkable):
 
     @staticmethod
     def suits(spec: ColumnSpec) -> bool:
-        """Tell whether Zarr has such a dtype for good: not strings, nor dates; and rows that are empty need no file."""
+        """Tell whether Zarr has a stable dtype for these rows: not for strings or dates; and empty rows need no file."""
         return spec.dtype.kind in "biufc" and spec.row_nbytes > 0
 
     @staticmethod
     def nbytes(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the exact size of what never changes: `zarr.json`."""
+        """Return the exact size of the part that never changes: `zarr.json`."""
         return len(_metadata(spec, rows, label))
 
     @staticmethod
     def nbytes_when_full(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> int:
-        """Return the size of all files together where nothing can be compressed."""
+        """Return the total size of the files if nothing can be compressed."""
         steps = int(label["chunk_steps"])
         return -(-rows // steps) * (steps * spec.row_nbytes + 32)
 
@@ -135,7 +135,7 @@ class ZarrColumn(Forkable):
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any],
         write: bool, reserved: int, mapped: bool = True,
     ) -> ZarrColumn:  # fmt: skip
-        """Open the folder after comparing its `zarr.json` with what it must be.
+        """Open the folder after comparing its `zarr.json` with the expected one.
 
         Raises:
             CorruptError: it is missing, damaged, or belongs elsewhere.
@@ -156,7 +156,7 @@ class ZarrColumn(Forkable):
     def faults(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> list[str]:
-        """Return what is wrong with the folder as a whole, in words; chunks are not read."""
+        """Return the faults of the folder as a whole, in words; chunks are not read."""
         if not disk.is_folder(path):
             kind = disk.kind(path) or "a file"
             return [
@@ -179,19 +179,19 @@ class ZarrColumn(Forkable):
     def mend(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> None:
-        """Write `zarr.json` again. Chunks stay."""
+        """Write `zarr.json` again. Chunks do not change."""
         disk.replace_file(os.path.join(path, _METADATA), _metadata(spec, rows, label))
 
     @staticmethod
     def exists(disk: Disk, path: str) -> bool:
-        """Tell whether a folder (not a link to one) is there."""
+        """Tell whether the path is a folder (not a link to one)."""
         return disk.is_folder(path)
 
     @staticmethod
     def resembles(
         disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> bool:
-        """Tell whether a folder whose `zarr.json` can't be read may be this column: the chunks will tell."""
+        """Tell whether a folder with an unreadable `zarr.json` may be this column: the chunks decide."""
         return True
 
     @classmethod
@@ -208,8 +208,8 @@ class ZarrColumn(Forkable):
             known = known or (chunk is not None and int(chunk[1]) < count)
             kind = disk.kind(os.path.join(path, name))
             if kind == "missing":
-                continue  # a writer is at work, and has renamed it since
-            if not known or kind:  # a link leads anywhere
+                continue  # a writer is running, and has renamed it since
+            if not known or kind:  # a link may lead anywhere
                 strays.append(name)
         return strays
 
@@ -217,16 +217,16 @@ class ZarrColumn(Forkable):
     def plain(
         cls, disk: Disk, path: str, spec: ColumnSpec, rows: int, label: dict[str, Any]
     ) -> ZarrColumn:
-        """Open the folder whatever state it is in, for `pieces` only."""
+        """Open the folder in any state, for `pieces` only."""
         return cls(disk, path, spec, rows, label)
 
     # -- writing -------------------------------------------------------------------------------
 
     def reserve(self, slot: int, count: int) -> None:
-        """Do nothing: how much room a chunk takes shows when it is written, which can fail as cleanly."""
+        """Do nothing: the size of a chunk is known when it is written, and a failed write changes nothing either."""
 
     def rewrite(self, slot: int, count: int) -> None:
-        """Put every chunk of these rows there again, as it is; the next `sync` makes that durable."""
+        """Write every chunk of these rows again, unchanged; the next `sync` makes that durable."""
         if not count:
             return
         for chunk in range(slot // self._steps, (slot + count - 1) // self._steps + 1):
@@ -236,7 +236,7 @@ class ZarrColumn(Forkable):
                 self._disk.put(self._file(chunk), self._beside, data, synced=True)
 
     def touched(self, slot: int, count: int) -> None:
-        """Let the next `sync` cover these rows: who wrote them is gone, and with it what it knew."""
+        """Let the next `sync` cover these rows: their writer is gone, and so is its record of unsynced chunks."""
         if count:
             last = (slot + count - 1) // self._steps
             self._unsure.update(range(slot // self._steps, last + 1))
@@ -245,7 +245,7 @@ class ZarrColumn(Forkable):
         """Write rows from `slot` on, chunk by chunk.
 
         Raises:
-            CorruptError: a chunk that is to be changed can't be read, and holds live rows.
+            CorruptError: a chunk that must be changed can't be read, and holds live rows.
         """
         raw = values.reshape(len(values), -1).view(np.uint8) if len(values) else values
         before, self._last = self._last, None
@@ -271,10 +271,10 @@ class ZarrColumn(Forkable):
             self._last = chunk, np.array(whole) if whole is piece else whole
 
     def _stored(self, chunk: int, begin: int, end: int, live: Live | None) -> Array:
-        """Return a chunk, the rows `[begin, end)` of which are to change: as it is stored, zeros where nothing is."""
+        """Return a chunk whose rows `[begin, end)` will change: the stored rows, zeros where nothing is stored."""
         first, stop = chunk * self._steps, min((chunk + 1) * self._steps, self.rows)
         whole = np.zeros((self._steps, self._row), np.uint8)
-        if begin == first and end == stop:  # the ring ends in mid-chunk: nothing of it stays
+        if begin == first and end == stop:  # the ring ends inside the chunk: all of it is replaced
             return whole
         try:
             self._decode(chunk, whole)
@@ -283,20 +283,20 @@ class ZarrColumn(Forkable):
         else:
             return whole
         if live is not None and (live(first, begin - first) or live(end, stop - end)):
-            # Written anew, it would serve zeros in their place.
+            # If it were rewritten, it would return zeros in their place.
             raise Undecodable(
                 f"{self._file(chunk)}: {fault}, and it holds rows of stored episodes beside those to be written; "
                 "nothing was stored; run ringmap.check and ringmap.repair on the buffer"
             )
-        if self._disk.exists(self._file(chunk)):  # what a power cut tore: its episodes were dropped
+        if self._disk.exists(self._file(chunk)):  # a power cut tore it: its episodes were dropped
             log.warning("%s: %s; written anew", self._file(chunk), fault)
         whole[...] = 0
         return whole
 
     def _replace(self, chunk: int, whole: Array, covers: bool) -> None:
-        """Put a chunk in the place of the one that is stored."""
+        """Replace the stored chunk."""
         data, path = self._codec.encode(whole), self._file(chunk)
-        # Held, for else a sync could begin in between, and vouch for rows that are replaced unsynced.
+        # Held, since otherwise a sync could begin in between, and count rows that are replaced unsynced.
         with self._lock:
             vouched = chunk not in self._dirty and not covers and self._disk.exists(path)
             if not vouched:
@@ -307,7 +307,7 @@ class ZarrColumn(Forkable):
             self._disk.sync_folder(self.path)
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
-        """Copy every chunk that holds these rows, as it is."""
+        """Copy every chunk that holds these rows, unchanged."""
         assert isinstance(source, ZarrColumn)
         if not count:
             return slot, slot
@@ -320,7 +320,7 @@ class ZarrColumn(Forkable):
         return first * self._steps, min(stop * self._steps, self.rows)
 
     def sync(self) -> None:
-        """Return once every row written is on the disk itself."""
+        """Return once every written row is durable on the disk."""
         with self._lock:
             self._unsure |= self._dirty
             self._dirty = set()
@@ -329,7 +329,7 @@ class ZarrColumn(Forkable):
             try:
                 file = self._disk.open(self._file(chunk), write=True)
             except FileNotFoundError:
-                continue  # noted ahead of a write that failed
+                continue  # recorded before a write that failed
             try:
                 file.sync()
             finally:
@@ -353,7 +353,7 @@ class ZarrColumn(Forkable):
             file.will_need(0, self._limit)
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
-        """Return a copy of the rows at `slots`. Each chunk is decoded once; the GIL is released meanwhile."""
+        """Return a copy of the rows at `slots`. Each chunk is decoded once, with the GIL released."""
         self._check_open()
         if out is None:
             out = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype)
@@ -365,7 +365,7 @@ class ZarrColumn(Forkable):
             return out
         target = out.reshape(-1).view(np.uint8).reshape(len(flat), self._row)
         chunks = flat // self._steps
-        # Runs of rows that lie side by side, in a chunk as in `out`; then chunk by chunk.
+        # Runs of rows that are contiguous in a chunk and in `out`; then chunk by chunk.
         breaks = np.flatnonzero((np.diff(flat) != 1) | (np.diff(chunks) != 0)) + 1
         starts = np.concatenate(([0], breaks))
         counts = np.diff(np.concatenate((starts, [len(flat)])))
@@ -405,18 +405,18 @@ class ZarrColumn(Forkable):
         """Fill `out` with the rows of a chunk.
 
         Raises:
-            CorruptError: its file is not what was written, or gone: zeros would look like rows.
+            CorruptError: its file is missing, or differs from what was written: zeros would look like rows.
         """
         try:
             self._decode(chunk, out)
         except Undecodable as error:
-            self._check_open()  # the folder may be gone, or another's, since it was closed
+            self._check_open()  # the folder may be missing, or another buffer's, since it was closed
             raise Undecodable(
                 f"{self._file(chunk)}: {error}; run ringmap.check and ringmap.repair on the buffer"
             ) from None
 
     def _decode(self, chunk: int, out: Array) -> None:
-        """Fill `out` with the rows of a chunk, or raise Undecodable, which says why and not where."""
+        """Fill `out` with the rows of a chunk, or raise Undecodable, with the reason but no path."""
         try:
             data = self._read(chunk)
         except NotAFileError as error:
@@ -426,7 +426,7 @@ class ZarrColumn(Forkable):
         self._codec.decode(data, out)
 
     def _read(self, chunk: int) -> bytes | None:
-        """Return the bytes of a chunk's file, or None when there is none."""
+        """Return the bytes of a chunk's file, or None if it does not exist."""
         try:
             return self._disk.read_file(self._file(chunk), self._limit)
         except FileNotFoundError:
@@ -436,7 +436,7 @@ class ZarrColumn(Forkable):
         return f"{self._prefix}{chunk}{self._suffix}"
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
-        """Yield the bytes of rows, chunk by chunk; for one that can't be decoded, what is wrong."""
+        """Yield the bytes of rows, chunk by chunk; for one that can't be decoded, the reason."""
         whole = np.empty((self._steps, self._row), np.uint8)
         at, stop = slot, slot + count
         while at < stop:
@@ -453,7 +453,7 @@ class ZarrColumn(Forkable):
             at = end
 
     def forget(self) -> None:
-        """Keep nothing that was decoded."""
+        """Drop all decoded chunks."""
         self._cache.clear()
 
     def _check_open(self) -> None:
@@ -461,7 +461,7 @@ class ZarrColumn(Forkable):
             raise ClosedError(f"{self.path}: the buffer was closed meanwhile; open it again")
 
     def close(self) -> None:
-        """Give the memory back: no file stays open between calls."""
+        """Release memory: no file stays open between calls."""
         self._closed = True
         self._cache.clear()
         self._last = None
@@ -476,7 +476,7 @@ def _positions(slots: Array, head: int, rows: int) -> Array:
 def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
     """Return `zarr.json`: Zarr format 3, one file per chunk, all in one folder.
 
-    Among the attributes are the label and a checksum of all else.
+    The attributes contain the label and a checksum of everything else.
     """
     zero: Any = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(spec.dtype.kind, 0)
     chunk = [int(label["chunk_steps"]), *spec.shape]
@@ -496,7 +496,7 @@ def _metadata(spec: ColumnSpec, rows: int, label: dict[str, Any]) -> bytes:
 
 
 def read_zarr_label(data: bytes) -> dict[str, Any] | None:
-    """Return what a `zarr.json` says of its column, or None. It may be cut, changed, or no column at all."""
+    """Return the column that a `zarr.json` describes, or None. It may be truncated, changed, or not a column at all."""
     try:
         body = json.loads(data)
         check = body["attributes"].pop("ringmap_checksum")

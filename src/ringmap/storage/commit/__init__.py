@@ -1,12 +1,12 @@
-"""The commit room: the one writer of a buffer, and what makes a call count.
+"""The commit package: the writer of a buffer, and the files that make a call count.
 
-    create     how a directory becomes a buffer, in steps that a kill may interrupt
+    create     turns a directory into a buffer, in steps that a kill may interrupt
     store      the writer: commits, clears, flushes, closing
-    journal    the files of a commit, in their order, and what of them the disk itself has
-    recovery   which committed state a directory is in, whatever was interrupted
+    journal    the files of a commit, in order, and which of their content is durable
+    recovery   finds the committed state of a directory, whatever was interrupted
     sync       the background sync
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.
-Rows that a live episode holds are retired by a record of their own before they are overwritten. Opening a directory reads
-the newest record that is whole: there is no log to replay, and nothing to undo.
+Rows of a live episode are retired by a separate record before they are overwritten. Opening a directory reads
+the newest whole record: there is no log to replay, and nothing to undo.
 """

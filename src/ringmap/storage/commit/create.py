@@ -1,14 +1,14 @@
-"""Birth: how a directory becomes a buffer, in two steps that a kill may interrupt.
+"""Creation: turns a directory into a buffer, in two steps that a kill may interrupt.
 
     1. constructor      lock, data/, open/, episodes.npy, state.bin ... manifest.json last
     2. first episode    columns.tmp/ -> columns/ ... manifest.json (now with columns) last
 
-Until the manifest names a part, the part does not count and is made again. Until a record is
-stored, the columns of an episode that was refused by the disk may be made again too.
+Until the manifest names a part, the part does not count and is made again. Until the first record is
+stored, the columns of an episode that the disk refused may also be made again.
 
-Invariants: files are synced before the name that makes them count; nothing that is not ours
-is removed.
-Not here: what the files hold.
+Invariants: files are synced before the name that makes them count; only our own files
+are removed.
+Not here: the content of the files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:
-    """Tell what is at `folder`: nothing (or an empty folder), an unfinished birth, or a buffer.
+    """Tell what is at `folder`: nothing (or an empty folder), an unfinished creation, or a buffer.
 
     Raises:
         UnknownFormatError: a file, or a folder that holds something else.
@@ -78,16 +78,16 @@ def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer
 
 
 def hold(disk: Disk, folder: str) -> Disk:
-    """Return the disk with `folder` held open, for the life of a handle on the buffer in it; see `Disk.hold`.
+    """Return the disk with `folder` held open, while a handle on its buffer exists; see `Disk.hold`.
 
     Raises:
-        NotFoundError, UnknownFormatError: no folder is there.
+        NotFoundError, UnknownFormatError: the path is not a folder.
     """
     try:
         return disk.hold(folder)
     except (FileNotFoundError, NotADirectoryError):
-        disk.check_held("ReplayBuffer")  # of the handle that this one is to stand in for
-        read_manifest(disk, folder)  # says what is there
+        disk.check_held("ReplayBuffer")  # of the handle that this one replaces
+        read_manifest(disk, folder)  # raises an error for what is there
         raise
 
 
@@ -100,7 +100,7 @@ def _has_commits(disk: Disk, folder: str) -> bool:
 
 
 def make_folder(disk: Disk, folder: str) -> None:
-    """Make the directory and its missing parents, names synced.
+    """Make the directory and its missing parents, and sync their names.
 
     Raises:
         EnvironmentFault: not writable.
@@ -125,8 +125,8 @@ def make_folder(disk: Disk, folder: str) -> None:
 
 
 def make_home(disk: Disk, paths: Paths, manifest: Manifest) -> None:
-    """Take the first step: all parts but the columns, manifest last. The lock is held."""
-    for entry in ENTRIES:  # of a birth that was interrupted
+    """Take the first step: all parts except the columns, manifest last. The lock is held."""
+    for entry in ENTRIES:  # of an interrupted creation
         for name in (*entry.temporary, *((entry.name,) if entry in FROM_BIRTH else ())):
             disk.discard(os.path.join(paths.folder, name))
     make_parts(disk, paths, manifest)
@@ -135,7 +135,7 @@ def make_home(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 
 
 def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
-    """Make what every buffer has but the manifest, which comes last."""
+    """Make the parts of every buffer except the manifest, which comes last."""
     for entry in FROM_BIRTH:
         if entry.folder:
             disk.make_folder(os.path.join(paths.folder, entry.name))
@@ -144,7 +144,7 @@ def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 
 
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
-    """Return the bytes of each file once the ring is full, episode data apart."""
+    """Return the size of each file of a full ring in bytes, without episode data."""
     assert manifest.schema is not None
     sizes = {
         name: BACKENDS[manifest.backends[i]].nbytes_when_full(
@@ -156,7 +156,7 @@ def sizes_when_full(manifest: Manifest) -> dict[str, int]:
 
 
 def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
-    """Warn if the files, which are sparse and grow as they fill, may come to more than there is room for."""
+    """Warn if the files, which are sparse and grow as they fill, may become larger than the free space."""
     need, free = sum(sizes_when_full(manifest).values()), disk.free(folder)
     if free is not None and need > free:
         steps = int(manifest.rows * free / need)
@@ -174,7 +174,7 @@ def make_columns(
     """Take the second step: the columns, then the manifest that names them. No record is stored yet.
 
     `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
-    may say that all is well when it is not. (Files that a try left are made again, and synced as what they are: new.)
+    may report success wrongly. (Files left by an earlier try are made again, and synced as new files.)
     """
     assert manifest.schema is not None
     disk.remove_folder(paths.new_columns)
@@ -198,16 +198,16 @@ def make_columns(
 
 
 def links_in(disk: Disk, folder: str) -> list[str]:
-    """Return the folders of a buffer that are links, or no folders: whatever lies in them lies elsewhere."""
+    """Return the folders of a buffer that are links, or not folders: their content is elsewhere."""
     paths = {name: os.path.join(folder, name) for name in FOLDERS}
     return [n for n, path in paths.items() if disk.exists(path) and not disk.is_folder(path)]
 
 
 def refuse_links(disk: Disk, folder: str) -> None:
-    """Raise unless the folders of a buffer lie in it: nothing outside is read, written or removed.
+    """Raise unless the folders of a buffer are inside it: nothing outside is read, written or removed.
 
     Raises:
-        CorruptError: one of them is a link, or no folder.
+        CorruptError: one of them is a link, or not a folder.
     """
     for name in links_in(disk, folder):
         path = os.path.join(folder, name)
@@ -221,7 +221,7 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
     """Return the manifest of the buffer at `folder`.
 
     Raises:
-        UnknownFormatError: no buffer is there (yet).
+        UnknownFormatError: there is no buffer (yet).
         CorruptError, NewerVersionError: see `Manifest.decode`; a repair was interrupted.
     """
     path = Paths(folder).manifest
@@ -233,7 +233,7 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
         data = disk.read_file(path, read_limit())
         refuse_links(disk, folder)
     except (FileNotFoundError, NotADirectoryError):
-        examine(disk, folder)  # says more where it can
+        examine(disk, folder)  # gives more detail if it can
         raise NotFoundError(
             f"{folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)"
         ) from None

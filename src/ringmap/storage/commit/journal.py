@@ -1,10 +1,10 @@
-"""The journal: the files that make a commit count, and what of them the disk itself has.
+"""The journal: the files that make a commit count, and which of their content is durable.
 
     blob -> segment      record -> episode table      state -> state.bin
 
 Invariants: whatever the disk may hold as the newest record, the rows, slots and segments that
-it calls live are not touched before a sync has moved it on; after a failed sync nothing is
-written, for the system marks such pages as clean and a retry would lie.
+it calls live are not changed before a sync has moved it on; after a failed sync nothing is
+written, since the system marks such pages as clean and a retry would report success wrongly.
 Not here: rows, memory, locks, the order of a commit (store.py).
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.ma  # `np.unique` imports it at its first call, which may be a signal handler's
+import numpy.ma  # `np.unique` imports it at its first call, which may be in a signal handler
 import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError
@@ -42,14 +42,14 @@ _FINISHED_MAX = 32
 
 
 class Journal:
-    """Table, state and segments of a buffer, open for writing.
+    """The table, state and segments of a buffer, open for writing.
 
     Args:
-        disk: where they are.
+        disk: of the files.
         paths: their paths.
         manifest: their sizes and salt.
-        power: sync each commit.
-        mapped: whether walks over the table go over a map.
+        power: whether to sync each commit.
+        mapped: whether walks over the table use a map.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class Journal:
     # -- recovery ----------------------------------------------------------------------------
 
     def find(self, manifest: Manifest) -> RecoveredState:
-        """Return the state that the files are in; see `recovery.find`."""
+        """Return the state of the files; see `recovery.find`."""
         shown = self.state_file.newest()
         return find(self.table, shown, self.disk.boot_id(), manifest, self.paths.table)
 
     def mend(self, found: RecoveredState, rows: Rows | None, bad: Mapping[int, str]) -> None:
-        """Make the files say what was found, in an order that a further crash can't harm.
+        """Make the files agree with the recovered state, in an order that a further crash can't harm.
 
         Args:
-            found: the state taken.
-            rows: the columns, if there are any.
-            bad: episodes that no sync vouched for and whose bytes are damaged, to be dropped.
+            found: the recovered state.
+            rows: the columns, if they exist.
+            bad: episodes that no sync covered and whose bytes are damaged, to be dropped.
         """
-        # Known from here on, so that a sync that fails below takes the trust from this very state.
+        # Set first, so that a failed sync below removes the trust in this state.
         self.state = State(
             found.generation,
             found.seq,
@@ -115,15 +115,13 @@ class Journal:
         with self._poisoning():
             if rows is not None:
                 behind = found.records[found.records["seq"] > found.mark]
-                if len(
-                    behind
-                ):  # last thing before the sync: what is rewritten above is not to be hurried
+                if len(behind):  # last before the sync: the rewrites above must not be rushed
                     start = Position(int(behind["start"].min()))
                     rows.touched(start, found.head - start)
                 rows.sync()
             self.segments.sync_all(_segments_in(found))
             self.disk.sync_folder(self.paths.folder)  # a kill may have come right after a rename
-            self.disk.sync_folder(self.paths.open)  # a stream that is gone must not come back
+            self.disk.sync_folder(self.paths.open)  # a removed stream must not come back
             self.table.sync()
         self._show(found, NO_BOOT)
         self._show(found, self.disk.boot_id() or NO_BOOT)
@@ -133,7 +131,7 @@ class Journal:
         self.unpublished = False
 
     def adopt(self, found: RecoveredState) -> None:
-        """Go on after the segments that there are, and delete those that no record names."""
+        """Continue after the existing segments, and delete those that no record names."""
         last = _segments_in(found)
         on_disk = self.segments.numbers()
         self.segments.adopt({n: last.get(n, 0) for n in on_disk}, max([found.segment, *last]))
@@ -148,13 +146,13 @@ class Journal:
         self.state = state
 
     def restore_carried(self, found: RecoveredState, kept: Mapping[str, Any]) -> bool:
-        """Take the small state of the newest whole blob, or what the manifest kept if that is newer.
+        """Take the small state of the newest whole blob, or that of the manifest if it is newer.
 
         Returns:
             Whether it is as of the newest record.
 
         Raises:
-            CorruptError: it does not make sense.
+            CorruptError: it is not valid.
         """
         self._encoded = None
         small = small_state_of(found.seq, self.table, self.blob_of, kept)
@@ -167,13 +165,13 @@ class Journal:
     # -- a commit's own writes -----------------------------------------------------------------
 
     def carry(self, small: Mapping[str, Any] | None) -> None:
-        """Set sections of the small state that rides with every commit and flush."""
+        """Set sections of the small state that every commit and flush carries."""
         if small:
             self.carried = {**self.carried, **small}
             self._encoded = None
 
     def carry_finished(self, stream: str) -> None:
-        """Name the stream that this commit finishes, for as long as its file may come back."""
+        """Name the stream that this commit finishes, while its file may come back."""
         finished = self.carried.get("finished", [])
         if (
             len(finished) >= _FINISHED_MAX
@@ -185,14 +183,14 @@ class Journal:
         self.carry({"finished": [*finished, stream]})
 
     def protect(self, need: int, seq: int, now: State) -> None:
-        """Sync the table if rows below `need`, or the slot of `seq`, are live in what the disk may hold."""
+        """Sync the table if rows below `need`, or the slot of `seq`, are live in a record that the disk may hold as newest."""
         if need > self._synced_tail or seq - self.table.slots >= self._synced_first:
             self.sync_table(now)
 
     def sync_table(self, now: State) -> None:
         """Make the newest record, that of `now`, durable, and its blob first.
 
-        Without the blob, a power cut could leave no whole one: the older ones go with their segments.
+        Without the blob, a power cut could leave no whole blob: the older ones are deleted with their segments.
         """
         with self._poisoning():
             self._sync_blobs()
@@ -206,34 +204,34 @@ class Journal:
         if self.segments.new_name:
             self.disk.sync_folder(self.segments.folder)
             self.segments.new_name = False
-        if self.power:  # else the background sync may be at a file that this would close
+        if self.power:  # else the background sync may be using a file that this would close
             self.segments.forget_synced(written)
 
     def _table_is_synced(self, upto: State) -> None:
         self._synced_tail = max(self._synced_tail, upto.tail)
         self._synced_first = max(self._synced_first, upto.first)
-        if not self.unpublished:  # else readers are still shown what would go
+        if not self.unpublished:  # else readers still see a state that needs them
             self.segments.delete_before(self._synced_first, self.state.seq)
 
     def write_blob(self, record: Record, sums: list[int], data: bytes) -> Record:
-        """Write the blob of a record, and return the record with its place."""
+        """Write the blob of a record, and return the record with the blob's place."""
         if self._encoded is None:
             self._encoded = json.dumps(self.carried, separators=(",", ":")).encode()
         blob = encode_blob(sums, self._encoded, data)
         segment, offset = self.segments.append(blob, record.seq)
-        return Record(  # plainly: dataclasses.replace takes 3 us of each commit's 60
+        return Record(  # not dataclasses.replace, which takes 3 us of each commit's 60
             record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
             segment, offset, len(blob), xxhash.xxh3_64_intdigest(blob), record.kind, record.flags,
         )  # fmt: skip
 
     def blob_of(self, record: Record) -> bytes | None:
-        """Return the blob of a record, or None when it is gone."""
+        """Return the blob of a record, or None if it was deleted."""
         return self.segments.read(
             record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
         )
 
     def sync_written(self, rows: Rows | None) -> None:
-        """Make rows and blob durable, ahead of the record that names them."""
+        """Make rows and blob durable, before the record that names them."""
         with self._poisoning():
             if rows is not None:
                 rows.sync()
@@ -255,7 +253,7 @@ class Journal:
         )  # fmt: skip
 
     def drop_retired(self) -> None:
-        """Delete the segments that the newest record retired, where it is durable: once threads are shown that record, too."""
+        """Delete the segments that the newest record retired, if it is durable. Its state must already be shown to threads."""
         if self.power:
             self._table_is_synced(self.state)
 
@@ -271,7 +269,7 @@ class Journal:
             self.state = state
 
     def publish_again(self) -> None:
-        """Show readers what an earlier try could not, or raise OSError."""
+        """Show readers the state that an earlier try could not, or raise OSError."""
         if self.unpublished:
             state = replace(self.state, generation=self.state.generation + 1)
             self.state_file.write(state)
@@ -280,7 +278,7 @@ class Journal:
     # -- syncs -------------------------------------------------------------------------------
 
     def sync_all(self, rows: Rows | None, segments: Mapping[int, File]) -> None:
-        """Sync what was written so far, the table last. Raises OSError: the caller poisons."""
+        """Sync everything written so far, the table last. Raises OSError: the caller poisons the journal."""
         if rows is not None:
             rows.sync()
         for file in segments.values():
@@ -290,7 +288,7 @@ class Journal:
         self.table.sync()
 
     def mark_synced(self, upto: State, segments: Mapping[int, File], gone: list[str]) -> None:
-        """Record that everything up to state `upto` is on the disk, unless a recovery came in between."""
+        """Record that everything up to state `upto` is durable, unless a recovery came in between."""
         if self.state.era != upto.era:
             return
         self.segments.forget_synced(segments)
@@ -324,7 +322,7 @@ class Journal:
             self.poisoned(error)
 
     def poisoned(self, error: OSError) -> NoReturn:
-        """Stop writing for good after a failed sync, and let no one trust the page cache."""
+        """Stop writing for good after a failed sync, and mark the page cache as not trusted."""
         self.poison = error
         with contextlib.suppress(OSError):
             state = replace(self.state, generation=self.state.generation + 1, boot=NO_BOOT)
@@ -333,7 +331,7 @@ class Journal:
         self.refuse("ReplayBuffer")
 
     def refuse(self, where: str) -> NoReturn:
-        """Raise the error of a journal that is poisoned."""
+        """Raise the error of a poisoned journal."""
         assert self.poison is not None
         raise SyncFailedError(
             self.poison.errno,
@@ -343,7 +341,7 @@ class Journal:
         ) from self.poison
 
     def close(self) -> None:
-        """Let go of all descriptors."""
+        """Release all descriptors."""
         self.segments.close()
         self.table.close()
         self.state_file.close()

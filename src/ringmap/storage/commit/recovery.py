@@ -1,13 +1,13 @@
-"""Recovery: which committed state a directory is in, whatever was interrupted.
+"""Recovery: finds the committed state of a directory, whatever was interrupted.
 
 Two cases. In the boot in which state.bin was written, the page cache has every write in order:
-the state shown, or one record more. After a reboot (or when nobody vouches for the boot),
-the disk may hold any mix of old and new: the state taken is the newest one whose live
-records are all whole, and the episodes that no sync vouches for are verified.
+the state is the one shown, or one record more. After a reboot (or when the boot is unknown),
+the disk may hold any mix of old and new: the state is the newest one whose live
+records are all whole, and the episodes that no sync covers are verified.
 
-Invariants: looking changes nothing; a state below a witness (state.bin, its mark, the
-manifest) is damage, never taken.
-Not here: what a writer then mends (journal.py).
+Invariants: the search changes nothing; a state below a witness (state.bin, its mark, the
+manifest) is damage, and never taken.
+Not here: how a writer then repairs the files (journal.py).
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ log = logging.getLogger("ringmap")
 
 _WORDS = (0, 1, 2, 3, 4, 6, 7, 8)
 _LIMITS = np.array([MOST, MOST, MOST, MOST, MOST, MOST, LAST_OFFSET, LARGEST_BLOB], np.uint64)
-"""Of a record as 64-bit words: seq, start, length, tail, first, blob_segment, blob_offset, blob_size."""
+"""The words of a record, 64 bits each: seq, start, length, tail, first, blob_segment, blob_offset, blob_size."""
 
 
 @dataclass(slots=True)
 class RecoveredState:
-    """The state that a directory is in.
+    """The recovered state of a directory.
 
     `records`: the records `[first, seq]`; `clean`: the page cache can be trusted; `wipe`: slots of
     records that are torn, or newer than the state; `segment`: the largest number that a record names.
@@ -95,17 +95,17 @@ class RecoveredState:
         """Return the records of the live episodes, oldest first."""
         r = self.records
         kept = (r["kind"] == EPISODE) & (r["flags"] & DROPPED == 0) & (r["start"] >= self.tail)
-        # As a rule all are, and a copy of a million takes longer than all else that an opening does.
+        # Usually all are, and a copy of a million takes longer than the rest of an opening.
         live: Array = r if kept.all() else r[kept]
         return live
 
     def unvouched(self) -> Array:
-        """Return the records, of whichever kind, that the disk may not have, nor what they name."""
+        """Return the records, of any kind, that may not be durable, with the blobs that they name."""
         records = self.records
         return records[:0] if self.clean else records[records["seq"] > self.mark]
 
     def doubtful(self) -> Array:
-        """Return the records of the live episodes whose rows the disk may not have."""
+        """Return the records of the live episodes whose rows may not be durable."""
         if self.clean:
             return self.records[:0]
         live = self.live()
@@ -113,25 +113,25 @@ class RecoveredState:
 
 
 def is_clean(shown: State | None, boot: bytes | None) -> bool:
-    """Tell whether the page cache of this boot vouches for the state shown."""
+    """Tell whether the shown state is from this boot, so that the page cache can be trusted."""
     return shown is not None and boot is not None and shown.boot == boot != NO_BOOT
 
 
 def find(
     table: EpisodeTable, shown: State | None, boot: bytes | None, manifest: Manifest, path: str
 ) -> RecoveredState:
-    """Return the state that the table is in. Reads only. O(records), vectorised.
+    """Return the state of the table. Reads only. O(records), vectorised.
 
     Args:
         table: the open table.
         shown: the newest valid state of state.bin.
         boot: the id of this boot.
-        manifest: whose counts the table is known to have reached.
+        manifest: its counts are known to have been reached by the table.
         path: the table's path, for messages.
 
     Raises:
         CorruptError: a live record is damaged or missing, or the table is older than a witness.
-        NewerVersionError: a live record is of a kind that is not known.
+        NewerVersionError: a live record is of an unknown kind.
     """
     clean = is_clean(shown, boot)
     found = (
@@ -159,7 +159,7 @@ def find(
 
 
 def _walk(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
-    """Take the state shown, and the records after it: written whole, not shown yet."""
+    """Take the shown state, and the records after it: written whole, not shown yet."""
     at = shown.seq
     record = Record(0, shown.head, 0, shown.tail, shown.first) if not at else table.read(at)
     if record is None or (record.first, record.tail, record.head) != (
@@ -177,7 +177,7 @@ def _walk(table: EpisodeTable, shown: State, path: str) -> RecoveredState:
     if not table.is_empty(slot) and (
         at + 1 < table.slots or table.read(at + 1 - table.slots) is None
     ):
-        found.wipe = [slot]  # only this one can be torn
+        found.wipe = [slot]  # only this record can be torn
     found.segment = record.blob_segment
     return found
 
@@ -190,7 +190,7 @@ def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
     found = RecoveredState()
     whole_ones = np.flatnonzero(valid)
     numbers = records["seq"].astype(np.int64)[whole_ones]
-    order = np.argsort(numbers, kind="stable")  # fast on what is nearly in order
+    order = np.argsort(numbers, kind="stable")  # fast on nearly sorted data
     numbers, whole_ones = numbers[order], whole_ones[order]
     if len(numbers):
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
@@ -202,10 +202,10 @@ def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
         if len(whole):
             record = Record.of(records[whole_ones[whole[-1]]])
             found = RecoveredState(record.seq, record.first, record.tail, record.head)
-            # Whole means: each number from `first` to `seq` is there once, and they are in order now.
+            # Whole means: each number from `first` to `seq` exists once, and they are in order now.
             stop = int(whole[-1]) + 1
             run = whole_ones[stop - (record.seq + 1 - record.first) : stop]
-            in_place = len(run) and (np.diff(run) == 1).all()  # unless the table was gone round
+            in_place = len(run) and (np.diff(run) == 1).all()  # unless the table has wrapped
             found.records = records[run[0] : run[-1] + 1] if in_place else records[run]  # no copy
         found.segment = int(records["blob_segment"][whole_ones].max())
     newer = slots[whole_ones[numbers > found.seq]]
@@ -214,15 +214,15 @@ def _scan(table: EpisodeTable, max_steps: int) -> RecoveredState:
 
 
 def possible(records: Array, max_steps: int, slots: int) -> Array:
-    """Return which records can be of such a ring. O(records), vectorised.
+    """Return which records are possible for such a ring. O(records), vectorised.
 
-    Whoever forges a record gives it a checksum that holds: memory is never asked for by its word alone.
+    A forged record has a valid checksum: memory is never allocated on its word alone.
     """
     found = np.empty(len(records), np.bool_)
-    for at in range(0, len(records), BLOCK):  # each word is looked at while it is in the cache
+    for at in range(0, len(records), BLOCK):  # each word is examined while it is in the cache
         words = records[at : at + BLOCK].view("<u8").reshape(-1, RECORD.itemsize // 8)
         seq, start, length, tail, first = words.T[:5]
-        # As unsigned numbers, negative ones are huge: one comparison tells of both.
+        # As unsigned numbers, negative ones are huge: one comparison detects both.
         good = (words[:, _WORDS] <= _LIMITS).all(axis=1)
         good &= (length <= max_steps) & (tail <= start + length)
         good &= start + length - tail <= max_steps
@@ -232,7 +232,7 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
 
 
 def broken_order(records: Array) -> list[str]:
-    """Return in words where consecutive records contradict themselves or each other."""
+    """Return, in words, where consecutive records contradict themselves or each other."""
     heads = records["start"] + records["length"]
     dropped, faults = records["flags"] & DROPPED, []
     for what, bad in (
@@ -256,17 +256,17 @@ def broken_order(records: Array) -> list[str]:
 def refuse_impossible(
     records: Array, state: tuple[int, int, int], manifest: Manifest, slots: int, path: str
 ) -> None:
-    """Raise if records with checksums that hold, or the state `(seq, tail, head)`, can't be of such a ring. O(records).
+    """Raise if records with valid checksums, or the state `(seq, tail, head)`, are impossible for such a ring. O(records).
 
     Args:
-        records: consecutive ones.
-        state: what the newest of them says.
+        records: consecutive records.
+        state: the state according to the newest of them.
         manifest: of the ring.
-        slots: records that the table has room for.
+        slots: number of records in the table.
         path: the table's, for messages.
 
     Raises:
-        NewerVersionError: a record is of a kind that is not known: it is from the future.
+        NewerVersionError: a record is of an unknown kind: it comes from a newer version.
         CorruptError: anything else.
     """
     refuse_unknown(records, path)
@@ -285,7 +285,7 @@ def refuse_impossible(
 
 
 def why_impossible(record: Record, max_steps: int) -> str:
-    """Return in words why a record can't be of a ring: one that is not `possible`."""
+    """Return, in words, why a record is impossible for a ring: for one that is not `possible`."""
     live = record.head - record.tail
     if record.length < 0:
         why = "has a negative length"
@@ -302,7 +302,7 @@ def why_impossible(record: Record, max_steps: int) -> str:
 
 
 def refuse_unknown(records: Array, path: str) -> None:
-    """Raise NewerVersionError if a record is of a kind that is not known."""
+    """Raise NewerVersionError if a record is of an unknown kind."""
     unknown = (records["kind"] < EPISODE) | (records["kind"] > CLEAR)
     if unknown.any():
         row = records[int(np.argmax(unknown))]
@@ -316,8 +316,8 @@ def refuse_unknown(records: Array, path: str) -> None:
 class SmallState:
     """The small state that an opening takes.
 
-    `seq`: as of which record; `kept`: whether the manifest has it, and no blob; `fault`: why it makes no
-    sense, in words.
+    `seq`: the record that it belongs to; `kept`: whether it is from the manifest, not from a blob; `fault`: why it is
+    not valid, in words.
     """
 
     state: dict[str, Any]
@@ -332,13 +332,13 @@ def small_state_of(
     blob_of: Callable[[Record], bytes | None],
     kept: Mapping[str, Any],
 ) -> SmallState:
-    """Return the small state of the newest whole blob, or what the manifest kept if that is newer. O(1), as a rule.
+    """Return the small state of the newest whole blob, or that of the manifest if it is newer. Usually O(1).
 
     Args:
         newest: number of the newest record.
         table: the records.
-        blob_of: reads a record's blob, None when it is damaged or gone.
-        kept: what the manifest carries.
+        blob_of: reads a record's blob, None when it is damaged or deleted.
+        kept: the small state in the manifest.
     """
     since = int(kept["seq"]) if kept else 0
     for seq in range(newest, max(since, newest - table.slots), -1):
@@ -366,7 +366,7 @@ def bad_episodes(
     """Verify episodes by their checksums, in parallel.
 
     Returns:
-        Number of each bad record -> what is wrong, naming the file.
+        Number of each bad record -> the fault, with the file.
     """
 
     def verify(row: Any) -> str | None:
@@ -389,13 +389,13 @@ def bad_episodes(
 
 
 def bad_rows(record: Record, names: list[str], sums: list[int], blob: bytes | None) -> str | None:
-    """Return what is wrong with the rows of an episode, naming the columns, or None when sound.
+    """Return the fault in the rows of an episode, with the columns, or None when sound.
 
     Args:
         record: the episode's record.
         names: column names, schema order.
-        sums: checksum of each column's rows as they stand.
-        blob: the record's blob, which knows the checksum of each column; None if it is gone.
+        sums: present checksum of each column's rows.
+        blob: the record's blob, which has the checksum of each column; None if it was deleted.
     """
     if combine(sums) == record.rows_sum:
         return None

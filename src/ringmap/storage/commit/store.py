@@ -1,20 +1,20 @@
 """The store: the one writer of a buffer, its commits and its recovery.
 
-One commit, in order; the record is the point at which it counts:
+One commit, in order; it counts from the record on:
 
-    reserve blocks -> [sync table, if rows or slots that it still calls live are needed]
+    reserve blocks -> [sync table, if it still calls needed rows or slots live]
     -> rows, blob [power: sync] -> RECORD [power: sync] -> state.bin -> memory
 
-An episode that fits in the spare rows is written where nothing live stands, and its record
-both publishes it and retires what it evicts. A longer one first writes a retire record.
+An episode that fits in the spare rows is written where no live row is, and its record
+both publishes it and retires the episodes that it evicts. A longer one first writes a retire record.
 
 Invariants: a row or slot that the newest durable record calls live is never overwritten;
-`stale` is set before a call's first write and cleared as its last statement, and whoever
-finds it set recovers from the files first; memory changes under `memory` only.
-Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. What writes
-or closes goes through one gate (`alone`), which refuses a thread that holds one of them: a signal
+`stale` is set before a call's first write and cleared as its last statement, and a call
+that finds it set recovers from the files first; memory changes under `memory` only.
+Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one sync), `memory`. Every write
+and close passes one gate (`alone`), which refuses a thread that holds one of them: a signal
 handler, or a callable, in the middle of another call.
-Not here: what a commit stores (buffers/), how a directory is born (create.py), when the
+Not here: what a commit stores (buffers/), how a directory is created (create.py), when the
 background syncs (sync.py).
 """
 
@@ -84,10 +84,10 @@ _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a store needs to know beyond what is fixed on disk.
+    """The settings of a store beyond those fixed on disk.
 
     `power`: sync each commit; `sync_every_s`: seconds between background syncs, 0 for none;
-    `remembered`: the caller's settings, kept in the manifest; `progress`: called while verifying;
+    `remembered`: the caller's settings, stored in the manifest; `progress`: called while verifying;
     `mapped`: read through maps.
     """
 
@@ -147,11 +147,11 @@ class Store(Source):
         settings: Settings,
         schema: Schema | None,
     ) -> Store:
-        """Make a buffer at `folder`, or go on with the unfinished birth of one.
+        """Make a buffer at `folder`, or continue an unfinished creation.
 
         Raises:
-            UnknownFormatError, CorruptError: see `birth.examine`.
-            LockedError: another handle is at it.
+            UnknownFormatError, CorruptError: see `create.examine`.
+            LockedError: another handle has it open for writing.
             EnvironmentFault: the disk is full, read-only or fails.
         """
         examine(disk, folder)
@@ -174,17 +174,17 @@ class Store(Source):
     def open(
         cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None = None
     ) -> Store:
-        """Open the buffer at `folder` for writing, in the state that was committed last.
+        """Open the buffer at `folder` for writing, in its last committed state.
 
         Args:
-            disk: where it is.
+            disk: the disk that holds it.
             folder: its directory.
             settings: for this handle.
-            schema: fixes the columns if no episode has yet.
+            schema: fixes the columns if no episode has done so yet.
 
         Raises:
-            UnknownFormatError, CorruptError, NewerVersionError: it is none, or damaged.
-            LockedError: another handle is at it.
+            UnknownFormatError, CorruptError, NewerVersionError: it is not a buffer, or is damaged.
+            LockedError: another handle has it open for writing.
             EnvironmentFault: the disk fails.
         """
         disk = hold(disk, folder)
@@ -197,7 +197,7 @@ class Store(Source):
         cls, disk: Disk, folder: str, settings: Settings, schema: Schema | None,
         prepare: Callable[[], None],
     ) -> Store:  # fmt: skip
-        """Take the lock and open the buffer, or let go of all again."""
+        """Take the lock and open the buffer; on failure release everything."""
         lock = None if disk.volatile else WriterLock(disk, Paths(folder).lock, folder)
         store: Store | None = None
         try:
@@ -219,7 +219,7 @@ class Store(Source):
             raise
 
     def _recover_sidecars(self) -> None:
-        """See to it that no new row gets a value that was given to one that is gone."""
+        """Make sure that no new row gets a sidecar value of a row that was lost."""
         for sidecar in () if self.disk.volatile else SIDECARS:
             for fault in sidecar.recover(self.home, self.head):
                 path = self.home.path(sidecar.names[0])
@@ -231,13 +231,13 @@ class Store(Source):
             self._make_columns(self.journal, schema, locked=True)
 
     def _recover(self) -> None:
-        """Bring memory and files to the committed state. Holds the mutex, waits for a running sync."""
+        """Make memory and files agree with the committed state. Holds the mutex, waits for a running sync."""
         with self._mutex, self._syncing:
             self._stale = True
             manifest = self.manifest = read_manifest(self.disk, self.folder)
             if self.rows is not None:
                 self.rows.forget()
-            if self.journal is None:  # else a recovery in mid-process: threads may be reading
+            if self.journal is None:  # else threads of this process may be reading
                 self.journal = Journal(self.disk, self.paths, manifest, self.power, self.mapped)
                 self.table, self.segments = self.journal.table, self.journal.segments
                 self.is_open = True
@@ -265,8 +265,8 @@ class Store(Source):
                 bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
             newest = journal.restore_carried(found, manifest.carried)
             journal.mend(found, self.rows, bad)
-            # The blob that the small state is from may go with its segment. And after a birth whose last sync failed,
-            # the name of the manifest that fixes the columns is written again, for a sync of it to count.
+            # The blob of the small state may be deleted with its segment. And after a creation whose last sync failed,
+            # the name of the manifest that fixes the columns is written again, so that a sync of it counts.
             if not newest or (not found.seq and manifest.locked_by_argument):
                 kept = {"seq": found.seq, "state": journal.carried}
                 manifest = self.manifest = replace(manifest, carried=kept)
@@ -299,7 +299,7 @@ class Store(Source):
         return self.journal
 
     def recover_if_stale(self) -> None:
-        """Make memory agree with the files if an interrupt came between them. No cost otherwise.
+        """Make memory agree with the files if an interrupt separated them. No cost otherwise.
 
         Raises:
             RoleError: called by a signal handler in the middle of a change of memory.
@@ -311,7 +311,7 @@ class Store(Source):
         if self._is_in_use:
             if self._torn_memory:
                 self._refuse("ReplayBuffer")
-            return  # a write, or a recovery, is under way: memory shows the state before it
+            return  # a write or a recovery is running: memory shows the state before it
         if self._writing and not self._torn_memory:
             return
         with self._mutex:
@@ -326,8 +326,8 @@ class Store(Source):
     def exclusively(self, where: str, work: Callable[[Journal], None]) -> None:
         """Do `work` while other writing calls are kept out; raise unless this handle may write.
 
-        A function that is handed the work, not a context manager: an interrupt that comes between a
-        Python `__enter__` and its block would leave the mutex taken for ever.
+        Takes a function, and is not a context manager: an interrupt between a
+        Python `__enter__` and its block would leave the mutex locked forever.
         """
 
         def whole() -> None:
@@ -338,7 +338,7 @@ class Store(Source):
         self.alone(where, whole)
 
     def _what_became(self) -> str:
-        """Return what an error did to what is stored."""
+        """Return the effect of an error on the stored data."""
         if not self.made_room:
             return _NOTHING_LOST
         return (
@@ -359,29 +359,29 @@ class Store(Source):
     def refuse_within(self, where: str, *locks: Any) -> None:
         """Raise in the middle of another call of the same thread: of a write, a sync, or a search of memory.
 
-        Once it has passed, nothing that this thread does can be in the middle of anything: a handler that
+        After it has passed, this thread is not in the middle of any such call: a handler that
         interrupts it returns first.
 
         Args:
-            where: what was called, for the message.
-            locks: reentrant ones that such a call holds as well.
+            where: the method to name in the message.
+            locks: further reentrant locks that such a call holds.
         """
         if self._is_in_use or any(map(is_mine, locks)):
             self._refuse(where)
 
     @property
     def _is_in_use(self) -> bool:
-        """Whether this thread holds one of the locks: it is a handler's, or a callable's, that is called."""
+        """Whether this thread holds one of the locks: the caller is then a handler or a callable."""
         return self.is_held or any(map(is_mine, (self._mutex, self._syncing)))
 
     @property
     def carried(self) -> dict[str, Any]:
-        """The small state that rides with every commit, by section."""
+        """The small state that every commit carries, by section."""
         return self.journal.carried if self.journal is not None else {}
 
     @property
     def is_poisoned(self) -> bool:
-        """Whether a sync failed, so that this handle writes no more."""
+        """Whether a sync failed, so that this handle no longer writes."""
         return self.journal is not None and self.journal.poison is not None
 
     @property
@@ -390,7 +390,7 @@ class Store(Source):
         return not self._child and not self._closed
 
     def begin_at(self, position: Position) -> None:
-        """Lay the first episode at this position: the copy of another ring. Before any commit only."""
+        """Place the first episode at this position, for the copy of another ring. Before any commit only."""
         if self.seq or len(self.live):
             raise RoleError(f"Store.begin_at: {self.folder} has commits already")
         self.head = self.tail = position
@@ -402,25 +402,25 @@ class Store(Source):
         where: str = "ReplayBuffer.write_episode", finished: str | None = None,
         small: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Store one episode: its rows, its data and the buffer's small state, or nothing of it.
+        """Store one episode: its rows, its data and the buffer's small state, or none of these.
 
         Args:
-            schema: of the arrays; it is the buffer's, or becomes it.
+            schema: of the arrays; equal to the buffer's, or becomes it.
             arrays: one per column, `(length, *shape)`, in the schema's dtypes, C-contiguous.
             data: encoded episode data.
             flags: TERMINATED, TRUNCATED, INTERRUPTED.
             where: the method to name in an error.
-            finished: the open episode that this one ends.
+            finished: the open episode that this commit ends.
             small: sections of the small state (JSON) that changed.
 
         Raises:
             InputError: another thread locked another schema first.
-            CorruptError: rows that a stored episode shares a file with can't be read. Nothing was stored.
+            CorruptError: rows that share a file with a stored episode can't be read. Nothing was stored.
             EnvironmentFault: disk full, I/O error. Nothing was stored, and nothing evicted, unless
                 the episode is longer than the spare rows: then the oldest may be gone.
             SyncFailedError: a sync failed; open the buffer again.
 
-        Cost: O(1) in the stored episodes; a write per column, and three small ones.
+        Cost: O(1) in the stored episodes; one write per column, and three small ones.
         """
         self.exclusively(
             where,
@@ -433,7 +433,7 @@ class Store(Source):
         self, journal: Journal, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Do what `commit` does, within work that `exclusively` does."""
+        """Do the work of `commit`, inside `exclusively`."""
         length = len(arrays[0])
         sums = [sum_of(values) for values in arrays]
         if self.rows is None:
@@ -505,7 +505,7 @@ class Store(Source):
         journal.drop_retired()
 
     def _remember(self, record: Record) -> None:
-        """Bring memory to the state after `record`."""
+        """Move memory to the state after `record`."""
         live = self.live
         with self.memory:
             self._torn_memory = True
@@ -517,7 +517,7 @@ class Store(Source):
             self._torn_memory = False
 
     def _after(self, seq: int, head: int, tail: Position) -> tuple[Position, int]:
-        """Return tail and oldest live record once record `seq` ends at `head`: what fits stays."""
+        """Return tail and oldest live record once record `seq` ends at `head`: episodes that fit stay."""
         live, table = self.live, self.table
         if head - tail > self.ring.max_steps:
             kept = live.tail_for(head, self.ring.max_steps)
@@ -532,7 +532,7 @@ class Store(Source):
         return tail, first
 
     def _is_live(self, slot: int, count: int) -> bool:
-        """Tell whether a live episode has any of so many rows from `slot` on (no wrap). O(log episodes)."""
+        """Tell whether a live episode has any of `count` rows from `slot` on (no wrap). O(log episodes)."""
         starts, lengths = self.live.starts, self.live.lengths
         at = self.tail + (slot - self.tail) % self.ring.rows
         for begin in (at, at - self.ring.rows):
@@ -555,7 +555,7 @@ class Store(Source):
     def flush(
         self, where: str = "ReplayBuffer.flush", small: Mapping[str, Any] | None = None
     ) -> None:
-        """Force all that was committed, and the small state, to the disk itself.
+        """Force all committed data, and the small state, to the disk.
 
         Raises:
             SyncFailedError: a sync failed; open the buffer again.
@@ -588,10 +588,10 @@ class Store(Source):
             self.disk.replace_file(self.paths.manifest, self.manifest.encode())
 
     def sync_too(self, where: str, sync: Callable[[], None]) -> None:
-        """Sync a file that is written beside the store's own, ahead of its commits.
+        """Sync a file that is written beside the store's own, before a commit that needs it.
 
         Raises:
-            SyncFailedError: as for `flush`: what reached the disk is unknown, and no later sync would tell.
+            SyncFailedError: as for `flush`: it is unknown what reached the disk, and no later sync would tell.
         """
 
         def work(journal: Journal) -> None:
@@ -603,12 +603,12 @@ class Store(Source):
         self.exclusively(where, work)
 
     def sync_in_background(self) -> None:
-        """Do what `flush` does but for the manifest, without keeping the writer waiting."""
+        """Do the work of `flush` except for the manifest, without blocking the writer."""
         self.refuse_within("Store.sync_in_background")
         self.sync_behind()
 
     def sync_behind(self) -> None:
-        """Do so, in a thread of its own; or within a commit, of which the writer then waits for it."""
+        """Sync, in the background thread; or within a commit, and then the writer waits for it."""
         journal = self.journal
         with self._mutex:
             if (
@@ -619,7 +619,7 @@ class Store(Source):
                 return
             upto, rows = journal.state, self.rows
             segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
-            self._syncing.acquire()  # a recovery waits for us; what writes is refused to this thread
+            self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
         failed: OSError | None = None
         try:
             journal.sync_all(rows, segments)
@@ -647,11 +647,11 @@ class Store(Source):
     # -- the end -----------------------------------------------------------------------------
 
     def close(self, small: Mapping[str, Any] | None = None) -> None:
-        """Flush, and let go of files and lock, whatever happens.
+        """Flush, and release files and lock, whatever happens.
 
         Raises:
             RoleError: in the middle of another call of the same thread. Nothing was changed.
-            ReplacedError: the directory is gone from its path; what this handle committed is where that is now.
+            ReplacedError: the directory is no longer at its path; the commits of this handle are in it, wherever it is now.
             SyncFailedError, EnvironmentFault: as for `flush`.
         """
         where = "ReplayBuffer.close"
@@ -664,7 +664,7 @@ class Store(Source):
         self._end(where, flush)
 
     def abandon(self) -> None:
-        """Let go of files and lock without a flush.
+        """Release files and lock without a flush.
 
         Raises:
             RoleError: in the middle of another call of the same thread. Nothing was changed.
@@ -679,7 +679,7 @@ class Store(Source):
                 if not self._closed:
                     first()
             finally:
-                with self._syncing:  # a sync that is under way is waited for
+                with self._syncing:  # waits for a running sync
                     self._closed = True
                     if background is not None:
                         background.stop()
@@ -697,25 +697,25 @@ class Store(Source):
         """Return the position below which rows may have been overwritten by now.
 
         Raises:
-            ClosedError: by another writer, then, of which this handle knows nothing.
+            ClosedError: the store is closed: another writer may overwrite them, unknown to this handle.
         """
         if self._closed:
             raise ClosedError(f"{self.folder}: the buffer was closed meanwhile; open it again")
         return self.tail
 
     def close_files(self) -> None:
-        """Let go of all descriptors. What reads goes on with them, or raises ClosedError: `rows` stays."""
+        """Release all descriptors. Running reads keep them, or raise ClosedError: `rows` stays."""
         if self.rows is not None:
             self.rows.close()
         if self.journal is not None:
             self.journal.close()
             self.journal = None
         self.is_open = False
-        if not self._child:  # a child reads on where its parent does
+        if not self._child:  # a child continues to read where its parent does
             self.disk.let_go()
 
     def become_child(self) -> None:
-        """Turn into a husk after a fork: the parent holds the lock and the locks' state is unknown."""
+        """Make the store unusable after a fork: the parent holds the lock and the locks' state is unknown."""
         self._child, self._writing = True, False
         self._mutex, self._syncing = threading.RLock(), threading.RLock()
         self.memory = threading.RLock()
@@ -726,7 +726,7 @@ class Store(Source):
             self.close_files()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the end of the interpreter the kernel lets go of all, and a sync under way would never end.
+        # At the end of the interpreter the kernel releases everything, and a running sync would never end.
         if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
             with contextlib.suppress(Exception):
                 self.abandon()

@@ -1,7 +1,7 @@
-"""The background sync: what is committed reaches the disk itself every so many seconds.
+"""The background sync: makes committed data durable every few seconds.
 
-A daemon thread per open buffer, from its first commit on. It holds no strong reference, so that a buffer that
-goes out of use ends its thread. Where no thread can start (a limit on processes), the commits do it: one that
+A daemon thread per open buffer, started by its first commit. It holds no strong reference, so that a buffer that
+is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the work: one that
 comes when a sync is due waits for it.
 Not here: what a sync does (store.py).
 """
@@ -21,12 +21,12 @@ log = logging.getLogger("ringmap")
 
 
 class Syncable(Protocol):
-    """What can be synced behind its user's back."""
+    """An object that can be synced in the background."""
 
     folder: str
 
     def sync_behind(self) -> None:
-        """Sync, without keeping the writer waiting."""
+        """Sync without blocking the writer."""
         ...
 
 
@@ -34,17 +34,17 @@ class BackgroundSync:
     """Call `target.sync_behind()` every `every_s` seconds (of the monotonic clock) until stopped."""
 
     def __init__(self, target: Syncable, every_s: float) -> None:
-        # A simple queue may be put to anywhere, in the middle of a `get` of the same thread too; an event may not.
+        # A simple queue may be put to anywhere, also in the middle of a `get` of the same thread; an event may not.
         stop = self._stop = queue.SimpleQueue[None]()
         self._target = weakref.ref(target, lambda _: stop.put(None))
         self._every_s = every_s
         self._waiting: set[int] = set()
         self._thread: threading.Thread | None = None
         self._due: float | None = None
-        """When a commit is to sync: there is no thread."""
+        """The time at which a commit must sync, where no thread could start."""
 
     def committed(self) -> None:
-        """Take note of a commit, which stands: nothing that fails here is raised."""
+        """Record a commit, which stands: a failure here is not raised."""
         if self._thread is not None and self._thread.is_alive():
             return
         if self._due is not None:
@@ -78,8 +78,8 @@ class BackgroundSync:
     def join(self) -> None:
         """Wait until it has ended. It may be waiting for the locks of its target.
 
-        A handler that interrupts such a wait does not wait: two waits of one thread for another, the one within the
-        other, may never end.
+        A handler that interrupts such a wait does not wait: two nested waits of one thread for another
+        may never end.
         """
         thread, me = self._thread, threading.get_ident()
         if thread is None or me in self._waiting or me == thread.ident:
@@ -102,12 +102,12 @@ def _run(target: weakref.ref[Syncable], stop: queue.SimpleQueue[None], every_s: 
         else:
             stop.put(
                 None
-            )  # for a second thread: after an interrupt `is_alive` may say that this one has ended
+            )  # for a second thread: after an interrupt `is_alive` may report that this one has ended
             return
 
 
 def _sync(target: weakref.ref[Syncable]) -> bool:
-    """Sync the target; tell whether it is still there."""
+    """Sync the target; tell whether it still exists."""
     alive = target()
     if alive is None:
         return False

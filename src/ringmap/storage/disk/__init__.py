@@ -1,8 +1,8 @@
-"""The disk room: everything that touches the operating system.
+"""The disk package: everything that calls the operating system.
 
     files      the door: every change to a file or folder goes through a `Disk`
     system     what differs between operating systems, chosen at run time
-    memory     the same door to a disk in RAM, for a buffer without a path
+    memory     the same interface to a disk in RAM, for a buffer without a path
     lock       one writer for each directory, enforced by the kernel
     threads    pools, where threads can start
     forks      what a forked child must replace: generators and locks
@@ -11,9 +11,9 @@
     canonical  JSON with one text for each object, and its checksum
     xxh3       checksums of many records at once
 
-Because there is one door, a test can make any change fail, or end the process behind it, without a private name of the
-code above. A `Disk` that holds a folder opens everything below it through a descriptor, so that a directory that was
-replaced is noticed and never changed.
+Since there is one door, a test can make any change fail, or kill the process after it, without a private name of the
+code above. A `Disk` that holds a folder opens everything below it through a descriptor, so that a replaced directory
+is detected and never changed.
 
-Imports nothing of the other rooms.
+Imports nothing from the other packages of the storage.
 """

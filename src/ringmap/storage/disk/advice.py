@@ -1,4 +1,4 @@
-"""What to do about an error of the operating system, in words, by its number.
+"""Advice, in words, for an error of the operating system, by its number.
 
 Not here: what an error did to the caller's data (the caller knows).
 """
@@ -23,7 +23,7 @@ _REMEDIES = {
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do before the call is made again.
+    """Return the remedy before the call is repeated.
 
     Example:
         >>> remedy(OSError(errno.ENOSPC, "No space left on device"))
@@ -40,17 +40,17 @@ def clear_errors(
     then: str = "",
     passing: tuple[type[Exception], ...] = (RingmapError,),
 ) -> Iterator[None]:
-    """Say where an error of the operating system struck, what it did, and what to do about it.
+    """Replace an error of the operating system by one that says where it struck, its effect, and the remedy.
 
     Args:
         where: the method to name.
-        folder: named where the error names no file.
-        became: returns what became of the caller's data.
-        then: what to do; "" for the remedy of the error, and another call.
-        passing: errors that are left as they are.
+        folder: named if the error names no file.
+        became: returns the effect on the caller's data.
+        then: the remedy; "" for the remedy of the error, and another call.
+        passing: errors that are not replaced.
 
     Raises:
-        EnvironmentFault: in the place of an OSError that is none of ours.
+        EnvironmentFault: in place of an OSError that is not ours.
     """
     try:
         yield
@@ -64,6 +64,6 @@ def clear_errors(
 
 @contextlib.contextmanager
 def clear_reads(where: str, folder: str) -> Iterator[None]:
-    """Do what `clear_errors` does for a call that only reads; what is missing has an error of its own."""
+    """Do the work of `clear_errors` for a call that only reads; a missing file has a separate error."""
     with clear_errors(where, folder, passing=(RingmapError, FileNotFoundError)):
         yield

@@ -1,4 +1,4 @@
-"""Canonical JSON: the one text that an object has however it is laid out, and its checksum.
+"""Canonical JSON: one text for each object, independent of its layout, and its checksum.
 
 Not here: where an object keeps its checksum (manifest.py, columns/zarr.py).
 """

@@ -2,17 +2,17 @@
 
     Store, columns, table, state, segments ... -> Disk.<change> -> System -> the kernel
 
-A handle on a buffer holds the buffer's folder open (`Disk.hold`): what it does below that path goes
-to the folder that it opened, wherever that was moved to, and never to another one at the same path.
+A handle on a buffer holds the buffer's folder open (`Disk.hold`): its calls below that path go
+to the opened folder, wherever that was moved to, and never to another one at the same path.
 
-A test subclasses `Disk` and overrides `before`, which runs ahead of each change
+A test subclasses `Disk` and overrides `before`, which runs before each change
 with its name and path: there it raises ENOSPC, kills the process or records the
 change. `MemoryDisk` (memory.py) keeps the same tree in RAM: a buffer without
 a path runs the same code on it.
 
 Invariants: a write is whole or raises; nothing is ever written through a map;
-files keep their size and inode for life, but for segments, which only grow; a disk that holds a
-folder changes nothing in another folder that has taken its place.
+files keep their size and inode for life, except segments, which only grow; a disk that holds a
+folder changes nothing in another folder that has replaced it.
 Not here: what is written where, and in which order (store.py, create.py).
 """
 
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class File(Protocol):
-    """An open file of a disk. Reads may run in any thread; writes come from the one writer."""
+    """An open file of a disk. Any thread may read; only the one writer writes."""
 
     path: str
 
@@ -52,7 +52,7 @@ class File(Protocol):
         ...
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
         ...
 
     def copy_from(self, source: File, offset: int, nbytes: int) -> int:
@@ -64,22 +64,22 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return once all that was written is on the disk itself."""
+        """Return once all written data are durable on the disk."""
         ...
 
     def map(self, random: bool = False) -> Array:
         """Return the whole file as a read-only uint8 array that shows later writes.
 
-        With `random`, touching it reads nothing ahead from the disk: `will_need` does.
+        With `random`, touching it causes no readahead: `will_need` asks for data.
         """
         ...
 
     def will_need(self, offset: int, nbytes: int) -> None:
-        """Ask for a byte range that is to be read soon. A hint."""
+        """Ask for a byte range that will be read soon. A hint."""
         ...
 
     def next_data(self, offset: int) -> int:
-        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        """Return the next offset that may hold data other than zeros; the size if there is none."""
         ...
 
     def size(self) -> int:
@@ -87,17 +87,17 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the file back. Maps stay valid."""
+        """Release the file. Maps stay valid."""
         ...
 
 
 class FileHandle:
     """A file of the real disk. Its descriptor lives as long as the last reference to it.
 
-    Who shares a file with other threads lets go of it (`closed`) and never calls `close`: a read that is under
-    way holds a reference, so the number of its descriptor can't become another file's in the middle of it.
-    Where no read is under way the last reference goes at once, and with it the descriptor: a folder can then be
-    removed on Windows, too.
+    A file that threads share is released by `closed`, never by `close`: a running read
+    holds a reference, so the number of its descriptor can't become another file's during the read.
+    Without a running read the last reference is dropped at once, and with it the descriptor: a folder can then be
+    removed on Windows too.
     """
 
     __slots__ = ("disk", "fd", "path")
@@ -128,7 +128,7 @@ class FileHandle:
         return data
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
         system = self.disk.system
         done = system.pread_into(self.fd, room, offset)
         while 0 < done < len(room):
@@ -163,7 +163,7 @@ class FileHandle:
         self.disk.system.reserve(self.fd, offset, nbytes)
 
     def sync(self) -> None:
-        """Return once all that was written is on the disk itself."""
+        """Return once all written data are durable on the disk."""
         self.disk.before("sync", self.path)
         self.disk.system.sync(self.fd)
 
@@ -188,11 +188,11 @@ class FileHandle:
         return np.frombuffer(mapped, np.uint8)
 
     def will_need(self, offset: int, nbytes: int) -> None:
-        """Ask for a byte range that is to be read soon."""
+        """Ask for a byte range that will be read soon."""
         self.disk.system.will_need(self.fd, offset, nbytes)
 
     def next_data(self, offset: int) -> int:
-        """Return the first offset from here on that may hold anything but zeros; the size where none does."""
+        """Return the next offset that may hold data other than zeros; the size if there is none."""
         return self.disk.system.next_data(self.fd, offset)
 
     def size(self) -> int:
@@ -200,30 +200,30 @@ class FileHandle:
         return os.fstat(self.fd).st_size
 
     def close(self) -> None:
-        """Give the descriptor back. Maps stay valid: they hold one of their own."""
+        """Close the descriptor. Maps stay valid: they hold their own."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Give the descriptor back when the last user is gone.
+        """Close the descriptor when the last reference is dropped.
 
-        By nothing global: at the end of the interpreter the names of this module may be gone.
+        Uses nothing global: at the end of the interpreter the names of this module may no longer exist.
         """
         try:
             if self.fd >= 0:
                 close(self.fd)
-        except (AttributeError, OSError):  # half made; closed behind our back
+        except (AttributeError, OSError):  # half made; closed by other code
             pass
 
     def detach(self) -> int:
-        """Return the descriptor, which is the caller's from now on."""
+        """Return the descriptor, which the caller owns from now on."""
         fd, self.fd = self.fd, -1
         return fd
 
 
 class ClosedFile:
-    """Stands in the place of a file that was let go: whatever is asked of it raises ClosedError."""
+    """Replaces a released file: every call raises ClosedError."""
 
     __slots__ = ("path",)
 
@@ -235,7 +235,7 @@ class ClosedFile:
 
 
 def closed(file: File) -> File:
-    """Return what takes the place of a file that other threads may be reading; see `FileHandle`."""
+    """Return a replacement for a file that other threads may be reading; see `FileHandle`."""
     return cast(File, ClosedFile(file.path))
 
 
@@ -246,10 +246,10 @@ _READ_AT_ONCE = 1 << 18
 
 
 class _Folder:
-    """A folder held open. While it is, no other folder can get its inode number.
+    """A folder held open. Meanwhile no other folder can get its inode number.
 
-    Its descriptor goes back when the last user is gone, not when the handle is closed: another thread may be
-    in the middle of a call, and the number would be that of another file by then.
+    Its descriptor is closed when the last reference is dropped, not when the handle is closed: another thread may be
+    in the middle of a call, and the number could be another file's by then.
     """
 
     __slots__ = ("fd", "inside", "path", "system", "which")
@@ -262,7 +262,7 @@ class _Folder:
         self.which = found.st_dev, found.st_ino
 
     def fate(self) -> str:
-        """Return what became of the folder at its path, in words; "" for nothing. One system call."""
+        """Return what happened to the folder at its path, in words; "" for nothing. One system call."""
         try:
             found = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -272,7 +272,7 @@ class _Folder:
         return "" if (found.st_dev, found.st_ino) == self.which else "was replaced by another one"
 
     def check(self, where: str) -> None:
-        """Raise ReplacedError unless the folder still stands at its path."""
+        """Raise ReplacedError unless the folder is still at its path."""
         if fate := self.fate():
             raise ReplacedError(
                 f"{where}: the directory {self.path} {fate} since it was opened; this handle reads and writes nothing "
@@ -293,10 +293,10 @@ class Disk:
         "__weakref__",
         "_held",
         "_is_let_go",
-    )  # the last two: each handle's own
+    )  # the last two: separate for each handle
 
     volatile = False
-    """Whether all is gone with the process: then there is nothing to lock, and no other process to tell."""
+    """Whether all data end with the process: then there is nothing to lock, and no other process to tell."""
 
     def __init__(self, system: System | None = None) -> None:
         self.system = system or System()
@@ -306,37 +306,37 @@ class Disk:
     # -- the folder that a handle holds --------------------------------------------------------
 
     def hold(self, folder: str) -> Self:
-        """Return this same disk, but that paths below `folder` lead into the folder that stands there now.
+        """Return this disk, except that paths below `folder` lead into the folder that is there now.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: none stands there.
+            FileNotFoundError, NotADirectoryError: there is no such folder.
         """
         held = object.__new__(type(self))
         held.__dict__ = (
             self.__dict__
-        )  # shared: a fault that a test plants in the one shows in the other
+        )  # shared: a fault that a test injects in one shows in the other
         held._held, held._is_let_go = _Folder(self.system, folder), False
         return held
 
     def let_go(self) -> None:
-        """Give the folder back that is held, once no call needs it; nothing more is done through this disk."""
+        """Release the held folder once no call needs it; this disk is then no longer usable."""
         self._held, self._is_let_go = None, True
 
     def check_held(self, where: str) -> None:
-        """Raise unless the folder that is held still stands at its path. One system call, 1 to 3 us.
+        """Raise unless the held folder is still at its path. One system call, 1 to 3 us.
 
         Args:
-            where: what was called, for the message.
+            where: the method to name in the message.
 
         Raises:
-            ReplacedError: it was removed or renamed, or another one stands there.
+            ReplacedError: the folder was removed, renamed or replaced.
         """
         held = self._held
         if held is not None:
             held.check(where)
 
     def _at(self, path: str) -> tuple[str, _Folder | None]:
-        """Return where a path leads: a path below a folder that is held open, or a path, and None."""
+        """Resolve a path: a path relative to a held folder, with its descriptor; or the path itself, and None."""
         held = self._held
         if held is None:
             if self._is_let_go:
@@ -348,7 +348,7 @@ class Disk:
             inner = os.curdir
         else:
             return path, None
-        if held.fd is None:  # this system opens nothing below a descriptor: look before each use
+        if held.fd is None:  # this system opens nothing below a descriptor: check before each use
             held.check(path)
             return path, None
         return inner, held
@@ -357,7 +357,7 @@ class Disk:
         """Call a function of the operating system on a path.
 
         Raises:
-            ReplacedError: nothing is there, and the folder that is held is gone from its path.
+            ReplacedError: the path does not exist, and the held folder is no longer at its path.
         """
         at, held = self._at(path)
         try:
@@ -371,14 +371,14 @@ class Disk:
             raise
 
     def _stat(self, path: str) -> os.stat_result:
-        """Return what the system says of what is at a path, a link itself."""
+        """Return the status of a path, without following a link."""
         at, held = self._at(path)
         if held is None:
             return os.stat(at, follow_symlinks=False)
         return os.stat(at, dir_fd=held.fd, follow_symlinks=False)
 
     def before(self, change: str, path: str, *details: Any) -> None:
-        """Run ahead of each change; a test overrides it to inject a fault."""
+        """Run before each change; a test overrides it to inject a fault."""
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -396,7 +396,7 @@ class Disk:
         return file
 
     def share(self, source: File, path: str) -> File | None:
-        """Create a file that shares all bytes of another, or return None, and no file, where that can't be."""
+        """Create a file that shares all bytes of another; return None, and create no file, if that is impossible."""
         if not isinstance(source, FileHandle):
             return None
         file = self.create(path)
@@ -413,7 +413,7 @@ class Disk:
         return None
 
     def extend(self, path: str, size: int) -> None:
-        """Give a file that was cut its size back (repair only: the new bytes are zero)."""
+        """Restore the size of a truncated file (repair only: the new bytes are zero)."""
         self.before("extend", path, size)
         fd, _ = self._open(path, os.O_RDWR | _BINARY)
         try:
@@ -445,9 +445,9 @@ class Disk:
         self._do(os.unlink, path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder of ours with the files in it; one that is not there is fine.
+        """Remove one of our folders with its files; a missing folder is ignored.
 
-        Of a link to a folder the link goes, never what it leads to.
+        A link to a folder is removed itself, never its target.
         """
         if stat.S_ISLNK(self._mode(path)):
             self.remove(path)
@@ -463,27 +463,27 @@ class Disk:
             self._do(os.rmdir, path)
 
     def discard(self, path: str) -> None:
-        """Remove what is at a path, a folder with all in it; nothing there is fine."""
+        """Remove what is at a path, a folder with all its content; a missing path is ignored."""
         if self.is_folder(path):
             self.remove_folder(path)
         elif self.exists(path):
             self.remove(path)
 
     def sync_folder(self, path: str) -> None:
-        """Return once the names in a folder are on the disk itself."""
+        """Return once the names in a folder are durable on the disk."""
         self.before("sync_folder", path)
         self._do(self.system.sync_folder, path)
 
     def replace_file(self, path: str, data: bytes) -> None:
-        """Put `data` at `path` in one durable step: written beside, synced, renamed, folder synced."""
+        """Put `data` at `path` in one durable step: written beside it, synced, renamed, folder synced."""
         self.put(path, path + ".tmp", data, synced=True)
         self.sync_folder(os.path.dirname(path))
 
     def put(self, path: str, beside: str, data: bytes, synced: bool) -> None:
         """Put `data` at `path`, whole or not at all: written at `beside`, then renamed.
 
-        `synced`: whatever the disk itself has at `path` from now on is whole, the old or the new; which
-        one, a sync of the folder settles.
+        `synced`: from now on the disk holds a whole file at `path`, the old or the new; a sync
+        of the folder decides which one.
         """
         self.discard(beside)
         with contextlib.closing(self.create(beside)) as file:
@@ -493,16 +493,16 @@ class Disk:
         self.rename(beside, path)
 
     def boot_id(self) -> bytes | None:
-        """Return what changes when the page cache is lost, or None where nothing tells."""
+        """Return an id that changes when the page cache is lost, or None if the system has none."""
         return self.system.boot_id()
 
-    # -- looks -------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def open(self, path: str, write: bool = False) -> File:
         """Open a regular file that exists.
 
         Raises:
-            NotAFileError: something else is there, which is not opened.
+            NotAFileError: the path is not a regular file. It is not opened.
         """
         flags = (os.O_RDWR if write else os.O_RDONLY) | _BINARY
         return FileHandle(self, self._open(path, flags)[0], path)
@@ -512,10 +512,10 @@ class Disk:
         return found
 
     def read_file(self, path: str, limit: int) -> bytes:
-        """Return a whole file of at most `limit` bytes (what lies beyond is not read).
+        """Return a whole file of at most `limit` bytes (more is not read).
 
         Raises:
-            NotAFileError: something else is there, which is not opened.
+            NotAFileError: the path is not a regular file. It is not opened.
         """
         fd, found = self._open(path, os.O_RDONLY | _BINARY)
         try:
@@ -531,18 +531,18 @@ class Disk:
             os.close(fd)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Tell whether a file or folder exists."""
         return self._mode(path) != 0
 
     def kind(self, path: str) -> str:
-        """Return what is there, in words: "" for a regular file, "missing" for nothing."""
+        """Return the kind of a path, in words: "" for a regular file, "missing" for nothing."""
         try:
             return kind_of(self._stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return "missing"
 
     def size_faults(self, path: str, what: str, nbytes: int) -> list[str]:
-        """Return in words that a file of so many bytes is missing, no regular file, or of another size."""
+        """Return, in words, whether a file of this size is missing, is not a regular file, or has another size."""
         if kind := self.kind(path):
             return [
                 f"{what} is {kind}" + ("" if kind == "missing" else ", expected a regular file")
@@ -551,15 +551,15 @@ class Disk:
         return [] if size == nbytes else [f"{what} has {size} bytes, expected {nbytes}"]
 
     def is_file(self, path: str) -> bool:
-        """Tell whether a regular file (not a link to one) is there."""
+        """Tell whether a path is a regular file (not a link to one)."""
         return stat.S_ISREG(self._mode(path))
 
     def is_folder(self, path: str) -> bool:
-        """Tell whether a folder (not a link to one) is there."""
+        """Tell whether a path is a folder (not a link to one)."""
         return stat.S_ISDIR(self._mode(path))
 
     def _mode(self, path: str) -> int:
-        """Return the mode of what is at a path; 0 where nothing is, or nothing can be seen."""
+        """Return the mode of a path; 0 if it does not exist, or can't be examined."""
         try:
             return self._stat(path).st_mode
         except (OSError, ValueError):
@@ -570,14 +570,14 @@ class Disk:
         return self._stat(path).st_size
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a folder; none when it is not there."""
+        """Return the sorted names in a folder; none if it does not exist."""
         at, held = self._at(path)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return sorted(self.system.names(at, None if held is None else held.fd))
         return []
 
     def free(self, path: str) -> int | None:
-        """Return the bytes that the file system of an existing folder has to give, or None where it does not say."""
+        """Return the free bytes of the file system of an existing folder, or None if it does not tell."""
         try:
             return shutil.disk_usage(path).free
         except OSError:

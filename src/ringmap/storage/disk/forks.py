@@ -1,12 +1,12 @@
-"""Forks: no child waits for a lock that a thread of its parent held.
+"""Forks: a child process never waits for a lock that a thread of its parent held.
 
     parent   thread A draws: NumPy holds the generator's lock     thread B forks
-    child    the lock is held, and A is not there to give it back
+    child    the lock is held, and A does not exist to release it
 
-In a child, everything made from `Forkable` goes on with new generators in the states of the old ones, and with new locks.
+In a child, every `Forkable` object gets new generators in the states of the old ones, and new locks.
 
-Invariants: generators that were one before the fork are one after it.
-Not here: what a forked child of the writer lets go of (store.py).
+Invariants: attributes that shared a generator before the fork share one after it.
+Not here: what a forked child of the writer releases (store.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Renew = Callable[[np.random.Generator], np.random.Generator]
 
 
 class Forkable:
-    """A base of what keeps generators, as attributes; a subclass with locks of its own replaces them as well."""
+    """Base class for objects with generators as attributes; a subclass with locks replaces them as well."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Make one that a fork finds: here, as copies and unpickled ones pass no `__init__`."""
+        """Make an object that a fork finds: here, since copied and unpickled objects skip `__init__`."""
         made = super().__new__(cls)
         _made.add(made)
         return made
@@ -36,7 +36,7 @@ class Forkable:
         """Replace each generator; called in a child, right after the fork.
 
         Args:
-            renewed: returns what takes the place of a generator.
+            renewed: returns the replacement of a generator.
         """
         for name, value in list(vars(self).items()):
             if isinstance(value, np.random.Generator):
@@ -52,7 +52,7 @@ def _after_fork_in_child() -> None:
     def renewed(old: np.random.Generator) -> np.random.Generator:
         if old not in known:
             bits = type(old.bit_generator)()
-            bits.state = old.bit_generator.state  # takes no lock, as whatever `old` does would
+            bits.state = old.bit_generator.state  # takes no lock, as any method of `old` would
             known[old] = np.random.Generator(bits)
         return known[old]
 

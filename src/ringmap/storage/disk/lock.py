@@ -1,10 +1,10 @@
 """The writer's lock: one writer per directory, enforced by the kernel.
 
-A thin layer over filelock's `FileLock` (flock, LockFileEx): the kernel lets go of it when the
-process ends, however it ends. The lock file stays and says who holds it, for the error
-that the next one gets.
+A thin layer over filelock's `FileLock` (flock, LockFileEx): the kernel releases it when the
+process ends, however it ends. The lock file stays and names its holder, for the error
+that the next handle gets.
 
-Invariants: never a soft lock, which a kill would leave behind; a forked child holds nothing.
+Invariants: never a soft lock, which would survive a kill; a forked child holds nothing.
 Not here: threads of one process (store.py).
 """
 
@@ -30,11 +30,11 @@ __all__ = ["WriterLock", "describe", "holder_of"]
 _NBYTES = 512
 
 _NOT_OF_LOCKING = {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
-"""What making or opening the lock file meets, whether or not the file system has locks."""
+"""Errors of making or opening the lock file that do not depend on whether the file system has locks."""
 
 
 def holder_of(path: str) -> dict[str, Any]:
-    """Return what the lock file says of its last holder: pid, host, since, or {} when it says nothing."""
+    """Return the last holder from the lock file: pid, host, since, or {} if the file has none."""
     try:
         found = json.loads(Disk().read_file(path, 4096).rstrip(b"\0 \n") or b"{}")
     except (OSError, ValueError, RecursionError):  # NotAFileError is a ValueError
@@ -57,7 +57,7 @@ def describe(holder: dict[str, Any]) -> str:
 
 
 def _why_not(error: OSError) -> str:
-    """Say why a lock file can't be locked, and what to do about it."""
+    """Return why a lock file can't be locked, and the remedy."""
     said = error.strerror or str(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         what = (
@@ -76,7 +76,7 @@ class WriterLock:
 
     Args:
         disk: through which the holder's name is written.
-        path: the lock file; made when it is not there.
+        path: the lock file; made if it does not exist.
         folder: the buffer's directory, for messages.
     """
 
@@ -87,7 +87,7 @@ class WriterLock:
         self._lock: FileLock | None = None
 
     def acquire(self) -> None:
-        """Take the lock at once.
+        """Take the lock without waiting.
 
         Raises:
             LockedError: another handle holds it; the message names the process.
@@ -95,7 +95,7 @@ class WriterLock:
         """
         if (kind := self._disk.kind(self.path)) and kind != "missing":
             raise NotAFileError(self.path, kind)
-        # Known before it is taken, so that `release` gives it back whatever interrupts this.
+        # Set before it is taken, so that `release` releases it after any interrupt.
         lock = self._lock = FileLock(
             self.path,
             timeout=0,
@@ -126,16 +126,16 @@ class WriterLock:
             raise
 
     def _sign(self, holder: dict[str, Any]) -> None:
-        # A courtesy to whoever comes next: a full disk may refuse it.
+        # For the error of the next handle only: a full disk may refuse it.
         refused = contextlib.suppress(OSError)
         with refused, contextlib.closing(self._disk.open(self.path, write=True)) as file:
-            # Another file of the buffer may lie here by mistake: its bytes are not ours to overwrite.
+            # Another file of the buffer may be here by mistake: its bytes must not be overwritten.
             found = file.read(_NBYTES + 1, 0)
             if len(found) <= _NBYTES and (holder_of(self.path) or not found.strip(b"\0")):
                 file.write(json.dumps(holder).encode().ljust(_NBYTES), 0)
 
     def release(self) -> None:
-        """Let go of the lock; one that is not held is fine."""
+        """Release the lock; a lock that is not held is ignored."""
         if self._lock is not None:
             self._lock.release(force=True)
         self._lock = None

@@ -1,8 +1,8 @@
-"""A disk in RAM: the home of a buffer without a path.
+"""A disk in RAM, for a buffer without a path.
 
 The same tree of files as on a real disk, so that the same code runs on it and
 its guarantees against interrupts hold in RAM too. Files of a fixed size are NumPy
-arrays that the system fills in on first touch: a big ring costs what is stored.
+arrays that the system allocates on first touch: a big ring costs what is stored.
 Not here: faults (nothing can fail), other processes (nothing is shared).
 """
 
@@ -47,7 +47,7 @@ class MemoryFile:
         return self.data[offset : min(offset + size, self.used)].tobytes()
 
     def read_into(self, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room`, of bytes, and return how many came; fewer at the end of the file."""
+        """Read at `offset` into `room`, a buffer of bytes, and return how many were read; fewer at the end of the file."""
         data = self.data[offset : min(offset + len(room), self.used)]
         room[: len(data)] = data.data
         return len(data)
@@ -59,16 +59,16 @@ class MemoryFile:
         return len(data)
 
     def reserve(self, offset: int, nbytes: int) -> None:
-        """Do nothing: memory comes on first touch."""
+        """Do nothing: memory is allocated on first touch."""
 
     def sync(self) -> None:
-        """Do nothing: RAM holds nothing back."""
+        """Do nothing: RAM has no cache to sync."""
 
     def will_need(self, offset: int, nbytes: int) -> None:
-        """Do nothing: it is there."""
+        """Do nothing: the data are in memory."""
 
     def next_data(self, offset: int) -> int:
-        """Return the offset: nothing tells."""
+        """Return the offset: holes are not known."""
         return offset
 
     def map(self, random: bool = False) -> Array:
@@ -100,7 +100,7 @@ class MemoryDisk(Disk):
         return self
 
     def free(self, path: str) -> int | None:
-        """Return None: memory does not say."""
+        """Return None: the free memory is not known."""
         return None
 
     def create(self, path: str, size: int = 0) -> File:
@@ -129,16 +129,16 @@ class MemoryDisk(Disk):
         self._files.pop(path, None)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all in it."""
+        """Remove a folder with all its content."""
         for inner in [p for p in self._files if p.startswith(path + os.sep)]:
             self._files.pop(inner, None)
         self._folders = {p for p in self._folders if p != path and not p.startswith(path + os.sep)}
 
     def sync_folder(self, path: str) -> None:
-        """Do nothing: RAM holds nothing back."""
+        """Do nothing: RAM has no cache to sync."""
 
     def boot_id(self) -> bytes | None:
-        """Return a constant: the tree is gone with the process."""
+        """Return a constant: the tree ends with the process."""
         return b"\1" * 16
 
     def open(self, path: str, write: bool = False) -> File:
@@ -154,21 +154,21 @@ class MemoryDisk(Disk):
         return file.read(min(limit, file.size()), 0)
 
     def exists(self, path: str) -> bool:
-        """Tell whether a file or folder is there."""
+        """Tell whether a file or folder exists."""
         return path in self._files or path in self._folders
 
     def kind(self, path: str) -> str:
-        """Return what is there, in words: "" for a file, "missing" for nothing."""
+        """Return the kind of a path, in words: "" for a file, "missing" for nothing."""
         if path in self._files:
             return ""
         return "a folder" if path in self._folders else "missing"
 
     def is_file(self, path: str) -> bool:
-        """Tell whether a file is there."""
+        """Tell whether a path is a file."""
         return path in self._files
 
     def is_folder(self, path: str) -> bool:
-        """Tell whether a folder is there."""
+        """Tell whether a path is a folder."""
         return path in self._folders
 
     def size(self, path: str) -> int:

@@ -1,8 +1,8 @@
-"""The header of a `.npy` file, padded to a page, so that rows begin on one and `np.load` still reads it.
+"""The header of a `.npy` file, padded to a page, so that rows begin on a page and `np.load` still reads the file.
 
     magic, version 1.0 | size | {'descr': '<f4', 'fortran_order': False, 'shape': (200, 2)}      \\n |rows
 
-Not here: what lies behind it (episodes.py, columns/memmap.py).
+Not here: the data after it (table.py, columns/memmap.py).
 """
 
 from __future__ import annotations

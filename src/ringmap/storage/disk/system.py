@@ -1,4 +1,4 @@
-"""What differs between operating systems, chosen at run time.
+"""The differences between operating systems, chosen at run time.
 
 Each service has a fallback that any system can run; `System(portable=True)` takes
 every fallback at once, so that a test on Linux exercises them all.
@@ -44,7 +44,7 @@ from ringmap.storage.disk.forks import Forkable, Renew
 __all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of"]
 
 Data = bytes | bytearray | memoryview
-"""What can be written."""
+"""Types that can be written."""
 
 _NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs",
@@ -52,7 +52,7 @@ _NETWORK = {
 }  # fmt: skip
 
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
-"""What `posix_fallocate` answers where the file system has no such service: then nothing is reserved."""
+"""Errors of `posix_fallocate` on a file system without this service: then nothing is reserved."""
 
 _F_FULLFSYNC = 51
 
@@ -68,17 +68,17 @@ _CANNOT_SHARE = {
     errno.ETXTBSY,
     errno.EBADF,
 }
-"""What the kernel answers where these two files can't share bytes, or not be copied by it: then we read and write."""
+"""Errors of the kernel if these two files can't share bytes, or can't be copied by it: then we read and write."""
 
 _FADVISE = hasattr(os, "posix_fadvise")
 
 _BELOW = {os.open, os.stat, os.mkdir, os.rmdir, os.unlink, os.rename} <= os.supports_dir_fd
 
 _REFUSING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""With these a link is not opened, and a pipe at once: then it is looked at."""
+"""With these flags a link is not opened, and a pipe is opened without waiting, to be examined."""
 
 _REFUSED = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}
-"""What the kernel answers where a link, a socket, or a folder that is to be written to, stands there."""
+"""Errors of the kernel if the path is a link, a socket, or a folder that is opened for writing."""
 
 _KINDS = {
     stat.S_IFREG: "",
@@ -99,7 +99,7 @@ else:
 
 
 class NotAFileError(CorruptError):
-    """Something else lies where a regular file was expected. `kind`: what, in words."""
+    """Something other than a regular file is at the path. `kind`: what, in words."""
 
     def __init__(self, path: str, kind: str) -> None:
         super().__init__(
@@ -113,7 +113,7 @@ class NotAFileError(CorruptError):
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file of this mode is, in words; "" for a regular file."""
+    """Return the kind of a file with this mode, in words; "" for a regular file."""
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
@@ -121,7 +121,7 @@ class System(Forkable):
     """The services of this operating system.
 
     Args:
-        portable: take the fallback of every service.
+        portable: use the fallback of every service.
     """
 
     def __init__(self, portable: bool = False) -> None:
@@ -135,10 +135,10 @@ class System(Forkable):
         self._seek = threading.Lock()
 
     def hold_folder(self, path: str) -> int | None:
-        """Return a descriptor of a folder, below which all else can be opened; None where there is no such thing.
+        """Return a descriptor of a folder, relative to which all else can be opened; None where the system can't.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: no folder is there.
+            FileNotFoundError, NotADirectoryError: there is no such folder.
         """
         if self.portable or not _BELOW:
             if not stat.S_ISDIR(os.stat(path).st_mode):
@@ -151,7 +151,7 @@ class System(Forkable):
         if dir_fd is None:
             return os.listdir(path)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
-        try:  # of a descriptor of its own, as threads that share one share its place in the list
+        try:  # a separate descriptor, since threads that share one share its place in the list
             return os.listdir(fd)
         finally:
             os.close(fd)
@@ -159,17 +159,17 @@ class System(Forkable):
     def open_file(
         self, path: str, flags: int, *, dir_fd: int | None = None, name: str | None = None
     ) -> tuple[int, os.stat_result]:  # fmt: skip
-        """Open a regular file that exists; return its descriptor, and what the system says of it.
+        """Open an existing regular file; return its descriptor, and its status.
 
         Args:
-            path: where it is.
+            path: of the file.
             flags: as for `os.open`.
-            dir_fd: the folder that `path` begins at.
-            name: its path in messages, if that is another one.
+            dir_fd: the folder that `path` is relative to.
+            name: its path in messages, if it differs.
 
         Raises:
-            NotAFileError: a link, a pipe, a folder or a device is there. None of them is opened to the end:
-                a link may lead anywhere, and opening a pipe waits for its other end, maybe for ever.
+            NotAFileError: the path is a link, a pipe, a folder or a device. It is not opened completely:
+                a link may lead anywhere, and opening a pipe waits for its other end, possibly forever.
         """
         before = None
         if self.portable or not hasattr(os, "O_NOFOLLOW"):
@@ -198,7 +198,7 @@ class System(Forkable):
         return fd, found
 
     def pwrite(self, fd: int, data: Data, offset: int) -> int:
-        """Write at `offset` and return the bytes written, fewer than asked when the disk fills."""
+        """Write at `offset` and return the bytes written, fewer than requested when the disk fills."""
         if hasattr(os, "pwrite") and not self.portable:
             return os.pwrite(fd, data, offset)
         with self._seek:
@@ -214,7 +214,7 @@ class System(Forkable):
             return os.read(fd, size)
 
     def pread_into(self, fd: int, room: memoryview, offset: int) -> int:
-        """Read at `offset` into `room` (bytes) and return how many came, fewer at the end of the file."""
+        """Read at `offset` into `room` (bytes) and return how many were read, fewer at the end of the file."""
         if hasattr(os, "preadv") and not self.portable:
             return os.preadv(fd, (room,), offset)
         data = self.pread(fd, len(room), offset)
@@ -247,9 +247,9 @@ class System(Forkable):
             return 0
 
     def sync(self, fd: int) -> None:
-        """Force a file's bytes to the disk itself."""
+        """Force a file's bytes to the disk."""
         if not self.portable:
-            if sys.platform == "darwin":  # fsync leaves them in the drive's own cache there
+            if sys.platform == "darwin":  # there fsync leaves them in the drive's own cache
                 import fcntl
 
                 fcntl.fcntl(fd, _F_FULLFSYNC)
@@ -260,7 +260,7 @@ class System(Forkable):
         os.fsync(fd)
 
     def sync_folder(self, path: str, *, dir_fd: int | None = None) -> None:
-        """Force a folder's names to the disk itself."""
+        """Force a folder's names to the disk."""
         if self.portable or sys.platform == "win32":
             return
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0), dir_fd=dir_fd)
@@ -270,7 +270,7 @@ class System(Forkable):
             os.close(fd)
 
     def reserve(self, fd: int, offset: int, nbytes: int) -> None:
-        """Allocate the blocks of a byte range, so that a later write there can't meet a full disk."""
+        """Allocate the blocks of a byte range, so that a later write in it does not find a full disk."""
         if self.portable or not hasattr(os, "posix_fallocate"):
             return
         try:
@@ -286,13 +286,13 @@ class System(Forkable):
                 os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def expect_random(self, mapped: mmap.mmap) -> None:
-        """Let the system read nothing ahead where this map is touched: what is needed is asked for."""
+        """Turn readahead off for this map: the caller asks for what it needs."""
         if _FADVISE and not self.portable and hasattr(mmap, "MADV_RANDOM"):
             with contextlib.suppress(OSError):
                 mapped.madvise(mmap.MADV_RANDOM)
 
     def next_data(self, fd: int, offset: int) -> int:
-        """Return the first offset from here on that may hold anything but zeros; the file's size where none does."""
+        """Return the next offset that may hold data other than zeros; the file's size if there is none."""
         if self.portable or not hasattr(os, "SEEK_DATA"):
             return offset
         try:
@@ -301,14 +301,14 @@ class System(Forkable):
             return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
 
     def disk_reads(self) -> int:
-        """Return a number that grows when this thread reads from the disk; always 0 where nothing tells."""
+        """Return a number that grows when this thread reads from the disk; always 0 if the system does not tell."""
         if _RUSAGE_THREAD is None or self.portable:
             return 0
         used = resource.getrusage(_RUSAGE_THREAD)
         return used.ru_inblock + used.ru_majflt
 
     def boot_id(self) -> bytes | None:
-        """Return 16 bytes that change at each boot, or None where the system has no such thing."""
+        """Return 16 bytes that change at each boot, or None if the system has none."""
         if self.portable:
             return None
         if self._boot is None:
@@ -316,15 +316,15 @@ class System(Forkable):
         return self._boot or None
 
     def is_network(self, path: str) -> bool:
-        """Tell whether `path` lies on a network file system."""
+        """Tell whether `path` is on a network file system."""
         if self.portable:
             return False
         return file_system(path) in _NETWORK
 
     def is_locked(self, path: str) -> bool | None:
-        """Tell whether a process holds an flock on a file, or None where the system does not say. Takes none.
+        """Tell whether a process holds an flock on a file, or None if the system does not tell. Takes no lock.
 
-        A lock on a file of the same number on another file system counts as well: devices have other numbers there.
+        A lock on a file with the same number on another file system counts as well: that system has other device numbers.
         """
         if self.portable:
             return None
@@ -339,7 +339,7 @@ class System(Forkable):
 
 
 def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """Return how many cores this process may really use, at least 1: its affinity, and its cgroup's quota."""
+    """Return the number of cores that this process may use, at least 1: its affinity, and its cgroup's quota."""
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -348,7 +348,7 @@ def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
 
 
 def _quota(proc: str, root: str) -> float:
-    """Return the cores that the cgroup, and each above it, is given; infinity where nothing limits it."""
+    """Return the core quota of the cgroup and of each one above it; infinity without a limit."""
     try:
         with open(proc, encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -371,7 +371,7 @@ def _quota(proc: str, root: str) -> float:
 
 
 def _numbers(path: str) -> list[float]:
-    """Return the numbers in a small file; none when it is not there, or says "max"."""
+    """Return the numbers in a small file; none if it does not exist, or contains "max"."""
     try:
         with open(path, encoding="utf-8") as file:
             return [float(word) for word in file.read(100).split()]

@@ -1,6 +1,6 @@
-"""Pools of threads, where the system lets threads start.
+"""Thread pools, where the system can start threads.
 
-Not here: what they do.
+Not here: the work of the threads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Result = TypeVar("Result")
 
 
 def pool(count: int, name: str) -> ThreadPoolExecutor | None:
-    """Return a pool whose `count` threads all run, or None where so many can't start (a limit on processes).
+    """Return a pool with `count` running threads, or None if so many can't start (a limit on processes).
 
-    All at once: a pool starts its threads as work comes, and a job whose thread can't start stays in its queue.
+    All start at once: a pool starts its threads as work comes, and a job whose thread can't start stays in its queue.
     """
     made, go = ThreadPoolExecutor(count, name), threading.Event()
     try:
@@ -36,7 +36,7 @@ def pool(count: int, name: str) -> ThreadPoolExecutor | None:
 def mapped(
     work: Callable[[Item], Result], items: Iterable[Item], count: int, name: str
 ) -> Iterator[Result]:
-    """Yield `work(item)` of each item in order, done by `count` threads, or by this one where none can start."""
+    """Yield `work(item)` for each item in order, done by `count` threads, or by this thread if none can start."""
     threads = pool(count, name)
     if threads is None:
         yield from map(work, items)

@@ -1,11 +1,11 @@
-"""XXH3 of many records at once: what xxhash gives for each, without a loop in Python.
+"""XXH3 of many records at once: the same values as xxhash, without a loop in Python.
 
 The 64-bit XXH3 of 120 bytes, step by step after its specification, on columns of words:
 each of 8 pairs of words is mixed with 16 bytes of a fixed secret, and multiplied to 128 bits.
 A million records take a quarter of the time that a million calls take.
 
 Invariant: equal to `xxhash.xxh3_64_intdigest` for every row and seed.
-Not here: anything of another length, for which nothing here has a use.
+Not here: other lengths, which are not needed.
 
 Source: xxHash, XXH3 algorithm overview, inputs of 17 to 128 bytes.
 """
@@ -29,14 +29,14 @@ _SECRET = bytes.fromhex(
     "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
 )
 _PAIRS = ((0, 0), (104, 16), (16, 32), (88, 48), (32, 64), (72, 80), (48, 96), (56, 112))
-"""Where in the row, and where in the secret: from both ends of the row inwards."""
+"""Offsets in the row and in the secret: from both ends of the row inwards."""
 
 _MASK = (1 << 64) - 1
 _LENGTH_PRIME, _AVALANCHE_PRIME = 0x9E3779B185EBCA87, np.uint64(0x165667919E3779F9)
 _LOW, _32, _37 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(37)
 
 BLOCK = 16_384
-"""Rows at a time: their columns and all that is between stay in the cache."""
+"""Rows hashed at a time: their columns and all intermediate values stay in the cache."""
 
 
 def xxh3_64_of_rows(words: Array, seed: int) -> Array:

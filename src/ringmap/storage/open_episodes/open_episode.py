@@ -1,13 +1,13 @@
-"""An episode that is still being recorded: each step is on disk as soon as it is appended.
+"""An open episode: each step is on disk as soon as it is appended.
 
     open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
-Finishing is one ordinary commit, whose blob names the id, and then the file goes. Until the
-folder `open/` has been synced without it, commits carry the id on, so that a recovery
+Finishing is one ordinary commit, whose blob names the id, and then the file is removed. Until the
+folder `open/` has been synced without it, later commits carry the id, so that a recovery
 never stores an episode twice.
 
-Invariants: the first frame that is cut or damaged ends the episode; steps fit the schema
+Invariants: the first truncated or damaged frame ends the episode; steps fit the schema
 before they are written.
 Not here: how a commit works (store.py), how the file is read back (stream_file.py).
 """
@@ -47,10 +47,10 @@ class OpenEpisode:
     """An episode being recorded, made by `ReplayBuffer.begin_episode`.
 
     Args:
-        store: where it is to be stored.
+        store: the target.
         casting: how values may be converted, as for the buffer.
         key_filter: the buffer's, applied to each step.
-        small: lends the buffer's small state for the commit that ends the episode.
+        small: provides the buffer's small state for the commit that ends the episode.
 
     Processes and threads: several may be open; each is used by one thread at a time.
 
@@ -80,13 +80,13 @@ class OpenEpisode:
         self._folder = os.path.join(store.paths.open, self.id)
         self._schema: Schema | None = None
         self._file: File | None = None
-        # Bytes and frames that count: set at once, so that an interrupt can't come in between.
+        # Bytes and frames that count: set together, so that an interrupt can't come in between.
         self._end = (0, 0)
         self._ended = False
 
     @property
     def num_steps(self) -> int:
-        """Steps appended so far."""
+        """Number of appended steps."""
         return max(0, self._end[1] - 1)
 
     def append(self, step: Mapping[str, Any]) -> None:
@@ -129,11 +129,11 @@ class OpenEpisode:
         truncated: bool = False,
         episode_data: Mapping[str, Any] | None = None,
     ) -> None:
-        """End the episode and commit it whole. With no steps: nothing is stored.
+        """End the episode and commit it whole. With no steps, nothing is stored.
 
         Raises:
-            InputError: the schema was locked to another one meanwhile.
-            EnvironmentFault: the disk is full or fails; call it again when it is mended.
+            InputError: the schema was fixed to another one meanwhile.
+            EnvironmentFault: the disk is full or fails; call this again when it is repaired.
             CorruptError: the steps on disk are not all that were appended.
         """
         where = "OpenEpisode.finish"
@@ -149,7 +149,7 @@ class OpenEpisode:
     ) -> None:  # fmt: skip
         self._check_open(where)  # once more: a handler may have come first
         store = self._store
-        # A call that was interrupted may have stored it or not: `carried` knows, as a recovery came before this.
+        # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
         if self.num_steps and self.id not in store.carried.get("finished", []):
             data = encode_data(dict(episode_data or {}), where)
             steps = _read_steps(store.disk, self._folder, store.ring.max_steps)
@@ -161,7 +161,7 @@ class OpenEpisode:
             schema = steps[0]
             arrays = [
                 a[: self.num_steps] for a in steps[1]
-            ]  # an interrupted append may have left one more
+            ]  # an interrupted append may have left one more step
             flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
             schema, arrays = _as_stored(store, schema, arrays, self._casting, where)
             with self._small() as small:
@@ -169,7 +169,7 @@ class OpenEpisode:
         self._remove()
 
     def abandon(self) -> None:
-        """End the episode and store nothing."""
+        """End the episode without storing it."""
         where = "OpenEpisode.abandon"
         if not self._ended:
             self._check_open(where)
@@ -187,14 +187,14 @@ class OpenEpisode:
             self.finish()
         elif (
             self._store.writable_here
-        ):  # else the stream is not ours: a forked child's parent goes on
+        ):  # else the stream is not ours: a forked child's parent continues it
             self.abandon()
 
     def _check_open(self, where: str) -> None:
         if self._ended:
             raise RoleError(f"{where}: this episode has ended; call begin_episode for the next one")
         if not self._store.writable_here:
-            self._store.exclusively(where, lambda _: None)  # says why not
+            self._store.exclusively(where, lambda _: None)  # raises with the reason
 
     def _begin(self, schema: Schema) -> None:
         disk = self._store.disk
@@ -224,15 +224,15 @@ class OpenEpisode:
 
     def _remove(self, durably: bool = False) -> None:
         if self._file is not None:
-            self._file.close()  # no other thread or handler is at it: all that uses it goes through the gate
+            self._file.close()  # no other thread or handler uses it: every use goes through the gate
             _remove(self._store.disk, self._folder, durably)
-        self._ended = True  # last: an interrupted call is made again
+        self._ended = True  # last: an interrupted call is repeated
 
 
 def finish_open(store: Store, keep: bool) -> None:
-    """Deal with episodes that a killed process left open: drop them, or keep the steps seen.
+    """Process episodes that a killed process left open: drop them, or keep the steps seen.
 
-    A kept one is stored flagged as interrupted, neither terminated nor truncated.
+    A kept episode is flagged as interrupted, neither terminated nor truncated.
     """
     disk = store.disk
     with clear_reads("ReplayBuffer", store.folder):
@@ -267,7 +267,7 @@ def _remove(disk: Disk, folder: str, durably: bool = False) -> None:
 def _as_stored(
     store: Store, schema: Schema, arrays: list[Array], casting: str, where: str
 ) -> tuple[Schema, list[Array]]:
-    """Fit the steps to what the buffer was locked to since they were appended."""
+    """Fit the steps to the schema that was fixed since they were appended."""
     locked = store.schema
     if locked is None or locked == schema:
         return schema, arrays
@@ -277,7 +277,7 @@ def _as_stored(
 
 
 def _read_steps(disk: Disk, folder: str, max_steps: int) -> tuple[Schema, list[Array]] | None:
-    """Return the schema and the whole steps of an open episode, or None when there are none."""
+    """Return the schema and the whole steps of an open episode, or None without any."""
     path = os.path.join(folder, STREAM)
     if not disk.is_folder(folder) or not disk.is_file(path):  # links lead elsewhere
         return None

@@ -1,11 +1,11 @@
-"""Frames: how the file of an episode that is being recorded is read back.
+"""Reads back the file of an episode that is still being recorded.
 
     open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
-Invariants: no byte is believed before its checksum, and nothing is read that the file's own
-size does not vouch for; the first frame that is cut or damaged ends the episode.
-Not here: writing, and what becomes of the steps (open_episode.py).
+Invariants: no byte is used before its checksum holds, and no size is used that exceeds the file's own
+size; the first truncated or damaged frame ends the episode.
+Not here: writing, and what is done with the steps (open_episode.py).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["FRAME", "Stream", "read_stream"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FRAME = struct.Struct("<IQ")
-"""What stands before a payload: its size, and its checksum."""
+"""The header of a payload: its size, and its checksum."""
 
 _HEAD_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What an open episode's file holds: the steps ahead of the first frame that is cut or damaged.
+    """The content of an open episode's file: the steps before the first truncated or damaged frame.
 
-    `nbytes`: bytes of the whole frames; `fault`: what is wrong with the bytes after them, in words. A
-    frame that is merely cut is no fault: a kill does that.
+    `nbytes`: bytes of the whole frames; `fault`: the fault in the bytes after them, in words. A
+    truncated frame is not a fault: a kill causes it.
     """
 
     schema: Schema | None
@@ -61,9 +61,9 @@ class Stream:
 
 
 def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
-    """Return what an open episode's file holds. No byte is believed before its checksum and its size are right.
+    """Return the content of an open episode's file. No byte is used before its checksum and its size are verified.
 
-    Cost: reads the file, but no more of it than `max_steps` steps.
+    Cost: reads the file, but at most `max_steps` steps of it.
     """
     with closing(disk.open(path)) as file:
         size = file.size()
@@ -105,7 +105,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
 
 
 def _holds_json(data: bytes) -> bool:
-    """Tell whether the description of the columns is all there: then its size is what is wrong."""
+    """Tell whether the description of the columns is complete: then its size is the fault."""
     try:
         json.JSONDecoder().raw_decode(data.decode("latin1"))
     except (ValueError, RecursionError):

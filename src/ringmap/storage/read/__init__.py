@@ -1,9 +1,9 @@
-"""The read room: reading a ring, also while another process writes it.
+"""The read package: reading a ring, also while another process writes it.
 
-    source      what a writer's and a reader's view have in common
+    source      the common part of a writer's and a reader's view
     reader      follows a writer in another process, and never writes
-    read_live   the protocol of two looks: copy, look at the tail again, read again what was lost
+    read_live   the protocol of two looks: copy, look at the tail again, read lost rows again
 
-A writer publishes a new tail before it overwrites a row before that tail. So what is at or after the tail once its copy is
-complete was not touched while it was copied. Whatever reads rows, blobs or labels goes through `read_live`.
+A writer publishes a new tail before it overwrites a row before that tail. So rows at or after the tail, read once the copy is
+complete, did not change during the copy. All reads of rows, blobs or labels go through `read_live`.
 """

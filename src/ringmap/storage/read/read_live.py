@@ -1,26 +1,26 @@
-"""Reading what a writer may overwrite: the protocol of two looks, for all that is read.
+"""Reads what a writer may overwrite: the protocol of two looks, for all reads.
 
     look up positions -> copy their rows -> look at the tail again: all positions at or after it? -> they are whole
            ^                                     |
            +------------ refresh <---- those before it: draw others, or look up again
 
 A writer publishes a new tail before it overwrites a row before that tail. So a row that is at or after the tail once
-its copy is complete was not touched while it was copied. The look after the copy is what counts; the
-one before it, when positions are looked up, only saves work.
+its copy is complete did not change during the copy. Only the look after the copy counts; the
+look before it, when positions are looked up, only saves work.
 
-The copy has to be complete before the look begins. x86 keeps loads in order; ARM does not, and needs a system call or a
+The copy must be complete before the look begins. x86 keeps loads in order; ARM does not, and needs a system call or a
 lock between the two. `newest_tail` of a reader begins with a system call. That of a writer's own handle is for threads
-of the writer's process: they take turns by the lock of the interpreter, and a copy that let go of that lock took it again
+of the writer's process: the lock of the interpreter orders them, and a copy that released that lock took it again
 before it returned.
 
-Obligations: what is read is copied, since a view of a map changes later. Positions stay what they are through a
+Obligations: rows are copied, since a view of a map changes later. Positions keep their meaning through a
 refresh, a restart of the writer and a recovery; ordinals and row numbers do not, so each try looks the positions up
-again. Whether a row means something otherwise (it lies in a window, it has a next observation) is found out besides
-the look, never in place of it.
+again. Whether a row is valid in other ways (it lies in a window, it has a next observation) is checked in addition to
+the look, never instead of it.
 
-Invariants: what is returned was live through its copy; a reader gives up after `MOST` looks in a row of which none left
+Invariants: returned rows were live during their copy; a reader gives up after `MOST` consecutive looks of which none left
 less to read than the first, never earlier.
-Not here: which positions there are, how rows are copied; a reader that waits for a state (reader.py, snapshot.py).
+Not here: which positions exist, how rows are copied; a reader that waits for a state (reader.py, snapshot.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST = 10
 
 
 class Live(Protocol):
-    """What is read while it changes: see `Source`."""
+    """A source that changes while it is read: see `Source`."""
 
     def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now."""
@@ -58,17 +58,17 @@ def look_again(
     advice: str,
     left: int | None = None,
 ) -> None:
-    """Call `attempt` until it leaves nothing to read: the one loop of all readers.
+    """Call `attempt` until it leaves nothing to read: the only retry loop of all readers.
 
     Args:
-        attempt: reads what is left, looks again, and returns how much is left still.
-        refresh: takes the newest state before the next attempt.
-        where: what is read, for the error.
-        advice: what to do about it.
-        left: how much the first attempt left, if the caller made it; None: none was made.
+        attempt: reads what is left, looks again, and returns how much is still left.
+        refresh: moves to the newest state before the next attempt.
+        where: the read to name in the error.
+        advice: the remedy for the error.
+        left: how much the first attempt left, if the caller made it; None: it was not made.
 
     Raises:
-        LappedError: of ten attempts in a row none left less than the first of them.
+        LappedError: in ten consecutive attempts none left less than the first of them.
     """
     in_vain, before = 0, 0
     left = attempt() if left is None else left
@@ -84,19 +84,19 @@ def look_again(
 
 
 def is_live(source: Live, lowest: int) -> bool:
-    """Look again: tell whether rows from this position on were live while they were copied. Called once the copy is complete."""
+    """Look again: tell whether rows from this position on were live during their copy. Call it once the copy is complete."""
     return lowest >= source.newest_tail()
 
 
 def lost(source: Live, positions: Array, good: Array | None = None) -> Array | None:
-    """Look again: return which rows may have been overwritten while they were copied, bool `(B,)`; None for none.
+    """Look again: return which rows may have been overwritten during their copy, bool `(B,)`; None for none.
 
-    Called once the copy is complete.
+    Call it once the copy is complete.
 
     Args:
-        source: what is looked at.
+        source: the source of the rows.
         positions: of the rows, int64 `(B,)`.
-        good: which of them mean something otherwise, bool `(B,)`; None: all. The others count as lost.
+        good: which of them are valid otherwise, bool `(B,)`; None: all. The others count as lost.
     """
     tail = source.newest_tail()
     if good is None and (not len(positions) or np.minimum.reduce(positions) >= tail):
@@ -117,23 +117,23 @@ def read_again(
     advice: str,
     refresh: Callable[[], object] | None = None,
 ) -> None:
-    """Read again what a batch lost, until nothing is; what is whole is not read again.
+    """Read the lost rows of a batch again, until none is lost; whole rows are not read again.
 
-    The first copy and the first look (`lost`) are the caller's, so that a batch that lost nothing costs no more than these.
+    The caller makes the first copy and the first look (`lost`), so that a batch without losses has no further cost.
 
     Args:
-        source: what is looked at.
-        positions: int64 `(B,)`; shows which rows were read in the end.
+        source: the source of the rows.
+        positions: int64 `(B,)`; updated with the rows that were finally read.
         bad: which of them were lost, bool `(B,)`.
-        gather: copies the rows at `positions[which]` to where the caller keeps them; returns which of these mean
-            something otherwise, bool, or None for all.
-        redraw: returns positions in place of `positions[which]`, from the newest state: others, or the same again.
-        where: what is read, for the error.
-        advice: what to do about it.
-        refresh: takes the newest state; None: that of the source.
+        gather: copies the rows at `positions[which]` to the caller's memory; returns which of these are
+            valid otherwise, bool, or None for all.
+        redraw: returns replacements for `positions[which]`, from the newest state: others, or the same again.
+        where: the read to name in the error.
+        advice: the remedy for the error.
+        refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
-        LappedError: the writer overtook this reader, ten times in a row without progress.
+        LappedError: the writer overtook this reader ten times in a row without progress.
     """
     which = np.flatnonzero(bad)
 
@@ -155,14 +155,14 @@ def read_whole(
     advice: str,
     refresh: Callable[[], object] | None = None,
 ) -> T:
-    """Return what was read as of one moment: if a row of it is lost, all of it is looked up and read again.
+    """Return a read of one consistent state: if one of its rows is lost, all of it is looked up and read again.
 
     Args:
-        source: what is looked at.
-        read: looks positions up, copies what is there, and returns both; nothing is looked at again for no positions.
-        where: what is read, for the error.
-        advice: what to do about it.
-        refresh: takes the newest state; None: that of the source.
+        source: the source of the rows.
+        read: looks positions up, copies their rows, and returns both; without positions there is no second look.
+        where: the read to name in the error.
+        advice: the remedy for the error.
+        refresh: moves to the newest state; None: the source's own refresh.
 
     Raises:
         LappedError: the writer overtook this reader ten times in a row.

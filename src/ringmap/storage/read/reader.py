@@ -2,9 +2,9 @@
 
     look at state.bin -> read the new records -> look again
 
-Invariants: what is in memory is a committed state of the writer; a record counts only with
-its checksum and its number; rows gathered count only if a later look shows that none of
-them was evicted before (the caller's part, with `newest_tail`).
+Invariants: memory holds a committed state of the writer; a record counts only with
+its checksum and its number; gathered rows count only if a later look shows that none of
+them was evicted before (the caller does this, with `newest_tail`).
 Not here: sampling, redraws.
 """
 
@@ -43,15 +43,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _TRIES = 10
 
 _BETWEEN = State(era=-1)
-"""Shown while memory changes: an interrupt leaves it so, and the next look takes the whole state anew."""
+"""The state while memory changes: an interrupt leaves this value, and the next look reads the whole state again."""
 
 
 _OWN = ("start", "length", "rows_sum", "blob_segment", "blob_offset", "blob_sum")
-"""What no two records of a buffer share: no place in a segment is written twice."""
+"""Fields that differ between any two records of a buffer: no place in a segment is written twice."""
 
 
 def _mark_of(records: Array) -> tuple[int, ...]:
-    """Return what tells the last of these records from any other; (0,) for none."""
+    """Return a key that identifies the last of these records; (0,) for none."""
     if not len(records):
         return (0,)
     return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
@@ -61,15 +61,15 @@ class Reader(Source):
     """A live view of a buffer that another handle may be writing.
 
     Args:
-        disk: where it is.
+        disk: the disk that holds it.
         folder: its directory.
         progress: called while episodes are verified after a reboot.
-        mapped: whether to read through maps, which a bad sector or a cut file turns into SIGBUS.
-        uuid: of the buffer that it must be, that of the handle that this one stands in for; None: any.
+        mapped: whether to read through maps, where a bad sector or a truncated file causes SIGBUS.
+        uuid: of the expected buffer, if this handle replaces another one; None: any.
 
     Raises:
-        ReplacedError: another buffer is there than `uuid`.
-        UnknownFormatError, CorruptError, NewerVersionError: no buffer, or a damaged one.
+        ReplacedError: the buffer there is not `uuid`.
+        UnknownFormatError, CorruptError, NewerVersionError: not a buffer, or a damaged one.
         EnvironmentFault: a network file system with the writer on another host.
 
     Cost: opening reads the records of the live episodes once; 24 bytes of private memory each.
@@ -110,7 +110,7 @@ class Reader(Source):
             )
 
     def _load(self) -> None:
-        """Take the whole state anew. O(records)."""
+        """Read the whole state again. O(records)."""
         for _ in range(_TRIES):
             shown = self._state_file.look() or self._state_file.newest()
             data = self._state_file.data()
@@ -121,7 +121,7 @@ class Reader(Source):
                 if self._follow(shown, shown.first, anew=True):
                     return
                 continue
-            # Nobody vouches for what is on the disk: look at it as a recovery would, and serve what is whole.
+            # No sync covers what is on the disk: examine it as a recovery would, and use what is whole.
             found = find(self.table, shown, boot, self.manifest, self.paths.table)
             if self._changed(shown):
                 continue  # a writer is opening it at this moment
@@ -154,7 +154,7 @@ class Reader(Source):
         return self._state_file.newest() != shown
 
     def recover_if_stale(self) -> None:
-        """Take the whole state anew if an interrupt came while memory changed.
+        """Read the whole state again if an interrupt came while memory changed.
 
         Raises:
             RoleError: called by a signal handler in the middle of such a change.
@@ -169,11 +169,11 @@ class Reader(Source):
         """Catch up with the writer; tell whether anything changed. O(new episodes).
 
         Raises:
-            ReplacedError: the directory is another one now.
-            LappedError: the writer overtook this reader time after time.
+            ReplacedError: the directory was replaced.
+            LappedError: the writer overtook this reader repeatedly.
             RoleError: called by a signal handler in the middle of such a change.
         """
-        if self.is_held:  # what is being searched stands still
+        if self.is_held:  # memory must not change during a search
             self.recover_if_stale()
             return False
         self.disk.check_held("ReplayBuffer")
@@ -191,7 +191,7 @@ class Reader(Source):
 
     def _look(self) -> State:
         # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
-        # writes a row: as long as the file is as it was, nobody has written since.
+        # writes a row: while the file is unchanged, no process has written since.
         if self._lost is not None and self._state_file.data() == self._lost:
             return self._shown
         shown = self._state_file.look()
@@ -206,22 +206,22 @@ class Reader(Source):
         """Return the position below which rows may have been overwritten by now. Two system calls.
 
         Raises:
-            ReplacedError: the directory is another one now.
-            CorruptError: state.bin stays torn, so that nothing tells.
+            ReplacedError: the directory was replaced.
+            CorruptError: state.bin stays torn, so the tail is unknown.
         """
         self.disk.check_held("ReplayBuffer")
         shown = self._look()
-        # What was found after a reboot may be another state than the one still shown.
+        # The state found after a reboot may differ from the one still shown.
         if shown == self._shown:
             return self.tail
         if shown.era != self._shown.era and not self._is_stored_still():
-            return max(self.head, shown.tail)  # nothing that was known is sure
+            return max(self.head, shown.tail)  # nothing that was known is certain
         return shown.tail
 
     def _is_stored_still(self) -> bool:
-        """Tell whether another writer, which opened the buffer since, went on after the newest record known here.
+        """Tell whether another writer, which opened the buffer since, continued after the newest record known here.
 
-        Else it found an earlier state, as after a failed sync, and writes other episodes to the same positions.
+        If not, it found an earlier state, as after a failed sync, and writes other episodes to the same positions.
         """
         seq, *known = self._newest
         record = self.table.read(seq) if seq else None
@@ -282,7 +282,7 @@ class Reader(Source):
         return True
 
     def _change_to(self, shown: State, take: Callable[[], None]) -> None:
-        """Change memory to the state shown."""
+        """Change memory to the shown state."""
         with self.memory:
             self._shown = _BETWEEN
             take()
@@ -311,6 +311,6 @@ class Reader(Source):
         )
 
     def close(self) -> None:
-        """Let go of all files. A read that is under way goes on with them, or raises ClosedError."""
+        """Release all files. A running read keeps them, or raises ClosedError."""
         super().close()
         self._state_file.close()

@@ -1,14 +1,14 @@
-"""What a writer's and a reader's view of a buffer have in common: looking up and reading.
+"""The common part of a writer's and a reader's view of a buffer: looking up and reading.
 
     ordinal -> LiveEpisodes -> position -> Rows          (steps)
     ordinal -> EpisodeTable -> Record -> Segments        (episode data)
 
 Invariants: `memory` is held while live episodes change or are searched; rows are gathered
-without it, and whoever gathers looks at `newest_tail` again afterwards. A signal handler runs in the
-thread that it interrupts, for which `memory` is no obstacle: so nothing changes in the middle of a
-search of the same thread, and nothing is searched in the middle of a change of it.
-A source that was closed keeps its rows, table and segments, which raise ClosedError: `rows` is
-None only where nothing was ever stored.
+without it, and a caller that gathers looks at `newest_tail` again afterwards. A signal handler runs in the
+thread that it interrupts, which `memory` does not keep out: so no change is made in the middle of a
+search of the same thread, and no search in the middle of a change.
+A closed source keeps its rows, table and segments, which raise ClosedError: `rows` is
+None only if nothing was ever stored.
 Not here: writing (store.py), following a writer (reader.py), clips.
 """
 
@@ -40,7 +40,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Source:
-    """An open buffer, as far as reading goes."""
+    """An open buffer, for reading."""
 
     writable = False
 
@@ -68,19 +68,19 @@ class Source:
 
     @property
     def home(self) -> Home:
-        """The directory, as sidecars know it."""
+        """The directory, in the form that sidecars need."""
         return Home(self.disk, self.folder, self.manifest.uuid, self.manifest.rows)
 
     @property
     def is_poisoned(self) -> bool:
-        """Whether a sync failed, so that this handle writes no more. A reader never does."""
+        """Whether a sync failed, so that this handle no longer writes. Always False for a reader."""
         return False
 
     def refuse_within(self, where: str) -> None:
-        """Raise in the middle of another call of the same thread that this one would disturb. None disturbs a reader."""
+        """Raise in the middle of another call of the same thread that this one would disturb. A reader has no such calls."""
 
     def recover_if_stale(self) -> None:
-        """Make memory agree with the files if an interrupt came between them."""
+        """Make memory agree with the files if an interrupt separated them."""
 
     def refresh(self) -> bool:
         """Catch up with the writer; tell whether anything changed."""
@@ -96,7 +96,7 @@ class Source:
         return is_mine(self.memory)
 
     def refuse_if_held(self, where: str) -> None:
-        """Raise where this thread holds `memory`: a handler, or a callable, calls in the middle of another call."""
+        """Raise if this thread holds `memory`: the caller is then a handler, or a callable, in the middle of another call."""
         if self.is_held:
             self._refuse(where)
 
@@ -107,7 +107,7 @@ class Source:
         )
 
     def _take(self, found: RecoveredState, bad: Collection[int]) -> None:
-        """Bring memory to a state that was found, without the bad episodes. Holds `memory`."""
+        """Move memory to a recovered state, without the bad episodes. Holds `memory`."""
         live = found.live()
         if len(bad):
             live = live[~np.isin(live["seq"], list(bad))]
@@ -143,24 +143,24 @@ class Source:
         return None
 
     def blob_of(self, record: Record) -> bytes | None:
-        """Return the blob of a record, or None when it is gone."""
+        """Return the blob of a record, or None if it was deleted."""
         return self.segments.read(
             record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum
         )
 
     def read_steps(self, position: Position, count: int) -> list[Array] | None:
-        """Return `count` steps from a position on, or None when they were evicted while being read."""
+        """Return `count` steps from a position on, or None if they were evicted during the read."""
         rows = self.rows
         assert rows is not None
         steps = rows.read(position, count)
         return steps if is_live(self, position) else None
 
     def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
-        """Return where the first episode from a position on starts, and its record, None when that was evicted meanwhile.
+        """Return the start of the first episode from a position on, and its record, None if it was evicted meanwhile.
 
-        None when no episode starts before `stop`.
+        Returns None if no episode starts before `stop`.
         """
-        with self.memory:  # as long, an ordinal means the same
+        with self.memory:  # while it is held, an ordinal keeps its meaning
             ordinal = self.live.ordinal_from(position)
             if ordinal == self.live.last or (start := self.live.start(ordinal)) >= stop:
                 return None
@@ -170,14 +170,14 @@ class Source:
         """Return all steps of an episode, its data and its record; None when it was evicted meanwhile.
 
         Raises:
-            CorruptError: the rows are not what was stored.
+            CorruptError: the rows differ from what was stored.
         """
         return self.read_record(self.live_record(ordinal))
 
     def read_record(
         self, record: Record | None
     ) -> tuple[list[Array], dict[str, Any], Record] | None:
-        """Return an episode as `read_episode` does, by its record."""
+        """Return the episode of a record, as `read_episode` does."""
         if record is None:
             return None
         rows = self.rows
@@ -235,7 +235,7 @@ class Source:
             ) from None
 
     def close(self) -> None:
-        """Let go of all files. A read that is under way goes on with them, or raises ClosedError."""
+        """Release all files. A running read keeps them, or raises ClosedError."""
         if self.rows is not None:
             self.rows.close()
         self.segments.close()
@@ -245,6 +245,6 @@ class Source:
 
 
 def is_mine(lock: Any) -> bool:
-    """Tell whether this thread holds a reentrant lock; Python asks the same for its conditions, by a private name."""
+    """Tell whether this thread holds a reentrant lock; Python's conditions do the same, by a private name."""
     held: bool = lock._is_owned()
     return held

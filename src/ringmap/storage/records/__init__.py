@@ -1,11 +1,11 @@
-"""The records room: the files that say what is stored, and how each of them is laid out.
+"""The records package: the files that describe what is stored, and the layout of each.
 
-    layout     the table of what a buffer's directory is made of
+    layout     the table of the files in a buffer's directory
     manifest   manifest.json: the columns, the capacity, the uuid
     table      episodes.npy: one record of 128 bytes for each commit
     blobs      data/N.bin: checksums, episode data and the small state of each commit
     state      state.bin: the newest committed state, in two slots, for readers
 
-Each module knows the bytes of one file: how to write them, how to read them back, and how to tell whether they are whole.
-Which of them are written, and in which order, is the commit room's.
+Each module knows the bytes of one file: how to write them, how to read them, and how to tell whether they are whole.
+The commit package decides which of them are written, and in which order.
 """

@@ -1,14 +1,14 @@
-"""Blobs: what a commit stores beside its rows, in append-only segments.
+"""Blobs: the data that a commit stores beside its rows, in append-only segments.
 
     data/000000000003.bin   [blob of commit 41][blob of commit 42] ...
 
-A blob holds the checksum of each column's rows, the buffer's small state (carried forward
-from commit to commit, so that the newest record has it all) and the episode's own data.
+A blob holds the checksum of each column's rows, the buffer's small state (carried
+from commit to commit, so that the newest record has all of it) and the episode's own data.
 A segment is deleted whole once its last record's retirement is durable: first in, first
-out, no compaction. A number is never used again.
+out, no compaction. A number is never reused.
 
 Invariants: a record names segment, offset, size and checksum of its blob; blobs lie in
-commit order; nothing is read that the checksum does not vouch for.
+commit order; no byte is used unless the checksum holds.
 Not here: when a segment may go (journal.py).
 """
 
@@ -49,13 +49,13 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SEGMENT_NBYTES = 4 << 20
-"""A segment that has reached this size gets a successor."""
+"""At this size a segment is closed and the next one begun."""
 
 LARGEST_BLOB = 3 << 32
 """A blob has three parts, whose sizes take 32 bits each."""
 
 LAST_OFFSET = 1 << 30
-"""Where a blob may begin: segments get a successor long before."""
+"""Maximum offset of a blob: segments are closed long before."""
 
 _HEAD = struct.Struct("<III")
 
@@ -72,10 +72,10 @@ def encode_blob(sums: Sequence[int], carried: bytes, data: bytes) -> bytes:
 
 
 def decode_blob(blob: bytes) -> tuple[list[int], bytes, bytes]:
-    """Return `(sums, carried, data)` of a blob whose checksum held.
+    """Return `(sums, carried, data)` of a blob whose checksum holds.
 
     Raises:
-        ValueError: its parts do not add up. Its checksum holds, but who forges a blob gives it one.
+        ValueError: its parts do not add up. A forged blob may have a valid checksum.
     """
     if len(blob) < _HEAD.size:
         raise ValueError(f"blob parts do not add up: it has {len(blob)} bytes")
@@ -93,7 +93,7 @@ def decode_small_state(blob: bytes) -> dict[str, Any]:
     """Return the small state that a blob carries.
 
     Raises:
-        ValueError: the blob's parts do not add up, or its small state does not make sense.
+        ValueError: the blob's parts do not add up, or its small state is not valid.
     """
     try:
         found = json.loads(decode_blob(blob)[1] or b"{}")
@@ -104,7 +104,7 @@ def decode_small_state(blob: bytes) -> dict[str, Any]:
 
 
 def check_small_state(state: Any) -> None:
-    """Raise ValueError unless the sections of a small state that we know make sense."""
+    """Raise ValueError unless the known sections of a small state are valid."""
     if not isinstance(state, dict):
         raise ValueError(f"it is of type {type(state).__name__}")
     if not _is_list_of_str(state.get("finished", [])):
@@ -133,7 +133,7 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
     """Pack episode data: name -> str, bytes, bool, int, float, None or array.
 
     Raises:
-        InputError: a name that is no string, or a value of another type.
+        InputError: a name that is not a string, or a value of another type.
     """
     if not values:
         return b""
@@ -147,16 +147,16 @@ def encode_data(values: Mapping[str, Any], where: str) -> bytes:
         parts.append(payload)
     plain = all(
         head[1] == "array" for head in heads
-    )  # the same, call for call, where lanes are stored
+    )  # often the same in every call, where lanes are stored
     text = _array_heads(tuple(heads)) if plain else _json(heads)
     return len(text).to_bytes(4, "little") + text + b"".join(parts)
 
 
 def decode_data(data: bytes) -> dict[str, Any]:
-    """Return what `encode_data` packed: values of the same types, arrays as fresh copies.
+    """Decode the output of `encode_data`: values of the same types, arrays as new copies.
 
     Raises:
-        ValueError: it is nothing that `encode_data` makes.
+        ValueError: it is not an output of `encode_data`.
     """
     if not data:
         return {}
@@ -240,7 +240,7 @@ def segment_name(number: int) -> str:
 
 
 def segment_number(name: str) -> int | None:
-    """Return the number of a segment's file name, or None for another file."""
+    """Return the number in a segment's file name, or None for another file."""
     stem, dot, suffix = name.partition(".")
     return (
         int(stem)
@@ -253,9 +253,9 @@ class Segments:
     """The segments of a buffer.
 
     Args:
-        disk: where they are.
+        disk: of the files.
         folder: the path of `data/`.
-        nbytes: size at which a segment gets a successor.
+        nbytes: size at which a segment is closed and the next one begun.
     """
 
     def __init__(self, disk: Disk, folder: str, nbytes: int = SEGMENT_NBYTES) -> None:
@@ -281,18 +281,18 @@ class Segments:
         return sorted(n for n in found if n is not None)
 
     def adopt(self, last_seq: Mapping[int, int], beyond: int) -> None:
-        """Take over what a recovery found; the next append opens a new segment.
+        """Start from a recovered state; the next append opens a new segment.
 
         Args:
             last_seq: segment -> newest record that names it, for every segment on disk (0: none).
-            beyond: neither this number nor any below it is used again.
+            beyond: neither this number nor any below it is reused.
         """
         self._let_go()
         self._last_seq = dict(last_seq)
         self._next = max([beyond, *last_seq], default=0) + 1
 
     def append(self, blob: bytes, seq: int) -> tuple[int, int]:
-        """Write a blob where nothing stands and return `(segment, offset)`. O(1)."""
+        """Write a blob after the last one and return `(segment, offset)`. O(1)."""
         if not self.number or self._size >= self._limit:
             number = self._next
             self._next += 1  # first: a number whose file may exist is never tried again
@@ -305,10 +305,10 @@ class Segments:
         return self.number, offset
 
     def read(self, number: int, offset: int, size: int, check: int) -> bytes | None:
-        """Return a blob, or None when its segment is gone or its checksum does not hold.
+        """Return a blob, or None if its segment was deleted or its checksum does not hold.
 
         Raises:
-            ClosedError: the buffer was closed.
+            ClosedError: the buffer is closed.
         """
         try:
             file = self._open_to_read(number)
@@ -316,7 +316,7 @@ class Segments:
         except FileNotFoundError:
             self._check_open()
             return None
-        except MemoryError as error:  # no word on whether it is whole: no episode is dropped for it
+        except MemoryError as error:  # unknown whether it is whole: no episode is dropped for it
             raise EnvironmentFault(
                 errno.ENOMEM,
                 f"{self.path(number)}: a blob of {size:,} bytes does not fit in memory",
@@ -324,9 +324,9 @@ class Segments:
         return blob if len(blob) == size and xxhash.xxh3_64_intdigest(blob) == check else None
 
     def _open_to_read(self, number: int) -> File:
-        """Return the file of a segment. It stays open for the next episode, which shares it as a rule.
+        """Return the file of a segment. It stays open for the next episode, which usually shares it.
 
-        Without a lock: each call holds the file that it reads, whatever another thread opens next.
+        Takes no lock: each call holds the file that it reads, whatever another thread opens next.
         """
         self._check_open()
         reading = self._reading
@@ -345,17 +345,17 @@ class Segments:
         return self._open[self.number]
 
     def unsynced(self) -> dict[int, File]:
-        """Return the files written since they were last known to be synced."""
+        """Return the files written since their last known sync."""
         return dict(self._open)
 
     def forget_synced(self, synced: Mapping[int, File]) -> None:
-        """Let go of the files of full segments that were synced."""
+        """Release the files of full segments that were synced."""
         for number, file in synced.items():
             if number != self.number and self._open.get(number) is file:
                 del self._open[number]
 
     def rewrite(self, number: int, offset: int, size: int) -> None:
-        """Write bytes again as they stand, so that the next sync takes them to the disk."""
+        """Write the same bytes again, so that the next sync makes them durable."""
         with contextlib.closing(self._disk.open(self.path(number), write=True)) as file:
             file.write(file.read(size, offset), offset)
 
@@ -376,7 +376,7 @@ class Segments:
         """Delete every segment whose last record comes before record `first`.
 
         The caller knows that the retirement of those records is durable. The segment of record
-        `newest` and the one that the next append goes to stay.
+        `newest` and the one of the next append stay.
         """
         for number in list(self._last_seq):
             last = self._last_seq[number]
@@ -384,19 +384,19 @@ class Segments:
                 if last >= first:
                     return  # segments are in commit order
                 continue
-            self._delete(number)  # an open file stays so: a sync may be at it
+            self._delete(number)  # an open file stays so: a sync may be using it
 
     def _delete(self, number: int) -> None:
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.remove(self.path(number))
-        except OSError as error:  # no reason to fail a commit that stands already
+        except OSError as error:  # not a reason to fail a commit that already stands
             log.warning("%s: can't be removed (%s), tried again later", self.path(number), error)
         else:
             del self._last_seq[number]
 
     def close(self) -> None:
-        """Let go of all descriptors; a read that is under way keeps its own until it is done."""
+        """Release all descriptors; a running read keeps its own until it is done."""
         self._closed = True
         self._let_go()
 

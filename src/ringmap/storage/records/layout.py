@@ -1,4 +1,4 @@
-"""The layout: the one table of what a buffer's directory is made of.
+"""The layout: the only table of the files in a buffer's directory.
 
     entry            made               copied by a snapshot      checked and repaired as
     lock             by a writer        no                        -
@@ -9,12 +9,12 @@
     open/            with the buffer    empty                     frames; cut after the last whole one
     .salvage/        by a repair        no                        finished or removed by the next repair
     columns/         first episode      live rows                 rows; a bad one drops its episode
-    a sidecar        when it is used    `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
+    a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.mend`
 
 Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what a repair replaces, and sidecars' temporary files are ever removed.
 
-Invariants: nothing else in the package says what such a file is called; nothing else in the directory is ours.
-Not here: what is in the files; the names of columns and segments, which the manifest and the records tell.
+Invariants: no other module names such a file; no other file in the directory is ours.
+Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ SALVAGE, SALVAGED = ".salvage", ".salvage.done"
 _UNFINISHED = ".tmp"
 
 FINE = frozenset({"lost+found", ".DS_Store"})
-"""What others leave in a directory, and what is no fault."""
+"""Files that other programs leave in a directory, and that are not a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A name in a buffer's directory.
 
-    `made`: when: "birth", with the directory; "last", when these are there; "first episode"; "use", which may never come; `folder`: whether it is
-    one; `sign`: whether it shows, without a manifest, that a buffer is or was there; `temporary`: what it is called
+    `made`: when: "birth", with the directory; "last", after the others; "first episode"; "use", which may never come; `folder`: whether it is
+    a folder; `sign`: whether it shows, without a manifest, that a buffer is or was there; `temporary`: its name
     until it is whole.
     """
 
@@ -74,7 +74,7 @@ ENTRIES = (
 )
 
 NAMES = frozenset(n for entry in ENTRIES for n in (entry.name, *entry.temporary))
-"""All names that are ours."""
+"""All names that belong to a buffer."""
 
 SIGNS = frozenset(entry.name for entry in ENTRIES if entry.sign)
 

@@ -1,13 +1,13 @@
-"""The manifest: what a directory is, in small readable JSON.
+"""The manifest: describes a directory, in small readable JSON.
 
     {"format": "ringmap", "version": 1, "uuid": ..., "max_steps": ...,
      "columns": [{"name": ..., "file": ..., "dtype": ..., "shape": ..., "nbytes": ...}],
      "settings": {...}, "table": {...}, "carried": {...}, "checksum": ...}
 
 Invariants: replaced whole or not at all; its checksum, over everything else in it, holds;
-every file that it names lies inside the directory and has exactly the size it names.
-Not here: the files' own contents; what `table` says is for people, but for the witness
-that a table older than its `seq` is damage.
+every file that it names is inside the directory and has exactly the stated size.
+Not here: the content of the files. `table` is for people to read, except as the witness
+that a table older than its `seq` is damaged.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows of every column."""
+        """Number of rows in every column."""
         return self.max_steps + self.spare
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
-        """Return the bytes of the files of a fixed size, but for columns."""
+        """Return the size of the files of a fixed size in bytes, without columns."""
         return {TABLE: EpisodeTable.nbytes(self.table_slots), STATE: StateFile.nbytes}
 
     @property
     def witness(self) -> int:
-        """The number of a record that was stored durably: a table that is older is damage."""
+        """The number of a record that was stored durably: an older table is damaged."""
         return max(self.table.get("seq", 0), int(self.carried.get("seq", 0)))
 
     def label(self, index: int) -> dict[str, Any]:
-        """Return what the file of column `index` says of itself."""
+        """Return the label in the file of column `index`."""
         spec = self.schema.columns[index] if self.schema else None
         assert spec is not None
         return {
@@ -85,7 +85,7 @@ class Manifest:
         options: Sequence[dict[str, Any]],
         locked: bool,
     ) -> Manifest:
-        """Return the manifest with its columns fixed, sizes yet to come."""
+        """Return the manifest with its columns fixed, sizes not yet known."""
         files = tuple(
             column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
         )
@@ -140,9 +140,9 @@ class Manifest:
         """Read the file's bytes.
 
         Raises:
-            UnknownFormatError: it is no manifest of ours.
+            UnknownFormatError: it is not a ringmap manifest.
             NewerVersionError: it is from a newer ringmap.
-            CorruptError: it was changed by hand, or damaged.
+            CorruptError: it was edited, or damaged.
         """
         try:
             body = json.loads(data)
@@ -215,15 +215,15 @@ class Manifest:
 
 
 def _are_counts(*numbers: Any) -> bool:
-    """Tell whether all are integers that a file can be as large as: what is computed from them stays in 64 bits."""
+    """Tell whether all are integers in the range of file sizes: results computed from them fit in 64 bits."""
     return all(type(n) is int and 0 <= n < _MOST for n in numbers)
 
 
 def stored_options(given: Any) -> dict[str, Any]:
-    """Return the options of a column as they were stored.
+    """Return the stored options of a column.
 
     Raises:
-        ValueError: they are none.
+        ValueError: they are not valid.
     """
     if given == {}:
         return {}
@@ -240,12 +240,12 @@ def stored_options(given: Any) -> dict[str, Any]:
 
 
 def read_limit() -> int:
-    """Return the largest manifest that is read."""
+    """Return the maximum size of a manifest that is read."""
     return _LIMIT
 
 
 def column_file(index: int, name: str, backend: str) -> str:
-    """Return the file of a column: its number, and a slug of its name for people.
+    """Return the file of a column: its number, and a readable slug of its name.
 
     Example:
         >>> column_file(7, "obs/Pixels é", "memmap")

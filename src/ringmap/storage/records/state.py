@@ -1,14 +1,14 @@
-"""What readers look at: the newest committed state, in two slots written in turn.
+"""The state file: the newest committed state, for readers, in two slots written in turn.
 
     state.bin   [slot 0: generation 6][slot 1: generation 7]     4096 bytes each
 
-A slot in the middle of being written fails its checksum; the other one is whole. A look
+A slot that is being written fails its checksum; the other one is whole. A look
 counts only if both are valid: with one torn, the other may be two states old by the
 time it is read, and would hide an eviction.
 
-Invariants: generation g stands in slot g % 2; generations differ by 1; only the holder of
+Invariants: generation g is in slot g % 2; generations differ by 1; only the holder of
 the writer's lock writes.
-Not here: what the state means for recovery (recovery.py).
+Not here: the meaning of the state for recovery (recovery.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLOT = 4096
 _PACK = struct.Struct("<8sQQQqqQQ16s")
 _MAGIC = b"RINGMAPS"
 NO_BOOT = bytes(16)
-"""The boot id of a state that no writer vouches for."""
+"""The boot id of a state that is not trusted for any boot."""
 
 _LOOKS = 2000
 
@@ -41,7 +41,7 @@ class State:
     """A committed state.
 
     `seq, first, tail, head` as in the newest record; `mark`: every episode up to this record is
-    on the disk itself, rows and all; `era`: openings and recoveries by a writer so far; `boot`: the
+    durable, with its rows; `era`: number of openings and recoveries by a writer; `boot`: the
     boot during which the page cache can be trusted.
     """
 
@@ -56,7 +56,7 @@ class State:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a writer could have shown this: who forges a state gives it a checksum that holds."""
+        """Whether a writer could have shown this: a forged state may have a valid checksum."""
         counts = self.generation, self.seq, self.mark, self.era, self.head
         return (
             all(count < MOST for count in counts)
@@ -91,19 +91,19 @@ class StateFile:
 
     @classmethod
     def open(cls, disk: Disk, path: str, salt: bytes, write: bool) -> StateFile:
-        """Open the file after comparing its size with what it must be."""
+        """Open the file after comparing its size with the expected one."""
         for fault in cls.faults(disk, path):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
         return cls(disk.open(path, write), salt)
 
     @classmethod
     def faults(cls, disk: Disk, path: str) -> list[str]:
-        """Return what is wrong with the file as a whole, in words."""
+        """Return the faults of the file as a whole, in words."""
         return disk.size_faults(path, "state file", cls.nbytes)
 
     @staticmethod
     def witnesses_commits(data: bytes) -> bool:
-        """Tell whether the bytes of a state file, of whichever buffer, speak of any record."""
+        """Tell whether the bytes of a state file, of any buffer, name a record."""
         return any(
             data[at : at + 8] == _MAGIC and _PACK.unpack_from(data, at)[2] > 0
             for at in (0, _SLOT)
@@ -111,7 +111,7 @@ class StateFile:
         )
 
     def data(self) -> bytes:
-        """Return the bytes of both slots as they stand."""
+        """Return the bytes of both slots."""
         return self._file.read(2 * _SLOT, 0)
 
     def slots(self) -> tuple[State | None, State | None]:
@@ -120,7 +120,7 @@ class StateFile:
         return self._parse(data, 0), self._parse(data, 1)
 
     def newest(self) -> State | None:
-        """Return the newest valid slot, or None. For whoever knows that nobody writes."""
+        """Return the newest valid slot, or None. For a caller that knows that no process writes."""
         found = [s for s in self.slots() if s is not None]
         return max(found, key=lambda s: s.generation, default=None)
 
@@ -130,7 +130,7 @@ class StateFile:
             one, other = self.slots()
             if one is not None and other is not None:
                 return one if one.generation > other.generation else other
-            if attempt > 100:  # a writer killed in mid-write, or one that is not scheduled
+            if attempt > 100:  # a writer killed during a write, or one that is not scheduled
                 time.sleep(0.0005)
         return None
 
@@ -151,11 +151,11 @@ class StateFile:
         return newer
 
     def sync(self) -> None:
-        """Return once the states written are on the disk itself."""
+        """Return once the written states are durable on the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Let go of the descriptor; a look that is under way keeps it until it is done."""
+        """Release the descriptor; a running look keeps it until it is done."""
         self._file = closed(self._file)
 
     def _parse(self, data: bytes, slot: int) -> State | None:

@@ -3,14 +3,14 @@
     seq   1   2   3   4 ...         record of commit s in slot s % len(table)
          [ep][ep][retire][ep]
 
-A record says what its commit made true: which rows came in, which position is the
+A record says what its commit changed: which rows were added, which position is the
 oldest live one after it (`tail`), and which record is the oldest live one (`first`).
-So the newest record alone tells the live state, and [first, seq] are the records of it.
+So the newest record alone defines the live state, and [first, seq] are its records.
 
 Invariants of the live range: numbers run without a gap; each
 record starts at the head of the one before it; tails never decrease;
 every record's checksum, salted with the buffer's uuid, holds.
-Not here: rows, the order of writes and syncs (store.py), what a crash left (recovery.py).
+Not here: rows, the order of writes and syncs (store.py), the state after a crash (recovery.py).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 EPISODE, RETIRE, CLEAR = 1, 2, 3
-"""Kinds of record. One of any other kind is from a newer ringmap."""
+"""Kinds of record. A record of any other kind is from a newer ringmap."""
 
 MOST = 1 << 62
-"""Positions and numbers are below this: what is computed from them stays in 64 bits."""
+"""Positions and numbers are below this: results computed from them fit in 64 bits."""
 
 TERMINATED, TRUNCATED, INTERRUPTED, DROPPED = 1, 2, 4, 0xF8
-"""Flags of an episode's record. A dropped episode was damaged: it is never served, its positions stay.
+"""Flags of an episode's record. A dropped episode was damaged: it is never returned, its positions remain.
 
-DROPPED is set in a record that is durable already, and is the one thing that ever changes in it. So
-it lies in one byte, which no crash can tear, and outside the checksum, which the rest goes on to
-match; it has five bits, so that a flipped one is seen.
+DROPPED is set in a record that is already durable, and is the only part that ever changes in it. So
+it is in one byte, which no crash can tear, and outside the checksum, which continues to match the
+rest; it has five bits, so that a flipped bit is detected.
 """
 
 RECORD = np.dtype(
@@ -70,7 +70,7 @@ RECORD = np.dtype(
 """128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
 
 SPARE_SLOTS = 64
-"""Slots of the table beyond one per row: room for retire and clear records."""
+"""Slots of the table beyond one per row, for retire and clear records."""
 
 _PACK = struct.Struct("<QqqqQQQQQQBB38xQ")
 _CHECKED = ROW_NBYTES
@@ -78,12 +78,12 @@ _FLAGS_BYTE = 81
 _FLAGS_WORD = _FLAGS_BYTE // 8
 _ALL_BUT_DROPPED = np.uint64(~(DROPPED << 8 * (_FLAGS_BYTE % 8)) & (1 << 64) - 1)
 _FEW = 512
-"""Records for which calls of xxhash, one by one, are faster than the same in NumPy."""
+"""Number of records below which separate calls of xxhash are faster than the same in NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one commit made true. See the module for the fields."""
+    """The result of one commit. See the module for the fields."""
 
     seq: int
     start: Position
@@ -105,7 +105,7 @@ class Record:
 
     @property
     def live(self) -> bool:
-        """Whether this is a stored episode, as far as the record itself can tell."""
+        """Whether this is a stored episode, judged by the record alone."""
         return self.kind == EPISODE and not self.flags & DROPPED
 
     @classmethod
@@ -120,9 +120,9 @@ class EpisodeTable:
 
     Args:
         file: the open file.
-        slots: how many records it has room for.
+        slots: number of records that fit.
         uuid: 16 bytes that salt the checksums, so that a foreign table has no valid record.
-        mapped: whether walks go over a map; otherwise they read.
+        mapped: whether walks use a map; otherwise they read.
     """
 
     def __init__(self, file: File, slots: int, uuid: bytes, mapped: bool = True) -> None:
@@ -131,7 +131,7 @@ class EpisodeTable:
         self._seed = xxhash.xxh3_64_intdigest(uuid)
         self._walk: tuple[Array, Array, Array] | None = None
         if mapped:
-            # For walks over records that are there; the rest of the map is never touched, see `_read`.
+            # For walks over existing records; the rest of the map is never touched, see `_read`.
             view = file.map()[HEADER_NBYTES : HEADER_NBYTES + slots * RECORD.itemsize].view(RECORD)
             self._walk = view["start"], view["kind"], view["flags"]
 
@@ -151,14 +151,14 @@ class EpisodeTable:
     def open(
         cls, disk: Disk, path: str, slots: int, uuid: bytes, write: bool, mapped: bool = True
     ) -> EpisodeTable:
-        """Open the table after comparing its size and header with what they must be."""
+        """Open the table after comparing its size and header with the expected ones."""
         for fault in cls.faults(disk, path, slots):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
         return cls(disk.open(path, write), slots, uuid, mapped)
 
     @classmethod
     def faults(cls, disk: Disk, path: str, slots: int) -> list[str]:
-        """Return what is wrong with the file as a whole, in words; records are not read."""
+        """Return the faults of the file as a whole, in words; records are not read."""
         if faults := disk.size_faults(path, "episode table", cls.nbytes(slots)):
             return faults
         with closing(disk.open(path)) as file:
@@ -179,11 +179,11 @@ class EpisodeTable:
         self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)
 
     def zero(self, slot: int) -> None:
-        """Wipe a slot."""
+        """Clear a slot."""
         self._file.write(bytes(RECORD.itemsize), HEADER_NBYTES + slot * RECORD.itemsize)
 
     def read(self, seq: int) -> Record | None:
-        """Return record `seq`, or None when its slot holds anything else. O(1)."""
+        """Return record `seq`, or None if its slot holds anything else. O(1)."""
         data = self._read(seq % self.slots, 1).tobytes()
         fields = _PACK.unpack(data)
         if fields[0] != seq or fields[-1] != self._check_of(data):
@@ -191,7 +191,7 @@ class EpisodeTable:
         return Record(*fields[:-1])
 
     def start_of(self, seq: int) -> Position:
-        """Return where record `seq` starts, unchecked: for walking a range that was checked."""
+        """Return the start of record `seq`, unchecked: for walking a checked range."""
         slot = seq % self.slots
         walk = self._walk
         return Position(int(self._read(slot, 1)["start"][0] if walk is None else walk[0][slot]))
@@ -215,7 +215,7 @@ class EpisodeTable:
         return stop
 
     def is_empty(self, slot: int) -> bool:
-        """Tell whether a slot was never written, or was wiped."""
+        """Tell whether a slot was never written, or was cleared."""
         return not any(self._read(slot, 1).tobytes())
 
     def save(self, disk: Disk, path: str) -> None:
@@ -231,11 +231,11 @@ class EpisodeTable:
             file.sync()
 
     def sync(self) -> None:
-        """Return once every record written is on the disk itself."""
+        """Return once every written record is durable on the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Let go of the descriptor and the map; a read that is under way keeps them until it is done."""
+        """Release the descriptor and the map; a running read keeps them until it is done."""
         self._file, self._walk = closed(self._file), None
 
     # -- many records ------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class EpisodeTable:
         """Return a copy of records `[first, last]` and whether each one is valid. O(n), vectorised.
 
         Raises:
-            CorruptError: they are more than the table has room for: whoever says so is wrong, or forged it.
+            CorruptError: there are more than fit in the table: the number is wrong, or forged.
         """
         if last + 1 - first > self.slots:
             raise CorruptError(
@@ -276,12 +276,12 @@ class EpisodeTable:
             at += len(block)
 
     def scan(self) -> tuple[Array, Array, Array]:
-        """Return a copy of every record that was ever written, whether it is valid in its slot, and the slot."""
+        """Return a copy of every record ever written, whether it is valid in its slot, and the slot."""
         found, slots = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
         blank = bytes(BLOCK * RECORD.itemsize)
         at = 0
         while at < self.slots:
-            # Most of a young table was never written: holes, which need not be read.
+            # Most of a young table was never written: holes, which are not read.
             data_at = self._file.next_data(HEADER_NBYTES + at * RECORD.itemsize) - HEADER_NBYTES
             at = max(at, data_at // RECORD.itemsize)
             data = self._read_bytes(at, max(0, min(BLOCK, self.slots - at)))
@@ -301,7 +301,7 @@ class EpisodeTable:
         return records, valid, slot
 
     def _read(self, slot: int, count: int) -> Array:
-        """Return `count` records from `slot` on: by a read, as a map of a hole takes room on a full tmpfs."""
+        """Return `count` records from `slot` on: by a read, since a map of a hole takes memory on a full tmpfs."""
         data = self._read_bytes(slot, count)
         if len(data) < count * RECORD.itemsize:
             raise CorruptError(

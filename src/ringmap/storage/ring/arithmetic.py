@@ -1,11 +1,11 @@
-"""Ring arithmetic: where steps live, in integers only.
+"""Ring arithmetic: where steps are stored, in integers only.
 
         tail          head
          v              v
     [..|e2 e2 e2|e3 e3|  free  |spare]     rows = max_steps + spare, slot = position % rows
 
-The spare rows are there so that an episode can be written where nothing live
-stands, while the ones that it will evict are live still.
+The spare rows exist so that an episode can be written where no live row is,
+while the episodes that it will evict are still live.
 
 Invariants: head - tail <= max_steps; a position never wraps, its slot does.
 Not here: arrays, files, episodes.
@@ -21,7 +21,7 @@ __all__ = ["Ring", "spare_rows"]
 
 
 def spare_rows(max_steps: int) -> int:
-    """Return how many rows a ring of `max_steps` has beyond them, unless told otherwise.
+    """Return the default number of spare rows for a ring of `max_steps`.
 
     A sixteenth, at least 1024 (an episode that long commits in one step), at most doubling the ring.
     """
@@ -30,14 +30,14 @@ def spare_rows(max_steps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A ring of `max_steps` steps with `spare` rows more."""
+    """A ring of `max_steps` steps with `spare` more rows."""
 
     max_steps: int
     spare: int
 
     @property
     def rows(self) -> int:
-        """Rows of every column."""
+        """Number of rows in every column."""
         return self.max_steps + self.spare
 
     def overwritten(self, head: int) -> Position:
@@ -45,7 +45,7 @@ class Ring:
         return Position(head - self.rows)
 
     def pieces(self, position: Position, count: int) -> list[tuple[Slot, int]]:
-        """Return the one or two runs `(slot, steps)` that `count` steps from `position` fall into."""
+        """Return the one or two runs `(slot, steps)` of `count` steps from `position`."""
         slot = Slot(position % self.rows)
         first = min(count, self.rows - slot)
         return [(slot, first)] if first == count else [(slot, first), (Slot(0), count - first)]

@@ -1,10 +1,10 @@
-"""Names for the integers that say where something is: a type checker tells them apart, at run time they are `int`.
+"""Names for the integers that locate data: a type checker tells them apart, at run time they are `int`.
 
     clip id --- + base ---> clip number --- ClipIndex ---> position --- % rows ---> slot
                                ordinal --- LiveEpisodes ---^
 
-Scalars carry these types; of an array the docstring says which of them it holds. Arithmetic gives a plain `int`, and who does
-it names the result: `Slot(position % rows)`. The table of them, with their ranges, is in docs/explanation/glossary.md.
+Scalars have these types; for an array the docstring names the type of its values. Arithmetic returns a plain `int`, and the
+code that does it names the result: `Slot(position % rows)`. docs/explanation/glossary.md has a table of them, with their ranges.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Slot = NewType("Slot", int)
 """Of a row in the columns: position % rows."""
 
 Ordinal = NewType("Ordinal", int)
-"""Of an episode, counted from the oldest one that this process has seen: for life, until an era ends."""
+"""Of an episode, counted from the oldest one that this process has seen: constant until an era ends."""
 
 ClipNumber = NewType("ClipNumber", int)
-"""Of a clip of one span, counted as ordinals are: for life, until an era ends."""
+"""Of a clip of one span, counted as ordinals are: constant until an era ends."""
 
 ClipId = NewType("ClipId", int)
-"""Of a clip among those that there are: 0 is the oldest one, and an eviction moves them all."""
+"""Of a clip among those that exist: 0 is the oldest one, and an eviction moves them all."""

@@ -1,6 +1,6 @@
-"""The live episodes in memory: where each one starts and how long it is.
+"""The live episodes in memory: the start and the length of each.
 
-Ordinals count episodes from the first one ever seen by this process and never
+Ordinals count episodes from the first one that this process has seen and never
 wrap, so that an eviction only moves `first` and nothing is renumbered:
 
       first            last
@@ -8,7 +8,7 @@ wrap, so that an eviction only moves `first` and nothing is renumbered:
     [..|e7  e8  e9  e10|  free  ]     starts[o - offset], lengths[o - offset]
 
 Invariants: first <= last; starts never decrease; lengths are positive; `era`
-changes whenever ordinals are handed out anew (a recovery, a reader that starts over), never otherwise.
+changes whenever ordinals are assigned again (a recovery, a reader that starts over), never otherwise.
 Not here: clips, files, rows. 12 bytes per episode, plus growth slack.
 """
 
@@ -27,9 +27,9 @@ N = TypeVar("N", bound=int)
 
 
 class GrowingArray(Generic[N]):
-    """A NumPy array that grows at one end and is forgotten at the other.
+    """A NumPy array that grows at one end and drops values at the other.
 
-    Append and forget are O(1) amortised; a slice is a view. A list of Python
+    Append and drop are O(1) amortised; a slice is a view. A list of Python
     integers would cost 8 times the memory and could not be searched in bulk.
     """
 
@@ -41,7 +41,7 @@ class GrowingArray(Generic[N]):
         self._stop = first + len(values)
 
     def append(self, value: int, first: int) -> None:
-        """Add `value` at the end; whatever lies before ordinal `first` may be forgotten. O(1) amortised."""
+        """Add `value` at the end; values before ordinal `first` may be dropped. O(1) amortised."""
         used = self._stop - self._offset
         if used == len(self._data):
             self.reserve(1, first)
@@ -58,7 +58,7 @@ class GrowingArray(Generic[N]):
         self._stop += count
 
     def reserve(self, count: int, first: int) -> None:
-        """Make room for `count` values, so that as many come in parts without a copy. O(1) amortised."""
+        """Reserve memory for `count` values, so that they can be added in parts without a copy. O(1) amortised."""
         used = self._stop - self._offset
         if used + count > len(self._data):
             kept = self._data[first - self._offset : used]
@@ -82,7 +82,7 @@ class LiveEpisodes:
     Args:
         starts: absolute position of the first step of each episode, int64.
         lengths: steps of each episode.
-        era: how often this process had handed ordinals out anew before; a follower that sees it change starts over.
+        era: how often this process had assigned ordinals again; a follower that sees it change starts over.
     """
 
     __slots__ = ("_lengths", "_starts", "era", "first", "last", "num_steps")
@@ -99,13 +99,13 @@ class LiveEpisodes:
         self.num_steps = int(np.sum(lengths, dtype=np.int64))
 
     def reset(self, starts: Array, lengths: Array) -> None:
-        """Start over with these episodes: ordinals are handed out anew."""
+        """Start over with these episodes: ordinals are assigned again."""
         self.era += 1
         self._set(starts, lengths)
 
     @classmethod
     def from_lengths(cls, lengths: Array) -> LiveEpisodes:
-        """Lay episodes end to end from position 0, as a dataset on disk does."""
+        """Place episodes end to end from position 0, as a dataset on disk does."""
         sizes = np.asarray(lengths, np.int64)
         return cls(np.cumsum(sizes) - sizes, sizes)
 
@@ -127,7 +127,7 @@ class LiveEpisodes:
         self.num_steps += int(np.sum(lengths, dtype=np.int64))
 
     def evict_before(self, tail: Position) -> None:
-        """Forget every episode that starts before position `tail`. O(evicted)."""
+        """Drop every episode that starts before position `tail`. O(evicted)."""
         while self.first < self.last and self._starts.at(self.first) < tail:
             self.num_steps -= self._lengths.at(self.first)
             self.first = Ordinal(self.first + 1)
@@ -135,7 +135,7 @@ class LiveEpisodes:
     def tail_for(self, head: int, limit: int) -> Position:
         """Return the smallest episode boundary so that at most `limit` steps lie in `[tail, head)`.
 
-        `head` may lie beyond the last episode: the steps to come count. O(episodes that go).
+        `head` may be beyond the last episode: future steps count. O(evicted episodes).
         """
         ordinal: int = self.first
         while ordinal < self.last:
@@ -152,7 +152,7 @@ class LiveEpisodes:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the episodes lie end to end: none was dropped from between them."""
+        """Whether the episodes lie end to end: none was dropped between them."""
         if self.first == self.last:
             return False
         newest = self.newest
@@ -182,7 +182,7 @@ class LiveEpisodes:
         return self._lengths.span(self.first, self.last)
 
     def lengths_since(self, ordinal: int) -> Array:
-        """Return the lengths of the episodes with this ordinal and later."""
+        """Return the lengths of the episodes from this ordinal on."""
         return self._lengths.span(ordinal, self.last)
 
     def starts_of(self, ordinals: Array) -> Array:

@@ -9,4 +9,4 @@ from ringmap.storage.sidecars.successors import Successors
 __all__ = ["SIDECARS", "Copied", "Home", "Sidecar"]
 
 SIDECARS: tuple[type[Sidecar], ...] = (PriorityFile, Successors)
-"""All that a buffer's directory may have. A new one is added here, and nowhere else in the storage."""
+"""All sidecars that a buffer's directory may have. A new one is added here, and nowhere else in the storage."""

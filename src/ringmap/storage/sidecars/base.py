@@ -1,14 +1,14 @@
-"""The base class of sidecars: what the storage asks of a file that stands beside the columns.
+"""The base class of sidecars: the methods that the storage needs from a file beside the columns.
 
     writer opens      recover       after the recovery of the buffer, before the first write
-    writer commits    (instance)    what must be there first is written by who holds the instance, ahead of the commit
+    writer commits    (instance)    the owner of the instance writes required values before the commit
     flush, close      sync, close
     check             faults        repair   mend        snapshot   copy
 
-A sidecar holds values that come and go with the rows. A buffer may have it or not: a missing one begins empty.
+A sidecar holds values that are added and evicted with the rows. It is optional: a missing one begins empty.
 
-Invariants: a file of another buffer counts for nothing; after a crash no value is of a row that it was not given to.
-Not here: which sidecars there are (`SIDECARS`), what the values mean (clips/, buffers/).
+Invariants: a file of another buffer is ignored; after a crash no value belongs to a row that it was not given to.
+Not here: which sidecars exist (`SIDECARS`), the meaning of the values (clips/, buffers/).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringmap.storage.records.table import Record
 __all__ = ["Copied", "Home", "Mend", "Sidecar"]
 
 Mend = tuple[str, Callable[[], None]]
-"""What is done to mend a sidecar, in words, and what does it."""
+"""How a sidecar is repaired: a description in words, and the function."""
 
 
 Kept = Callable[["Copied"], Any]
@@ -33,7 +33,7 @@ Kept = Callable[["Copied"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The directory that a sidecar belongs to. `uuid` and `rows`: the buffer's."""
+    """The directory of a sidecar. `uuid` and `rows`: the buffer's."""
 
     disk: Disk
     folder: str
@@ -47,7 +47,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The state that a copy of a buffer is: its live positions, and the record of its newest episode, if it has one."""
+    """The state of a copy: its live positions, and the record of its newest episode, if there is one."""
 
     tail: int
     head: int
@@ -55,59 +55,59 @@ class Copied:
 
 
 class Sidecar(ABC):
-    """A file, or some, beside the columns of a buffer. An instance is one that is open.
+    """One or more files beside the columns of a buffer. An instance is an open one.
 
-    The class methods are for a directory in which nobody else writes, or for reading beside a writer. They raise OSError
-    where the disk fails, and NotAFileError where something else has the name.
+    The class methods are for a directory that no other process writes, or for reading beside a writer. They raise OSError
+    if the disk fails, and NotAFileError if the path is not a regular file.
     """
 
     names: ClassVar[tuple[str, ...]]
-    """What it is called in the buffer's directory. The first one stands for all in findings."""
+    """Its names in the buffer's directory. Findings use the first one."""
     temporary: ClassVar[tuple[str, ...]] = ()
-    """What an unfinished file is called."""
+    """The names of unfinished files."""
     of_newest: ClassVar[bool] = False
-    """Whether it is of the newest episode alone, so that each commit changes what is right."""
+    """Whether it belongs to the newest episode alone, so that each commit changes the valid content."""
 
     @classmethod
     def exists(cls, home: Home) -> bool:
-        """Tell whether a buffer has it, whatever is in it."""
+        """Tell whether a buffer has it, with any content."""
         return any(home.disk.exists(home.path(name)) for name in cls.names)
 
     @classmethod
     def recover(cls, home: Home, head: int) -> list[str]:
-        """Forget, durably, what is of positions from `head` on: a power cut took them, and others will come.
+        """Drop, durably, the values of positions from `head` on: a power cut removed them, and others will be written.
 
         Returns:
-            What is wrong with the file, in words.
+            The faults of the file, in words.
         """
         return []
 
     @classmethod
     @abstractmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
-        """Return what is wrong with it, in words. It exists; `newest` is the record of the newest live episode."""
+        """Return its faults, in words. It exists; `newest` is the record of the newest live episode."""
 
     @classmethod
     @abstractmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Return how it is mended; None if nothing in it counts, so that it is to be set aside."""
+        """Return how it can be repaired; None if nothing in it is valid, so that it must be set aside."""
 
     @classmethod
     @abstractmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
-        """Write it, durably, into a copy of the buffer, as it counts for the state that the copy is.
+        """Write it, durably, into a copy of the buffer, with the values of the copy's state.
 
         Args:
-            source: the buffer, which may have none, and which may be written meanwhile.
-            target: the copy. The name in its directory is synced by the caller.
+            source: the buffer, which may not have this sidecar, and which may be written meanwhile.
+            target: the copy. The caller syncs its directory.
             state: of the copy.
-            kept: gives what the handle that copies has in memory, of a kind that the sidecar knows.
+            kept: returns the in-memory data of the copying handle, of a type that the sidecar knows.
         """
 
     @abstractmethod
     def sync(self) -> None:
-        """Return once all that was written is on the disk itself."""
+        """Return once all written data are durable on the disk."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the files back."""
+        """Release the files."""

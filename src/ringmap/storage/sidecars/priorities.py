@@ -1,22 +1,22 @@
-"""The file of priorities: one float32 for each row of the ring, and what changed since it was written.
+"""The file of priorities: one float32 for each row of the ring, and a log of later changes.
 
     priorities.bin   [header 0][header 1][leaves 0][leaves 1][log: frame, frame, ...]
 
-An update is one frame at the end of the log, so one `pwrite` whatever it touches. When the log is
-full, all leaves are written to the area that does not count, and then the header that makes
-it count: generation g has header and area g % 2, and an empty log. That is synced, as the log of
-the generation before is overwritten next.
+An update is one frame at the end of the log, so always one `pwrite`. When the log is
+full, all leaves are written to the area that is not valid, and then the header that makes
+it valid: generation g has header and area g % 2, and an empty log. That is synced, since the log of
+the previous generation is overwritten next.
 
     frame   check, generation, kind, count, then   POINTS: positions int64, priorities float32
                                                    RANGE:  first and last position + 1, one priority
 
-Leaf `position % rows` is that of the newest position below `upto` in this slot: what lies beyond
-has no priority yet, whatever an earlier lap left there.
+Leaf `position % rows` belongs to the newest position below `upto` in this slot: later positions
+have no priority yet, whatever an earlier lap left there.
 
 Invariants: a header counts with its checksum, which covers the buffer's UUID and the leaves;
 a frame counts with its checksum, its generation and its place, after all frames before it; after a
-power cut each priority is as of the last `sync` or later, and of no other row.
-Not here: what a priority is for (clips/samplers), which positions are live.
+power cut each priority is as of the last `sync` or later, and belongs to its own row.
+Not here: the use of a priority (clips/samplers), which positions are live.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Leaves:
     highest: float = 1.0
 
     def put_range(self, start: int, stop: int, priority: float) -> None:
-        """Give positions `[start, stop)`, of which `upto` is the first that has none, one priority."""
+        """Set positions `[start, stop)` to one priority; `upto` is the first position without one."""
         rows = len(self.values)
         if stop - start >= rows:
             self.values[:] = priority
@@ -77,9 +77,9 @@ class Leaves:
         self.upto = max(self.upto, stop)
 
     def back_to(self, tail: int, head: int) -> Leaves:
-        """Return a copy as it counts for positions `[tail, head)`.
+        """Return a copy that is valid for positions `[tail, head)`.
 
-        Where positions from `head` on have priorities already, in slots of these, the highest one stands in.
+        Where positions from `head` on already have priorities, in slots of these, the highest priority replaces them.
         """
         values = self.values.copy()
         kept = Leaves(values, min(self.upto, head), self.highest)
@@ -89,7 +89,7 @@ class Leaves:
 
 
 class PriorityFile(Sidecar):
-    """The file, open.
+    """The open file.
 
     Args:
         file: its handle.
@@ -117,7 +117,7 @@ class PriorityFile(Sidecar):
 
     @classmethod
     def create(cls, home: Home, leaves: Leaves) -> None:
-        """Make the file, whole or not at all, its name synced."""
+        """Make the file, whole or not at all, and sync its name."""
         disk, path, beside = home.disk, home.path(cls.names[0]), home.path(cls.temporary[0])
         disk.discard(beside)
         with closing(disk.create(beside, cls.nbytes(home.rows))) as file:
@@ -127,7 +127,7 @@ class PriorityFile(Sidecar):
 
     @classmethod
     def open(cls, home: Home, write: bool) -> PriorityFile | None:
-        """Open a file that exists, None if it has not the size of one; `load` tells what is in it."""
+        """Open an existing file, None if its size is wrong; `load` reads its content."""
         path = home.path(cls.names[0])
         if home.disk.size(path) != cls.nbytes(home.rows):
             return None
@@ -135,7 +135,7 @@ class PriorityFile(Sidecar):
 
     @classmethod
     def _loaded(cls, home: Home) -> tuple[Leaves | None, list[str]]:
-        """Return what the file holds, and what is wrong with it, in words."""
+        """Return the content of the file, and its faults, in words."""
         faults = home.disk.size_faults(
             home.path(cls.names[0]), "priorities file", cls.nbytes(home.rows)
         )
@@ -149,10 +149,10 @@ class PriorityFile(Sidecar):
 
     @classmethod
     def recover(cls, home: Home, head: int) -> list[str]:
-        """Forget, durably, the priorities of rows from `head` on.
+        """Drop, durably, the priorities of rows from `head` on.
 
-        And those that the log still has behind its end, where it would grow into them. Nothing to do for a file that
-        is not there, or that holds nothing.
+        Also drops those that the log has beyond its end, where it would grow into them. Does nothing if the file
+        is missing or empty.
         """
         is_there = home.disk.is_file(home.path(cls.names[0]))
         opened = cls.open(home, write=True) if is_there else None
@@ -169,12 +169,12 @@ class PriorityFile(Sidecar):
 
     @classmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
-        """Return what is wrong with the file, in words."""
+        """Return the faults of the file, in words."""
         return cls._loaded(home)[1]
 
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Write what counts as a generation of its own, if anything does."""
+        """Write the valid content as a new generation, if there is any."""
         if cls._loaded(home)[0] is None:
             return None
         return "write it again with what is whole in it", partial(cls._renew, home)
@@ -186,7 +186,7 @@ class PriorityFile(Sidecar):
         try:
             leaves = opened.load()[0]
             assert leaves is not None
-            for _ in range(2):  # both headers, so that nothing damaged is left
+            for _ in range(2):  # both headers, so that no damaged one is left
                 opened.checkpoint(leaves)
         finally:
             opened.close()
@@ -205,14 +205,14 @@ class PriorityFile(Sidecar):
             cls.create(target, leaves.back_to(state.tail, state.head))
 
     def load(self) -> tuple[Leaves | None, list[str]]:
-        """Return what the file holds, and what is wrong with it; None if nothing in it counts.
+        """Return the content of the file, and its faults; None if nothing in it is valid.
 
-        Cost: reads 4 bytes a row, and the log.
+        Cost: reads 4 bytes per row, and the log.
         """
         headers, faults = self._headers()
         newest = max((generation for generation, *_ in headers), default=0)
         logged = int.from_bytes(self._file.read(8, self._log + 8), "little")
-        if newest < logged < _MOST:  # its header is damaged: the number must not be used again
+        if newest < logged < _MOST:  # its header is damaged: the number must not be reused
             newest = logged
         found: Leaves | None = None
         for generation, upto, highest, leaves_sum in headers:
@@ -224,15 +224,15 @@ class PriorityFile(Sidecar):
         self._generation = newest
         if found is None:
             return None, faults or ["neither header is valid: damaged, or of another buffer"]
-        self._generation = generation  # of the log, which a newer one may not have begun
+        self._generation = generation  # of the log, which a newer generation may not have begun
         faults += self._replay(found)
         self._generation = (
             newest + (newest - generation) % 2
-        )  # the next is not written over these leaves
+        )  # the next generation is not written over these leaves
         return found, faults
 
     def _headers(self) -> tuple[list[tuple[int, int, float, int]], list[str]]:
-        """Return the valid headers, newest first, and what is wrong with the others."""
+        """Return the valid headers, newest first, and the faults of the others."""
         found, faults = [], []
         for slot in (0, 1):
             data = self._file.read(_HEADER.size + 8, slot * _SLOT)
@@ -247,7 +247,7 @@ class PriorityFile(Sidecar):
         return sorted(found, reverse=True), faults
 
     def _replay(self, leaves: Leaves) -> list[str]:
-        """Apply the frames of the log; tell of one that is damaged."""
+        """Apply the frames of the log; report a damaged one."""
         log = self._file.read(self._stop - self._log, self._log)
         at, number = 0, 0
         while at + _FRAME.size <= len(log):
@@ -274,11 +274,11 @@ class PriorityFile(Sidecar):
             at, number = at + _aligned(size), number + 1
         self._end = at
         behind = np.frombuffer(log, np.uint64, (len(log) - at) // 8, at)
-        self._is_ragged = bool((behind == self._generation).any())  # a cut took a frame before them
+        self._is_ragged = bool((behind == self._generation).any())  # a cut took a frame before
         return []
 
     def append_range(self, start: int, stop: int, priority: float) -> bool:
-        """Store one priority of all positions `[start, stop)`; False if the log is full."""
+        """Store one priority for all positions `[start, stop)`; False if the log is full."""
         return self._append(_RANGES, 0, _RANGE.pack(start, stop, priority))
 
     def append_points(self, positions: Array, priorities: Array) -> bool:
@@ -291,18 +291,18 @@ class PriorityFile(Sidecar):
             return False
         check = xxhash.xxh3_64_intdigest(body, seed=self._seed(self._end))
         end = self._end + _aligned(8 + len(body))
-        # What an earlier generation left behind must not be taken for a frame: its positions are small numbers, too.
+        # Data of an earlier generation must not be taken for a frame: its positions are small numbers too.
         closed = body.ljust(end - self._end - 8 + min(_HEAD, self._stop - self._log - end), b"\0")
         self._file.write(check.to_bytes(8, "little") + closed, self._log + self._end)
         self._end = end
         return True
 
     def checkpoint(self, leaves: Leaves) -> None:
-        """Write all leaves, durably, and begin the log anew. O(rows): 4 bytes each, and a sync."""
+        """Write all leaves, durably, and begin a new log. O(rows): 4 bytes each, and a sync."""
         generation = self._generation + 1
         data = leaves.values.tobytes()
         self._file.write(data, self._area(generation))
-        self._end = self._stop - self._log  # should this fail, no frame fits until it has worked
+        self._end = self._stop - self._log  # if this fails, no frame fits until it succeeds
         packed = _HEADER.pack(
             _MAGIC, generation, self._rows, leaves.upto, leaves.highest, xxhash.xxh3_64_intdigest(data)
         )  # fmt: skip
@@ -311,11 +311,11 @@ class PriorityFile(Sidecar):
         self._generation, self._end, self._is_ragged = generation, 0, False
 
     def sync(self) -> None:
-        """Return once all that was stored is on the disk itself."""
+        """Return once all stored data are durable on the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self._file = closed(self._file)
 
     def _area(self, generation: int) -> int:
@@ -329,7 +329,7 @@ class PriorityFile(Sidecar):
 
 
 def _places(rows: int) -> tuple[int, int]:
-    """Return where the log begins, and where the file ends."""
+    """Return the start of the log, and the end of the file."""
     log = 2 * _SLOT + 2 * _paged(rows * 4)
     return log, log + _paged(max(_LOG_LEAST, rows * 4))
 

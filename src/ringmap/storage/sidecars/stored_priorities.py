@@ -1,8 +1,8 @@
-"""The priorities of a buffer, as one handle has them: in memory, and in the file where that handle may write.
+"""The priorities of a buffer for one handle: in memory, and in the file if the handle may write.
 
-Invariants: what the file holds is what `change` had been given when it returned; a reader and a forked child write
+Invariants: the file holds what `change` had received when it returned; a reader and a forked child write
 nothing.
-Not here: the bytes (priorities.py), which clip a priority is of (clips/samplers).
+Not here: the bytes (priorities.py), the clip of a priority (clips/samplers).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StoredPriorities:
 
     Args:
         source: the buffer.
-        kept: those that the caller has from before.
-        in_fork: whether these are a parent process's, and newer than what is stored.
+        kept: priorities that the caller has from before.
+        in_fork: whether these are a parent process's, and newer than the stored ones.
 
     Attributes:
-        leaves: the priorities; changed by `change` alone.
+        leaves: the priorities; only `change` changes them.
 
     Raises:
         EnvironmentFault: the disk fails.
@@ -64,7 +64,7 @@ class StoredPriorities:
         return source.writable and self._pid == os.getpid() and source.is_open
 
     def _open(self) -> Leaves | None:
-        """Open or make the file, and return what it holds."""
+        """Open or make the file, and return its content."""
         home, writes = self._source.home, self.writes
         found: Leaves | None = None
         opened, faults = None, list[str]()
@@ -86,14 +86,14 @@ class StoredPriorities:
             self.file = PriorityFile.open(home, write=True)
             assert self.file is not None
             self.file.load()
-        elif found is not None:  # a power cut may have taken the rows beyond
+        elif found is not None:  # a power cut may have removed the rows beyond
             found.upto = min(found.upto, self._source.head)
         return found
 
     def change(
         self, append: Callable[[PriorityFile], bool], change: Callable[[Leaves], None]
     ) -> None:
-        """Change priorities, in the file first: by a frame of its log, or with all others where none fits.
+        """Change priorities, in the file first: by a frame of its log, or with all others if no frame fits.
 
         Raises:
             EnvironmentFault: the disk is full or fails. Nothing was changed.
@@ -118,22 +118,22 @@ class StoredPriorities:
             self.file.checkpoint(self.leaves)
 
     def sync(self) -> None:
-        """Force the priorities to the disk itself.
+        """Force the priorities to the disk.
 
         Raises:
-            EnvironmentFault: the disk fails. Called again, it writes them all again first.
+            EnvironmentFault: the disk fails. The next call first writes them all again.
         """
         if self.file is None or not self.writes:
             return
         then = "the newest priorities may not be on the disk: mend it, then call it again"
         with clear_errors("PrioritizedSampler.flush", self._path, then=then):
-            if self._is_unsure:  # a sync that failed is not made good by another
+            if self._is_unsure:  # a later sync does not repair a failed one
                 self.file.checkpoint(self.leaves)
             self._is_unsure = True
             self.file.sync()
             self._is_unsure = False
 
     def close(self) -> None:
-        """Give the file back; one of a parent process is left alone."""
+        """Release the file; a parent process's file is not touched."""
         if self.file is not None and self._pid == os.getpid():
             self.file.close()

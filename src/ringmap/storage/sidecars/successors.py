@@ -1,15 +1,15 @@
-"""What the newest rows lead to: the observations after the last ones stored, which are no rows yet.
+"""The next observations of the newest rows: the observations after the last stored ones, which are not rows yet.
 
-    successors.0.bin   [of the rows up to head 640]        written in turn, ahead of the commit
+    successors.0.bin   [of the rows up to head 640]        written in turn, before the commit
     successors.1.bin   [of the rows up to head 648]        whose head and rows it names
 
 A buffer that stores each observation once finds the next one in the following row. The newest rows
-have none; what follows them stands here until it is a row itself, or is stored with the next commit.
+have none; their next observations are here until they are rows themselves, or are stored with the next commit.
 
 Invariants: the file that the newest record needs is never the one being written; a file counts for
 the head and the checksum of rows that it names, with its own checksum, which covers the buffer's UUID.
-The head alone would not do: after a power cut other rows may end there.
-Not here: what the arrays are (buffers/transitions/).
+The head alone is not enough: after a power cut other rows may end there.
+Not here: the meaning of the arrays (buffers/transitions/).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Successors(Sidecar):
         self._named = True
 
     def find(self, head: int, rows_sum: int) -> dict[str, Array] | None:
-        """Return what follows the rows up to `head`, or None when neither file knows. Reads them plainly.
+        """Return the next observations of the rows up to `head`, or None if neither file has them. Plain reads.
 
         Args:
-            head: where they end.
+            head: the end of the rows.
             rows_sum: the checksum in their record.
         """
         for slot, path in enumerate(self._paths):
@@ -75,7 +75,7 @@ class Successors(Sidecar):
         return None
 
     def write(self, head: int, rows_sum: int, arrays: Mapping[str, Array]) -> None:
-        """Write what follows the rows up to `head`, ahead of the commit that ends there, over the older one."""
+        """Write the next observations of the rows up to `head`, before the commit that ends there, over the older file."""
         slot = self._next
         payload = encode_data(arrays, "successors")
         packed = _HEAD.pack(_MAGIC, head, rows_sum, len(payload), xxhash.xxh3_64_intdigest(payload))
@@ -90,7 +90,7 @@ class Successors(Sidecar):
         file.write(packed + check + payload, 0)
 
     def sync(self) -> None:
-        """Return once what was written last is on the disk itself, with its name."""
+        """Return once the last write is durable on the disk, with its name."""
         file = self._files[self._next]
         if file is not None:
             file.sync()
@@ -99,7 +99,7 @@ class Successors(Sidecar):
             self._named = True
 
     def sync_both(self) -> None:
-        """Return once both files are on the disk itself, whoever wrote them."""
+        """Return once both files are durable on the disk, whichever process wrote them."""
         for slot, path in enumerate(self._paths):
             if self._files[slot] is None and self._disk.exists(path):
                 self._files[slot] = self._disk.open(path, write=True)
@@ -109,16 +109,16 @@ class Successors(Sidecar):
             self.turn()
 
     def turn(self) -> None:
-        """Let the other file be the next: the commit came to be."""
+        """Switch to the other file: the commit was stored."""
         self._next = 1 - self._next
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         self._files = [None, None]
 
     @classmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
-        """Return that neither file is of the newest rows, in words, if it is so."""
+        """Return, in words, that neither file belongs to the newest rows, if that is so."""
         if newest is None:
             return []
         made = cls(home)
@@ -129,7 +129,7 @@ class Successors(Sidecar):
 
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
-        """Write that nothing is known to follow the newest rows."""
+        """Write that the next observations of the newest rows are unknown."""
         if newest is None:
             return None
         what = "write it again: the newest transitions are never drawn"
@@ -137,7 +137,7 @@ class Successors(Sidecar):
 
     @classmethod
     def _announce(cls, home: Home, newest: Record, arrays: Mapping[str, Array], times: int) -> None:
-        """Write, durably, what follows the newest rows."""
+        """Write, durably, the next observations of the newest rows."""
         with closing(cls(home)) as made:
             for _ in range(times):
                 made.write(newest.head, newest.rows_sum, arrays)
@@ -146,7 +146,7 @@ class Successors(Sidecar):
 
     @classmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
-        """Write what follows the newest rows of the copy. `kept`: gives it where the files have gone on."""
+        """Write the next observations of the copy's newest rows. `kept`: returns them where the files have moved on."""
         newest = state.newest
         if newest is None:
             return
