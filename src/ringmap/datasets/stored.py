@@ -1,10 +1,10 @@
-"""A dataset over the columns of a file, handed out as PyTorch tensors or NumPy arrays.
+"""A dataset over the columns of a file, returned as PyTorch tensors or NumPy arrays.
 
     clip ids -> episodes, first steps -> rows -> source.windows -> tensors -> transform -> fold
                                                (one read per column and batch)
 
-Every reader of ours is this class over a `ColumnSource` of its format: a format says how
-rows are found, this class says what people get. Columns that torch has no dtype for
+Every built-in reader is this class over a `ColumnSource` of its format: a format defines how
+rows are found, this class defines what users get. Columns that torch has no dtype for
 (strings, dates, bytes) stay NumPy arrays; in a clip, text is a list, which the DataLoader
 can batch.
 Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
@@ -93,9 +93,9 @@ class StoredDataset(Dataset):
         num_steps: observations in a clip.
         frameskip: stride between the observations of a clip.
         transform: maps a dict of columns to the one to hand out; it sees actions unfolded.
-        layout: "CHW" hands images out as (T, C, H, W), "HWC" as they are stored.
-        output: "torch" hands out tensors, "numpy" arrays, for which PyTorch need not be installed.
-        keys_to_load: the columns to hand out; None for all.
+        layout: "CHW" returns images as (T, C, H, W), "HWC" as they are stored.
+        output: "torch" returns tensors, "numpy" arrays, for which PyTorch need not be installed.
+        keys_to_load: the columns to return; None for all.
         keys_to_cache: columns to hold in memory.
         keys_to_merge: new column -> the columns to join into it (as `merge_col` takes them).
         unknown: refused by name.
