@@ -427,7 +427,7 @@ def clip_id(idx: Any, where: str, has_batches: bool = False) -> ClipId:
         has_batches: whether a list of ids is taken, too (by the caller).
 
     Raises:
-        SubscriptError: it is no integer.
+        SubscriptError: it is not an integer.
     """
     try:
         return ClipId(operator.index(idx))
@@ -450,7 +450,7 @@ def clip_ids(indices: Any, where: str) -> Array:
     """Return clip ids as an int64 array `(B,)`.
 
     Raises:
-        InputError: they are no integers (a mask, for one), or not in one row.
+        InputError: they are not integers (a mask, for one), or not in one row.
     """
     ids = np.asarray(indices if hasattr(indices, "__array__") else list(indices))
     if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1):

@@ -74,7 +74,7 @@ def stored_layout(ep_data: M) -> M | dict[str, Any]:
 
 
 def is_image(spec: ColumnSpec) -> bool:
-    """Tell whether a column holds images: uint8, three axes, the last of size 1 or 3."""
+    """Return whether a column holds images: uint8, three axes, the last of size 1 or 3."""
     return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in (1, 3)
 
 

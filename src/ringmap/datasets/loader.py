@@ -207,7 +207,7 @@ def _cut(whole: Array, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 def _has_space(nbytes: int) -> bool:
-    """Tell whether shared memory has room: where it is full, touching it kills the process."""
+    """Return whether shared memory has room: where it is full, touching it kills the process."""
     try:
         found = os.statvfs("/dev/shm")
     except (AttributeError, OSError):

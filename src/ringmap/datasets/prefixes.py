@@ -61,7 +61,7 @@ def list_prefixes() -> list[str]:
 
 
 def takes(name: str, option: str) -> bool:
-    """Tell whether the loader of an id names this option among its parameters."""
+    """Return whether the loader of an id names this option among its parameters."""
     loader = _LOADERS.get(name.partition(":")[0])
     return loader is not None and option in inspect.signature(loader).parameters
 

@@ -81,7 +81,7 @@ class ColumnSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the file back; the next read opens it again."""
+        """Close the file; the next read opens it again."""
         ...
 
 
@@ -92,7 +92,7 @@ class StoredDataset(Dataset):
         source: where the columns come from.
         num_steps: observations in a clip.
         frameskip: stride between the observations of a clip.
-        transform: maps a dict of columns to the one to hand out; it sees actions unfolded.
+        transform: maps a dict of columns to the one to return; it sees actions unfolded.
         layout: "CHW" returns images as (T, C, H, W), "HWC" as they are stored.
         output: "torch" returns tensors, "numpy" arrays, for which PyTorch need not be installed.
         keys_to_load: the columns to return; None for all.
@@ -369,7 +369,7 @@ class StoredDataset(Dataset):
     def _read(
         self, names: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Any]:
-        """Return windows of columns as they are handed out."""
+        """Return windows of columns in the form that users get."""
         found: dict[str, Any] = self._windows(names, starts, length, stride)
         for name, values in found.items():
             if self.output == "torch" and _has_tensor(values.dtype, self.path):
@@ -381,12 +381,12 @@ class StoredDataset(Dataset):
 
 
 def _collates_whole(values: Any) -> bool:
-    """Tell whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
+    """Return whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
     return not isinstance(values, np.ndarray) or values.dtype.kind in _TENSOR_KINDS
 
 
 def _has_tensor(dtype: np.dtype[Any], where: str) -> bool:
-    """Tell whether torch has this dtype.
+    """Return whether torch has this dtype.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

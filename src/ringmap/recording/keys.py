@@ -189,7 +189,7 @@ class Keys:
 
 
 def _holds(column: Any, source: Any, bounds: tuple[int, int] | None, casting: str) -> bool:
-    """Tell whether a column's dtype can hold the values of a source; single values are checked when they come."""
+    """Return whether a column's dtype can hold the values of a source; single values are checked when they come."""
     if column.kind not in "biufc":
         return False
     if casting == "unsafe" or source.kind == "b" or column.kind in "fc":

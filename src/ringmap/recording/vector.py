@@ -202,7 +202,7 @@ class VectorRecording(Recording, _VectorWrapper):
 
 
 def _shared(one: Any, other: Any) -> bool:
-    """Tell whether two observations have an array in common."""
+    """Return whether two observations have an array in common."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return any(_shared(one[name], other[name]) for name in one if name in other)
     if isinstance(one, tuple) and isinstance(other, tuple):

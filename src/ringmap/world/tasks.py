@@ -131,7 +131,7 @@ _LIFTED = {"action", "reward", "terminated", "truncated", "step_idx", "id", "goa
 
 
 def says(task: Task, name: str, row: Row) -> bool:
-    """Tell whether the dataset says what an info is at the start of a task."""
+    """Return whether the dataset says what an info is at the start of a task."""
     here, there = row[name], task.columns.get(name)
     return (
         name not in _LIFTED
