@@ -1,8 +1,8 @@
-"""The command line: `ringmap info DIR` and its like, one command per module.
+"""The command line: `ringmap info DIR` and other commands, one per module.
 
-    app       the commands by name, and what their errors look like
-    terminal  what is printed, with nothing in it that a terminal or Rich would obey
-    places    what lies at a path
+    app       the commands by name, and the form of their errors
+    console   printed text, without anything that a terminal or Rich would obey
+    resolve   what a path holds
 
 Invariants: a command does nothing that Python could not do through ringmap; nothing heavy is imported
 before a command runs; nothing is unpickled.

@@ -1,12 +1,12 @@
-"""The commands by name, each loaded when it is called; and how every one of them ends.
+"""The commands by name, each loaded when it is called, and their exit codes.
 
     0    done; `check`: sound; `watch`: Ctrl-C
     1    it went wrong; `check`: findings; `repair` without `--apply`: there is something to do
     2    the call is wrong, or nothing is there; `check` and `repair`: no answer
     130  Ctrl-C
 
-Invariants: an error of ringmap, or of the system, is one line on stderr, without a traceback unless one is asked
-for; `--help` imports no command.
+Invariants: an error of ringmap, or of the system, is one line on stderr, without a traceback unless it is
+requested; `--help` imports no command.
 Not here: what a command does.
 """
 
@@ -54,7 +54,7 @@ COMMANDS = {
     "formats": "List the formats of datasets, and what each can do.",
     "demo": "Collect, be killed, go on, and train: in a temporary folder.",
 }
-"""What there is, and the first line of each one's help: `--help` shows it without loading them."""
+"""All commands, and the first line of the help of each: `--help` shows it without loading them."""
 
 _FIX_THE_CALL = (ExistsError, InputError, MissingExtraError, NotFoundError, UnknownFormatError)
 _ANSWERS_1 = ("check", "repair")
@@ -67,7 +67,7 @@ class Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name, line in COMMANDS.items():
-            self.commands[name] = TyperCommand(name, help=line)  # stands in until it is called
+            self.commands[name] = TyperCommand(name, help=line)  # a placeholder until it is called
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the table."""
@@ -88,7 +88,7 @@ class Commands(TyperGroup):
                     raise
                 raise typer.Exit(130) from None
             except BrokenPipeError:
-                raise  # whoever read our output has seen enough
+                raise  # the reader of our output has closed it
             except (RingmapError, OSError) as error:
                 if _wants_traceback(ctx):
                     raise

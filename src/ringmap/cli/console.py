@@ -1,13 +1,13 @@
-"""What is printed: text that no terminal and no markup obeys, tables, JSON.
+"""Print text without control characters or markup, tables, and JSON.
 
-    name of a file, value of an episode, message of an error -> clean -> what is seen
+    name of a file, value of an episode, message of an error -> clean -> output
 
 Directories come from anywhere, and with them names, dtypes and episode data: an escape code in one must not move
 the cursor, and `[red]` is five characters.
 
-Invariants: all that goes out passes `clean`, or is JSON in ASCII; Rich is never given markup. Output that is no
+Invariants: all output passes `clean`, or is JSON in ASCII; Rich never receives markup. Output that is not a
 terminal is not wrapped, cut or coloured.
-Not here: what is said.
+Not here: the contents.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["clean", "console", "count", "nbytes", "percent", "plain", "say", "show", "show_json", "show_table", "value_text"]  # fmt: skip
 
 _WIDE = 100_000
-"""Columns of an output that is no terminal: nothing is wrapped."""
+"""Columns of an output that is not a terminal: nothing is wrapped."""
 
 _MOST_VALUES = 64
 """Values of an array that are spelled out."""
 
 
 def clean(text: object) -> str:
-    r"""Return a text in one line with everything escaped that is not seen as itself.
+    r"""Return a text in one line with all invisible and control characters escaped.
 
     Example:
         >>> print(clean("a\x1b[31m\nb"))

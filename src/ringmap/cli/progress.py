@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for people: nothing where stderr is no terminal, or before it has taken a while."""
+"""A progress bar on stderr, for people: nothing if stderr is not a terminal, or in the first moments."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _AFTER_S = 1.0
 
 
 def is_watched() -> bool:
-    """Tell whether somebody sees a progress bar."""
+    """Return whether a progress bar is visible."""
     return sys.stderr.isatty()
 
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Lend a function of `(done, of)` episodes that draws the bar; None where nobody sees it."""
+    """Lend a function of `(done, of)` episodes that draws the bar; None if it is not visible."""
     if not is_watched():
         yield None
         return

@@ -1,10 +1,10 @@
-"""What lies at a path: which kind of buffer, or a dataset of which format.
+"""Find out what a path holds: a kind of buffer, or a dataset of a format.
 
     DIR/manifest.json                         a buffer: of episodes, or of transitions
     DIR/rows/manifest.json, DIR/labels/...    a buffer of a student's rows and a teacher's labels
     anything else                             a dataset of a registered format
 
-Not here: what is said of it.
+Not here: the output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Located:
 
 
 def look(path: str, where: str, only: tuple[str, ...] = ()) -> Located:
-    """Say what lies at a path.
+    """Return what a path holds.
 
     Args:
         path: what the user gave.
@@ -78,7 +78,7 @@ def _buffer_at(path: str) -> Located | None:
         return None
     try:
         read_manifest(Disk(), os.path.abspath(main))
-    except UnknownFormatError:  # somebody else's manifest
+    except UnknownFormatError:  # another program's manifest
         return None
     if len(folders) > 1 or "" not in folders:
         return Located(path, DISTILLATION, folders)
@@ -86,7 +86,7 @@ def _buffer_at(path: str) -> Located | None:
 
 
 def folders_of(path: str) -> dict[str, str]:
-    """Return the directories that a buffer at a path is made of, by what is in them, however damaged they are."""
+    """Return the directories of a buffer at a path, by their contents, however damaged they are."""
     from ringmap.storage.records.layout import SIGNS
 
     own = any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
@@ -97,7 +97,7 @@ def folders_of(path: str) -> dict[str, str]:
 
 
 def is_dataset(path: str) -> bool:
-    """Tell whether a dataset of a format is at a path, and no buffer, however damaged."""
+    """Return whether a dataset of a format is at a path, and not a (damaged) buffer."""
     from ringmap.formats.registry import detect_format, refuse_missing
     from ringmap.storage.records.layout import SIGNS
 
@@ -148,10 +148,10 @@ def episodes_at(path: str, where: str) -> Any:
 
 
 def format_for(dest: str, name: str | None, mode: str, where: str) -> str:
-    """Return the format to write: as asked, or by the suffix of the destination, or what is there.
+    """Return the format to write: the requested one, or by the suffix of the destination, or by its content.
 
     Raises:
-        InputError: nothing tells, they contradict each other, or it is one that is only read.
+        InputError: nothing decides, they contradict each other, or the format is read only.
         MissingFormatError: its package is not installed.
     """
     from ringmap.formats.base import validate_write_mode

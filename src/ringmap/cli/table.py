@@ -1,4 +1,4 @@
-"""Episodes as rows of a table: which columns there are, which rows are asked for, in which order.
+"""Episodes as rows of a table: its columns, and which rows are shown, in which order.
 
     number  length  return  ended        and the data of each episode
     0       31      12.5    terminated
@@ -64,12 +64,12 @@ def rows_of(dataset: Any) -> list[Row]:
         return 0
 
     advice = "look at a snapshot: ringmap snapshot DIR DEST"
-    look_again(attempt, lambda: None, "episodes", advice)  # what reads a column refreshes
+    look_again(attempt, lambda: None, "episodes", advice)  # reading a column refreshes
     return rows
 
 
 def _moment(dataset: Any) -> tuple[int, int]:
-    """Return what tells a buffer's state from its later ones: where it begins and ends. A dataset has one state."""
+    """Return an identity of a buffer's state: where it begins and ends. A dataset has one state."""
     window = getattr(dataset, "clip_window", None)
     if window is None:
         return 0, 0

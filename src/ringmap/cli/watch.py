@@ -25,7 +25,7 @@ Interval = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is seen at one moment: counters since the buffer was made, and what is stored."""
+    """One observation: counters since the buffer was created, and the stored amounts."""
 
     at: float
     written: int
@@ -81,7 +81,7 @@ def _look(reader: Reader) -> Look:
 
 
 def _rate(now: Look, before: Look | None) -> float | None:
-    """Return steps per second between two looks; None for one, or when the buffer was made anew between them."""
+    """Return steps per second between two looks; None for a single look, or if the buffer was created again between them."""
     if before is None or now.at <= before.at or now.written < before.written:
         return None
     return (now.written - before.written) / (now.at - before.at)

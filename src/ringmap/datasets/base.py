@@ -50,7 +50,7 @@ class Dataset(_Base):
         offsets: row of each episode's first step.
         frameskip: stride between the observations of a clip.
         num_steps: observations in a clip.
-        transform: maps an episode's dict to the one to hand out; `_load_slice` applies it.
+        transform: maps an episode's dict to the one to return; `_load_slice` applies it.
 
     Raises:
         InputError: `frameskip` or `num_steps` is not positive, or the arrays do not match.
@@ -203,7 +203,7 @@ class Dataset(_Base):
         return {}
 
     def close(self) -> None:
-        """Give back what is open; the next read opens it again. A dataset that keeps nothing open has nothing to do."""
+        """Close open files; the next read opens them again. A dataset without open files does nothing."""
 
     # -- clips -------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Dataset(_Base):
         Raises:
             ClipIndexError: the id is out of range, or there are no clips. Negative ids count
                 from the end.
-            SubscriptError: it is no integer.
+            SubscriptError: it is not an integer.
         """
         return self.__getitems__([clip_id(idx, type(self).__name__)])[0]
 
@@ -419,7 +419,7 @@ def in_range(idx: Any, count: int, what: str, where: str) -> Array:
 
 
 def clip_id(idx: Any, where: str, has_batches: bool = False) -> ClipId:
-    """Return what stands in the brackets of a dataset as an integer.
+    """Return the index of a dataset as an integer.
 
     Args:
         idx: what was given.
@@ -427,7 +427,7 @@ def clip_id(idx: Any, where: str, has_batches: bool = False) -> ClipId:
         has_batches: whether a list of ids is taken, too (by the caller).
 
     Raises:
-        SubscriptError: it is no integer.
+        SubscriptError: it is not an integer.
     """
     try:
         return ClipId(operator.index(idx))
@@ -450,7 +450,7 @@ def clip_ids(indices: Any, where: str) -> Array:
     """Return clip ids as an int64 array `(B,)`.
 
     Raises:
-        InputError: they are no integers (a mask, for one), or not in one row.
+        InputError: they are not integers (a mask, for one), or not in one row.
     """
     ids = np.asarray(indices if hasattr(indices, "__array__") else list(indices))
     if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1):

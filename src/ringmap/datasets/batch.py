@@ -4,7 +4,7 @@
         default_collate  takes the block as it is            loader.py
         collate_fn=mine  gets B clips, each {column: (H, ...)}, made when it looks
 
-Invariants: a batch that somebody changed, or looked into, is collated clip by clip as any list.
+Invariants: a batch that was changed, or accessed, is collated clip by clip as any list.
 Not here: tensors, and how they travel between processes (loader.py); what makes these batches (to_loader.py).
 """
 
@@ -46,7 +46,7 @@ class ClipBatch(list[Clip]):
 
     @property
     def whole(self) -> bool:
-        """Whether nobody has looked at more than the first clip, nor changed that."""
+        """Whether no clip but the first was accessed, and that one was not changed."""
         if self._made:
             return False
         first = self._first
@@ -109,7 +109,7 @@ ClipBatch.__hash__ = None
 
 
 def worker() -> Any:
-    """Return what PyTorch says of the DataLoader worker that this process is, or None."""
-    data = sys.modules.get("torch.utils.data")  # not there: nobody has made a DataLoader
+    """Return PyTorch's information about this DataLoader worker, or None."""
+    data = sys.modules.get("torch.utils.data")  # not imported: there is no DataLoader
     asked = getattr(data, "get_worker_info", None)  # nor is it when another thread is importing it
     return None if asked is None else asked()

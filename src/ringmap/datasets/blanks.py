@@ -1,4 +1,4 @@
-"""Blanks: what stands in a row where there is nothing to say.
+"""Blanks: the values of a row for which there is no data.
 
     floats, complex   NaN         text    ""
     integers, flags   0           dates   NaT

@@ -38,7 +38,7 @@ class D4RLDataset(Dataset):
         path: the HDF5 file.
         num_steps: observations in a clip.
         frameskip: stride between the observations of a clip.
-        transform: maps a dict of columns to the one to hand out.
+        transform: maps a dict of columns to the one to return.
 
     Raises:
         NotFoundError: there is no such file.

@@ -1,4 +1,4 @@
-"""Any dataset or buffer, as what a writer takes: its episodes as they are stored, and their columns.
+"""Read the stored episodes of any dataset or buffer, and their columns, for a writer.
 
 Not here: writing (formats/), copies of whole datasets (transfer.py).
 """
@@ -17,7 +17,7 @@ __all__ = ["episodes_of", "schema_of"]
 
 
 def episodes_of(dataset: Any, with_data: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield `(columns, values constant within the episode)` of each episode; none of the latter unless asked for."""
+    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request."""
     for number in range(len(dataset.lengths)):
         episode, data = dict(stored_layout(dataset.load_episode(number))), {}
         if with_data:

@@ -4,7 +4,7 @@
       |-- clip --|  k * frameskip     |                 |
                  |- geometric(1 - gamma) or uniform ----|       ... or any step of any episode
 
-Hindsight goals: what the agent reached later, seen as what it wanted.
+Hindsight goals: a state that the agent reached later is used as its goal.
 Invariants: a future goal lies later in the clip's own episode; clips that have no later frame are
 left out when a future kind has weight. Each worker of a DataLoader draws its own goals.
 Not here: rewards for goals; the clips themselves (the wrapped dataset).
@@ -186,7 +186,7 @@ class GoalDataset(Forkable, Dataset):
         return max(self.num_steps * self.frameskip, ahead * self.frameskip + 1)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips with their goals; goals are drawn anew at each call."""
+        """Return several clips with their goals; goals are drawn again at each call."""
         episodes, starts = self._locate(clip_ids(indices, "GoalDataset"))
         if not len(episodes):
             return []

@@ -3,7 +3,7 @@
     MergeDataset   clip 7 = {**a[7], **b[7]}          the same episodes, more columns
     ConcatDataset  clips of a | clips of b            the same columns, more episodes
 
-Invariants: nothing is copied or held but the parts; each part is asked once per batch. A part
+Invariants: only the parts are held, and nothing is copied; each part is read once per batch. A part
 that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the call.
 Not here: goals (goal.py), datasets merged into a new file (transfer.py).
 """
@@ -31,7 +31,7 @@ _A_DATASET_HAS = ("num_steps", "frameskip", "lengths", "column_names")
 
 
 class _Joined(Dataset):
-    """What both have in common: parts, and clips cut alike."""
+    """The shared base class: parts, with the same clip settings."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         name = type(self).__name__
@@ -370,7 +370,7 @@ class ConcatDataset(_Joined):
 
 
 def _check_part(part: Any, where: str) -> None:
-    """Raise unless this is a dataset: ours, or what looks like one."""
+    """Raise unless this is a dataset: ours, or an object with the same methods."""
     if isinstance(part, Dataset) or all(hasattr(part, n) for n in _A_DATASET_HAS):
         return
     if isinstance(part, str | os.PathLike):

@@ -1,9 +1,9 @@
-"""The order of an image's axes: (T, H, W, C) in storage, (T, C, H, W) in the hands of PyTorch.
+"""The order of an image's axes: (T, H, W, C) in storage, (T, C, H, W) for PyTorch.
 
     stored (T, H, W, C)  --readers-->  EpisodeDict (T, C, H, W)  --stored_layout-->  (T, H, W, C)
 
-An episode that was turned says so itself, so that whoever stores it turns it back: a
-dataset can be read and written again, and mixed with fresh rollouts, without a thought.
+A transposed episode records this itself, so that a writer transposes it back: a
+dataset can be read and written again, and mixed with fresh rollouts, without extra code.
 Not here: which columns a dataset turns (stored.py), decoding of images (formats/).
 """
 
@@ -74,7 +74,7 @@ def stored_layout(ep_data: M) -> M | dict[str, Any]:
 
 
 def is_image(spec: ColumnSpec) -> bool:
-    """Tell whether a column holds images: uint8, three axes, the last of size 1 or 3."""
+    """Return whether a column holds images: uint8, three axes, the last of size 1 or 3."""
     return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in (1, 3)
 
 

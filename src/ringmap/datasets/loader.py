@@ -1,4 +1,4 @@
-"""The glue to PyTorch's DataLoader: batches become tensors, and travel in slots that are used again.
+"""The glue to PyTorch's DataLoader: batches become tensors, and are sent in slots that are reused.
 
     worker                                    the loader's process
     gather into a free slot -> slot number    tensors over the same memory
@@ -49,7 +49,7 @@ _TENSOR_KINDS = "biufc"
 
 
 def register() -> None:
-    """Let `default_collate` take our batches as they are. Cheap to call again."""
+    """Make `default_collate` accept our batches unchanged. Cheap to call again."""
     if Clip not in default_collate_fn_map:
         default_collate_fn_map[Clip] = _collate
 
@@ -63,7 +63,7 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
-    """Collate clips that somebody has changed, as PyTorch does, but arrays and tensors into a slot."""
+    """Collate changed clips as PyTorch does, but arrays and tensors into a slot."""
     columns = {name: [_as_array(clip[name]) for clip in clips] for name in clips[0]}
     alike = {
         name: ((len(values), *values[0].shape), values[0].dtype)
@@ -126,7 +126,7 @@ class _Slot:
 
     @property
     def is_seen(self) -> bool:
-        """Whether nobody but a forked child can have it: it is never free again."""
+        """Whether only a forked child can still have it: it is never free again."""
         return not self._is_held and self.sent and bool(self.flag[0] == _SEEN)
 
     @property
@@ -207,7 +207,7 @@ def _cut(whole: Array, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 def _has_space(nbytes: int) -> bool:
-    """Tell whether shared memory has room: where it is full, touching it kills the process."""
+    """Return whether shared memory has room: where it is full, touching it kills the process."""
     try:
         found = os.statvfs("/dev/shm")
     except (AttributeError, OSError):
@@ -242,9 +242,9 @@ class SlotBatch(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def _send(parcel: SlotBatch) -> Any:
-    items, used, slots, arrays = dict[str, Any](parcel), None, worker_slots(), dict[str, Array]()
-    for name, value in parcel.items():
+def _send(batch: SlotBatch) -> Any:
+    items, used, slots, arrays = dict[str, Any](batch), None, worker_slots(), dict[str, Array]()
+    for name, value in batch.items():
         array = _as_array(value) if isinstance(value, torch.Tensor) else None
         if isinstance(array, np.ndarray) and array.flags.c_contiguous:
             arrays[name] = array

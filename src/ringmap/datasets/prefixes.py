@@ -2,7 +2,7 @@
 
     "minari:name"   prefix up to the first ":"   -> the loader of that prefix, called with the rest
 
-Ours look where the library of that name keeps what it downloaded, and download nothing themselves.
+The built-in loaders look in the download folder of the library of that name, and download nothing themselves.
 Not here: paths and names of our own (catalog.py), reading (formats/, d4rl.py).
 """
 
@@ -26,7 +26,7 @@ def register_dataset(prefix: str, loader: Loader) -> None:
 
     Args:
         prefix: what stands before the first ":".
-        loader: returns a dataset, a buffer, or whatever the caller of `load_dataset` can use.
+        loader: returns a dataset, a buffer, or any object that the caller of `load_dataset` can use.
 
     Raises:
         InputError: the prefix is empty, holds a ":", or is taken.
@@ -61,7 +61,7 @@ def list_prefixes() -> list[str]:
 
 
 def takes(name: str, option: str) -> bool:
-    """Tell whether the loader of an id names this option among its parameters."""
+    """Return whether the loader of an id names this option among its parameters."""
     loader = _LOADERS.get(name.partition(":")[0])
     return loader is not None and option in inspect.signature(loader).parameters
 

@@ -1,10 +1,10 @@
-"""A dataset over the columns of a file, handed out as PyTorch tensors or NumPy arrays.
+"""A dataset over the columns of a file, returned as PyTorch tensors or NumPy arrays.
 
     clip ids -> episodes, first steps -> rows -> source.windows -> tensors -> transform -> fold
                                                (one read per column and batch)
 
-Every reader of ours is this class over a `ColumnSource` of its format: a format says how
-rows are found, this class says what people get. Columns that torch has no dtype for
+Every built-in reader is this class over a `ColumnSource` of its format: a format defines how
+rows are found, this class defines what users get. Columns that torch has no dtype for
 (strings, dates, bytes) stay NumPy arrays; in a clip, text is a list, which the DataLoader
 can batch.
 Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
@@ -81,7 +81,7 @@ class ColumnSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the file back; the next read opens it again."""
+        """Close the file; the next read opens it again."""
         ...
 
 
@@ -92,10 +92,10 @@ class StoredDataset(Dataset):
         source: where the columns come from.
         num_steps: observations in a clip.
         frameskip: stride between the observations of a clip.
-        transform: maps a dict of columns to the one to hand out; it sees actions unfolded.
-        layout: "CHW" hands images out as (T, C, H, W), "HWC" as they are stored.
-        output: "torch" hands out tensors, "numpy" arrays, for which PyTorch need not be installed.
-        keys_to_load: the columns to hand out; None for all.
+        transform: maps a dict of columns to the one to return; it sees actions unfolded.
+        layout: "CHW" returns images as (T, C, H, W), "HWC" as they are stored.
+        output: "torch" returns tensors, "numpy" arrays, for which PyTorch need not be installed.
+        keys_to_load: the columns to return; None for all.
         keys_to_cache: columns to hold in memory.
         keys_to_merge: new column -> the columns to join into it (as `merge_col` takes them).
         unknown: refused by name.
@@ -369,7 +369,7 @@ class StoredDataset(Dataset):
     def _read(
         self, names: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Any]:
-        """Return windows of columns as they are handed out."""
+        """Return windows of columns in the form that users get."""
         found: dict[str, Any] = self._windows(names, starts, length, stride)
         for name, values in found.items():
             if self.output == "torch" and _has_tensor(values.dtype, self.path):
@@ -381,12 +381,12 @@ class StoredDataset(Dataset):
 
 
 def _collates_whole(values: Any) -> bool:
-    """Tell whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
+    """Return whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
     return not isinstance(values, np.ndarray) or values.dtype.kind in _TENSOR_KINDS
 
 
 def _has_tensor(dtype: np.dtype[Any], where: str) -> bool:
-    """Tell whether torch has this dtype.
+    """Return whether torch has this dtype.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

@@ -1,10 +1,10 @@
-"""Batches on their way to a DataLoader: made so that it takes them as they are, if there is one.
+"""Batches for a DataLoader: in a form that it uses without a copy, if there is one.
 
     allocate(layout)            arrays to gather into, in a worker
     of_columns, as_clip     what `__getitems__` returns
     as_mapping              a batch that was asked for as a whole
 
-PyTorch is looked at only where it is imported already: without it there is no DataLoader.
+PyTorch is used only if it is already imported: without it there is no DataLoader.
 Not here: the list of clips (batch.py), tensors and shared memory (loader.py).
 """
 

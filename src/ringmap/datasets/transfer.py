@@ -1,4 +1,4 @@
-"""Datasets copied into another format, or several into one: episode by episode, in constant memory.
+"""Copy a dataset into another format, or several into one: episode by episode, in constant memory.
 
     source -> load_episode, get_episode_data -> writer.write_episode -> dest
 

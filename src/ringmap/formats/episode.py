@@ -1,4 +1,4 @@
-"""An episode on its way into a dataset: the key of its data, who takes it, and what becomes of what is there.
+"""An episode before it is written to a dataset: the key of its data, its writers, and the write modes.
 
 Not here: formats (base.py), the columns of an episode (schema.py).
 """
@@ -23,12 +23,12 @@ EPISODE_DATA_KEY = "_episode_data"
 """The reserved key of an episode: a mapping of values that are constant within it."""
 
 WRITE_MODES = ("append", "overwrite", "error")
-"""What a writer does where a dataset exists: extend it (the default), replace it, or refuse."""
+"""What a writer does if a dataset exists: extend it (the default), replace it, or refuse."""
 
 
 @runtime_checkable
 class Writer(Protocol):
-    """Whatever episodes can be written to: a format's writer, or a buffer.
+    """An object that episodes can be written to: a format's writer, or a buffer.
 
     Outside a `with` block a format's writer raises `RuntimeError`.
     """
@@ -51,7 +51,7 @@ class Writer(Protocol):
         ...
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Write episodes as they come."""
+        """Write episodes one by one."""
         ...
 
 
@@ -70,7 +70,7 @@ def split_episode_data(ep_data: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     """Return `(per-step columns, values constant within the episode)` of an episode.
 
     Raises:
-        InputError: the episode, or what stands under `_episode_data`, is no mapping.
+        InputError: the episode, or the value under `_episode_data`, is not a mapping.
 
     Example:
         >>> split_episode_data({"reward": [0.0, 1.0], "_episode_data": {"seed": 7}})

@@ -1,12 +1,12 @@
 """The registry of formats, each loaded when it is first used.
 
-    "hdf5" -> module ringmap.formats.hdf5     (ours; known by name before it is imported)
+    "hdf5" -> module ringmap.formats.hdf5     (built in; known by name before it is imported)
     "mine" -> entry point of `ringmap.formats` (a third party's, found by its installation)
               or @register_format              (a third party's, found by its import)
-    "x.h5" -> "hdf5"                          (the suffix of a path to write, where no name is given)
+    "x.h5" -> "hdf5"                          (the suffix of a path to write, if no name is given)
 
-Invariants: a name stands for one format, and a format has one name; a format whose package is missing
-is not listed, but asking for it names what to install.
+Invariants: a name belongs to one format, and a format has one name; a format whose package is missing
+is not listed, but the error for it names what to install.
 Not here: what a format must do (base.py).
 """
 
@@ -52,11 +52,11 @@ log = logging.getLogger("ringmap")
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A format of ours, before its module is imported.
+    """A built-in format, before its module is imported.
 
     Args:
         module: registers the format when it is imported; the packages of its extra are imported later.
-        extra: the extra of ringmap whose packages the format takes; "" for none.
+        extra: the extra of ringmap whose packages the format needs; "" for none.
     """
 
     module: str
@@ -64,22 +64,22 @@ class BuiltIn:
 
     @property
     def available(self) -> bool:
-        """Whether the packages are installed. Imports nothing."""
+        """Whether the packages are installed. It imports nothing."""
         return not self.extra or not missing(self.extra)
 
     @property
     def install(self) -> str:
-        """What to give to pip."""
+        """The requirement for pip."""
         return f"ringmap[{self.extra}]" if self.extra else "ringmap"
 
     def format(self, name: str) -> type[Format]:
         """Return the format of this name, whether it is available or not.
 
         Raises:
-            KeyError: the module has none.
+            KeyError: the module has no such format.
         """
         module = importlib.import_module(self.module)
-        for found in vars(module).values():  # imported before, it registers no second time
+        for found in vars(module).values():  # if it was imported before, it does not register again
             if isinstance(found, type) and issubclass(found, Format) and found.name == name:
                 return found
         raise KeyError(name)
@@ -155,7 +155,7 @@ class FormatTable(MutableMapping[str, type[Format]]):
         """Register a format under its name.
 
         Raises:
-            InputError: it has no name, or the name stands for another format.
+            InputError: it has no name, or the name belongs to another format.
         """
         name = getattr(cls, "name", None)
         if not isinstance(name, str) or not name:
@@ -167,7 +167,7 @@ class FormatTable(MutableMapping[str, type[Format]]):
         self._loaded[name] = cls
 
     def missing(self) -> dict[str, BuiltIn]:
-        """Return the formats of ours whose package is not installed."""
+        """Return the built-in formats whose package is not installed."""
         return {name: lazy for name, lazy in self._built_in.items() if not lazy.available}
 
     def _entry_points(self) -> dict[str, EntryPoint]:
@@ -200,8 +200,8 @@ def list_formats() -> list[str]:
 class FormatFacts:
     """What a format can do.
 
-    `reads`, `writes`, `lossless`: None if that can't be told without its package; who writes appends too.
-    `available`: whether it can be used here; `install`: what to give to pip if not; "" for a third party's.
+    `reads`, `writes`, `lossless`: None if this is unknown without its package; every writer can also append.
+    `available`: whether it can be used here; `install`: the requirement for pip if not; "" for a third party's.
     """
 
     name: str
@@ -213,9 +213,9 @@ class FormatFacts:
 
 
 def describe_formats() -> list[FormatFacts]:
-    """Return what each format can do: those of ours in order, installed or not, then those of third parties.
+    """Return what each format can do: the built-in ones in order, installed or not, then those of third parties.
 
-    One of a third party that fails to load is logged, and listed as not available.
+    A third party's format that fails to load is logged, and listed as not available.
 
     Cost: imports each format's module, which imports its package only if a third party's does.
 
@@ -245,7 +245,7 @@ def get_format(name: str) -> type[Format]:
 
     Raises:
         MissingFormatError: its package is not installed; the message says what to install.
-        InputError: there is none of that name.
+        InputError: there is no format of that name.
     """
     try:
         return FORMATS[name]
@@ -263,7 +263,7 @@ def get_format(name: str) -> type[Format]:
 
 
 def _meant(name: str) -> str:
-    """Return a question if a name that is no format's is a suffix of one, or close to its name."""
+    """Return a question if an unknown format name is a suffix of a format, or close to its name."""
     said = str(name).lower().lstrip(".")
     close = difflib.get_close_matches(said, [*FORMATS, *FORMATS.missing()], n=1)
     meant = SUFFIXES.get(f".{said}", *close[:1])
@@ -274,19 +274,19 @@ def resolve_format(
     path: str | PathLike[str], format: str | None = None, *, mode: str = "append", default: str | None = None,
     where: str = "resolve_format", option: str = "format=NAME",
 ) -> type[Format]:  # fmt: skip
-    """Return the format to write at a path: as asked; by its suffix; by what is there; or the default.
+    """Return the format to write at a path: the requested one, by suffix, by existing content, or the default.
 
     Args:
         path: where to write.
-        format: its name; None: the path tells.
-        mode: one of `WRITE_MODES`: "append" extends what is there, which has to be of this format.
-        default: the format where nothing tells.
+        format: its name; None: the path decides.
+        mode: one of `WRITE_MODES`: "append" extends an existing dataset, which has to be of this format.
+        default: the format if nothing else decides.
         where: the call to name in an error.
-        option: how a caller says which.
+        option: the caller's option for the format.
 
     Raises:
-        InputError: two of them contradict each other, nothing tells, there is none of that name, or it is one that is
-            only read.
+        InputError: two of them contradict each other, nothing decides, there is no format of that name, or it is
+            read only.
         MissingFormatError: its package is not installed.
 
     Example:
@@ -321,7 +321,7 @@ def resolve_format(
 
 
 def _by_suffix(path: str | PathLike[str]) -> str | None:
-    """Return the name of the format that the suffix of a path names, or None. Imports none."""
+    """Return the name of the format that the suffix of a path names, or None. It imports no format."""
     suffix = os.path.splitext(os.fspath(path).rstrip("/"))[1].lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
@@ -334,9 +334,9 @@ def _writable() -> list[str]:
 
 
 def detect_format(path: str | PathLike[str]) -> type[Format] | None:
-    """Return the first format that takes `path` for its own, or None.
+    """Return the first format that recognises `path`, or None.
 
-    One whose packages are not installed is passed over; `refuse_missing` names it. A third party's format that fails to load is logged and passed over.
+    A format whose packages are not installed is skipped; `refuse_missing` names it. A third party's format that fails to load is logged and skipped.
     """
     for name in FORMATS:
         try:
@@ -351,7 +351,7 @@ def detect_format(path: str | PathLike[str]) -> type[Format] | None:
 
 
 def refuse_missing(path: str | PathLike[str]) -> None:
-    """Raise if `path` holds a dataset of one of our formats whose packages are not installed.
+    """Raise if `path` holds a dataset of a built-in format whose packages are not installed.
 
     Raises:
         MissingFormatError: it does; the message says what to install.

@@ -1,11 +1,11 @@
-"""What an episode must look like to be written: checked whole, before any byte is.
+"""Check an episode before it is written: the whole episode, before any byte is written.
 
     {"reward": [0.0, 1.0], ...} -> stored axis order -> arrays of one length -> the schema's dtypes
 
-A dtype that differs is taken only where every value stays equal in the schema's: what is
-written comes back equal, dtype and all. (A buffer lets floats round; a dataset does not.)
-Invariants: `check_episode` writes nothing and keeps nothing; what it returns fits the schema.
-Not here: where the rows go (each format's writer).
+A different dtype is accepted only if every value stays equal in the schema's dtype: values
+are read back equal, including the dtype. (A buffer rounds floats; a dataset does not.)
+Invariants: `check_episode` writes nothing and keeps nothing; its result fits the schema.
+Not here: where the rows are written (each format's writer).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class CheckedEpisode:
-    """An episode that may be written as it stands.
+    """An episode that may be written as it is.
 
     Attributes:
         length: number of steps.
         columns: column -> C-contiguous array (length, ...), in the schema's order and dtypes.
         data: the values constant within the episode.
-        schema: the schema that held, or that this first episode defines.
+        schema: the schema that the episode fits, or that this first episode defines.
     """
 
     __slots__ = ("columns", "data", "length", "schema")
@@ -47,12 +47,12 @@ class CheckedEpisode:
 def check_episode(
     ep_data: Mapping[str, Any], schema: Schema | None, where: str
 ) -> CheckedEpisode | None:
-    """Return an episode as it may be written, or None when it is empty.
+    """Return an episode in the form in which it is written, or None if it is empty.
 
     Args:
         ep_data: column -> per-step list, array or CPU tensor of shape (T, ...); `_episode_data`
-            and the axis order of an `EpisodeDict` are understood.
-        schema: what must hold, or None before the first episode. A text column of width 0 takes
+            and the axis order of an `EpisodeDict` are supported.
+        schema: the schema to fit, or None before the first episode. A text column of width 0 takes
             any width.
         where: the method to name in an error.
 
@@ -90,7 +90,7 @@ def check_episode(
 
 
 def _exact(values: Array, spec: ColumnSpec, where: str) -> Array:
-    """Return `values` in the column's dtype if each one stays equal."""
+    """Return `values` in the column's dtype if each value stays equal."""
     source, target = values.dtype, spec.dtype
     number = "biufc"
     if source.kind == target.kind or (source.kind in number and target.kind in number):
@@ -110,13 +110,13 @@ def _exact(values: Array, spec: ColumnSpec, where: str) -> Array:
 
 
 def _convert(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert as `astype` does, without its warning that an imaginary part goes."""
+    """Convert as `astype` does, without its warning about a dropped imaginary part."""
     real: Array = values.real if values.dtype.kind == "c" and dtype.kind != "c" else values
     return real.astype(dtype)
 
 
 def _in_range(values: Array, result: Array) -> Any:
-    """Tell where a cast stayed inside the integers' range: beyond it, processors differ."""
+    """Return where a cast stayed inside the integers' range: beyond it, processors differ."""
     source, target = values.dtype.kind, result.dtype.kind
     if source in "iu" and target in "iu":
         return (values < 0) == (result < 0)

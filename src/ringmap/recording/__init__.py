@@ -1,4 +1,4 @@
-"""Recording wrappers for Gymnasium: what happens in an environment, in our buffers; loaded when first used.
+"""Recording wrappers for Gymnasium: they store the steps of an environment in buffers; loaded when first used.
 
 agent ── actions ──► ReplayBufferCollectionWrapper ── the same ──► env
       ◄── rows ────            │                   ◄── rows ──

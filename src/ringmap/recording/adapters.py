@@ -1,10 +1,10 @@
-"""Sinks: one way into each kind of buffer.
+"""Adapters (sinks): one for each kind of buffer.
 
     ReplayBuffer, the ReplayBuffer in an OfflineToOnlineReplayBuffer    whole episodes, or streamed ones
     TransitionReplayBuffer, the ring in an OfflineToOnlineReplayBuffer  a row per step
 
 Invariants: a buffer that can't be filled is refused when its sink is made, before anything changes.
-Not here: the rows themselves (opened.py), when an episode ends (recorder.py).
+Not here: the rows themselves (open_episodes.py), when an episode ends (recorder.py).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NO_KEYS: dict[type, str] = {
 
 
 class Sink:
-    """What every sink has.
+    """The interface of every sink.
 
     Attributes:
-        buffer: the buffer, as it was given.
-        columns: its columns; None where the transition builder decides.
+        buffer: the buffer that the user passed.
+        columns: its columns; None if the transition builder decides.
         casting: how values may be converted.
         num_stored: episodes, or batches of rows, stored so far.
     """
@@ -54,7 +54,7 @@ class Sink:
 
     @property
     def layout(self) -> Any:
-        """What two buffers share between which a recording can be swapped."""
+        """The properties that two buffers must share for a swap."""
         found = None if self.columns is None else frozenset((c.name, c.shape, c.dtype.str) for c in self.columns)  # fmt: skip
         return self.by_step, found
 
@@ -91,7 +91,7 @@ class EpisodeSink(Sink):
         self._open[slot].append(step)
 
     def _typed(self, rows: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return rows in the dtypes of the columns that the buffer is about to take for its own."""
+        """Return rows in the dtypes of the columns that the buffer is about to adopt."""
         if self.columns is None:
             return rows
         return Schema(self.columns).fit(rows, self.casting, "ReplayBufferCollectionWrapper")
@@ -104,7 +104,7 @@ class EpisodeSink(Sink):
             self.num_stored += 1
 
     def give_up(self, slot: int) -> None:
-        """Commit what was streamed of a slot's episode, if that is possible; else the next opening decides."""
+        """Commit the streamed part of a slot's episode, if possible; else the next opening decides."""
         with contextlib.suppress(RingmapError):
             self.finish(slot, False, False)
 
@@ -132,7 +132,7 @@ class RowSink(Sink):
 
 
 def _nest(rows: Mapping[str, Any], name: str) -> Any:
-    """Return the part of the rows that stands under a name, nested by the slashes in their names."""
+    """Return the rows under a name, nested by the slashes in their names."""
     if name in rows:
         return rows[name]
     made: dict[str, Any] = {}
@@ -147,16 +147,16 @@ def _nest(rows: Mapping[str, Any], name: str) -> Any:
 
 
 def sink_of(buffer: Any, keys: Keys, built: bool, stream: bool) -> Sink:
-    """Return the way into a buffer.
+    """Return the sink for a buffer.
 
     Args:
         buffer: the buffer.
-        keys: what the environment gives.
-        built: whether a transition builder makes the columns.
+        keys: the keys that the environment provides.
+        built: whether a transition builder computes the columns.
         stream: whether open episodes are to be streamed.
 
     Raises:
-        InputError: it is no buffer, or its columns can't be filled.
+        InputError: it is not a buffer, or its columns can't be filled.
         ReadOnlyError, ClosedError: it may not be written.
     """
     where, inner = keys.where, buffer

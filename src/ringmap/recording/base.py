@@ -1,6 +1,6 @@
-"""What both recording wrappers share: which buffer is whose, swapping, dumps.
+"""Shared code of both recording wrappers: the buffers of the slots, swapping, dumps.
 
-Invariants: what the agent sees is what the environment returned; buffers are swapped whole or not at all.
+Invariants: the agent sees exactly what the environment returned; buffers are swapped whole or not at all.
 Not here: when a row begins or ends an episode (slots.py), how the environment is called (single.py, vector.py).
 """
 
@@ -30,7 +30,7 @@ WHERE = "ReplayBufferCollectionWrapper"
 
 
 class Recording:
-    """Buffers, and what goes into them; the wrapper of an environment comes after it."""
+    """Buffers, and the recording into them; the wrapper of an environment comes after it."""
 
     env: Any
 
@@ -117,16 +117,16 @@ class Recording:
     ) -> list[Any]:
         """Record into other buffers from now on.
 
-        An episode that is open is split: its rows so far go to its old buffer, as an interrupted episode, and the rest, from its
+        An open episode is split: its rows so far go to its old buffer, as an interrupted episode, and the rest, from its
         newest observation on, to the new one. With any of the last three arguments that is allowed.
 
         Args:
             replay_buffers: as for the constructor.
-            replay_mode: another mode; None keeps the one there is.
+            replay_mode: another mode; None keeps the current mode.
             require_same_space: whether the new buffers must have the same columns as the old ones.
             allow_mid_episode: split open episodes.
             finalize_old_segments: split open episodes.
-            dump_old: dump the old buffers to `dump_path` once they have all there is for them; splits open episodes.
+            dump_old: dump the old buffers to `dump_path` once they have all their rows; splits open episodes.
 
         Returns:
             The old buffers, a list.
@@ -134,7 +134,7 @@ class Recording:
         Raises:
             InputError: (ValueError) the buffers do not fit the mode, or the environment, or have other columns.
             RoleError: (RuntimeError) an episode is open and none of the three permissions is given; `dump_old` without `dump_path`;
-                a step was begun by `step_async`. Nothing was changed.
+                a step was begun by `step_async`. Nothing has changed.
             EnvironmentFault: the disk is full or fails. The old buffers stay.
         """
         where = f"{WHERE}.set_replay_buffers"
@@ -179,7 +179,7 @@ class Recording:
     # -- dumps -------------------------------------------------------------------------------
 
     def _dump(self, slots: Any, where: str, if_new: bool = False) -> None:
-        """Dump the buffers of some slots; with `if_new` only those that took something since they were dumped there."""
+        """Dump the buffers of some slots; with `if_new` only those with new data since their last dump."""
         assert self._dump_path is not None
         shared = self._replay_mode == "shared"
         for slot in [0] if shared else slots:
@@ -190,7 +190,7 @@ class Recording:
                 self._dumped[place] = stored
 
     def _stepped(self, row: tuple[Any, Any, Any, Any, Any]) -> None:
-        """Record a step; a dump follows even where something in it was refused."""
+        """Record a step; a dump follows even if a part of it was refused."""
         ended: list[int] = []
         try:
             self._recorder.step(*row, ended)
@@ -206,12 +206,12 @@ class Recording:
                 self._dump(chosen, f"{WHERE}: dump_on_reset_boundary", if_new=True)
 
     def _failed(self, error: BaseException, chosen: list[int] | None = None) -> None:
-        """Take note that the environment raised."""
+        """Record that the environment raised."""
         for other in self._recorder.lost(chosen):
             error.add_note(f"{WHERE}: {type(other).__name__}: {other}")
 
     def _finish(self) -> None:
-        """Store what is open as interrupted, at the end of the wrapper's life."""
+        """Store open episodes as interrupted, at the end of the wrapper's life."""
         faults = Faults()
         self._recorder.finish(faults)
         for error in [e for e in faults.found if isinstance(e, ClosedError)]:

@@ -1,7 +1,7 @@
-"""Faults: what went wrong in a call that had to go on, raised in the end.
+"""Collect the errors of a call that has to continue, and raise them at its end.
 
-Invariants: the first error is the one that is raised, the others are its notes; none is lost.
-Not here: what is done about it (recorder.py).
+Invariants: the first error is raised, with the others as its notes; none is lost.
+Not here: the consequences (recorder.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Faults"]
 
 
 class Faults:
-    """Errors, and the slots whose episodes they cut.
+    """Collects errors, and the slots whose episodes they cut.
 
     Example:
         >>> faults = Faults()
@@ -32,13 +32,13 @@ class Faults:
         self.cut: set[int] = set()
 
     def note(self, error: Exception, about: str) -> None:
-        """Keep an error, and what it was about."""
+        """Keep an error, with a note about its context."""
         error.add_note(about)
         self.found.append(error)
 
     @contextlib.contextmanager
     def noting(self, about: str) -> Iterator[None]:
-        """Keep what the block raises."""
+        """Keep an exception of the block."""
         try:
             yield
         except Exception as error:
@@ -46,7 +46,7 @@ class Faults:
 
     @contextlib.contextmanager
     def cutting(self, slot: int, about: str) -> Iterator[None]:
-        """Keep what the block raises, and that it cuts a slot's episode."""
+        """Keep an exception of the block, and mark a slot's episode as cut by it."""
         try:
             yield
         except Exception as error:
@@ -55,7 +55,7 @@ class Faults:
 
     @classmethod
     def onto(cls, other: Faults) -> Faults:
-        """Return faults whose errors are another's, and whose cuts are nobody's."""
+        """Return faults with the errors of another, and without its cuts."""
         made = cls()
         made.found = other.found
         return made

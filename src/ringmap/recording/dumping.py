@@ -1,10 +1,10 @@
-"""Dumps: a copy of a buffer where the user wants one, the old one or the new one at any moment.
+"""Dumps: a copy of a buffer at the user's path, which holds the old or the new copy at any moment.
 
-    dump_path == the buffer's own path     it is there already: every episode was a commit
+    dump_path == the buffer's own path     nothing to do: every episode was a commit
     another path                           snapshot to .NAME.dump beside it, then both change places
     several buffers                        dump_path/env_0, dump_path/env_1, ...
 
-Invariants: what is replaced or removed is a buffer that nobody writes to; anything else at the path is an
+Invariants: only a buffer without a writer is replaced or removed; anything else at the path is an
 error, and stays.
 Not here: what a snapshot is (storage/inspect/snapshot.py).
 """
@@ -28,7 +28,7 @@ __all__ = ["dump", "place_of"]
 
 
 def place_of(path: str | os.PathLike[str], index: int | None) -> str:
-    """Return where the buffer of environment `index` is dumped; of all of them, with None."""
+    """Return the dump path of the buffer of environment `index`; with None, that of all."""
     folder = os.path.abspath(path)
     return folder if index is None else os.path.join(folder, f"env_{index}")
 
@@ -38,8 +38,8 @@ def dump(buffer: Any, target: str, where: str) -> None:
 
     Raises:
         ExistsError: something else is there.
-        LockedError: a buffer is there that somebody writes to.
-        EnvironmentFault: the disk has no room, or fails. What was there stays.
+        LockedError: the path holds a buffer with a writer.
+        EnvironmentFault: the disk is full, or fails. The old copy stays.
 
     Cost: reads and writes all that is stored; nothing for a buffer's own path.
     """
@@ -69,7 +69,7 @@ def _replace(disk: Disk, make: Any, target: str) -> None:
         disk.remove_folder(beside)  # of a process that was killed
     make(beside)
     if not exchange(beside, target):
-        # No such system call: killed between these two, the new one is whole, under the name beside.
+        # No such system call: after a kill between these two, the new copy is complete, under the name beside.
         disk.rename(target, f"{beside}.old")
         disk.rename(beside, target)
         beside = f"{beside}.old"

@@ -1,11 +1,11 @@
-"""Hooks: what a user may put between a step and a buffer.
+"""Hooks: the user's functions between a step and a buffer.
 
     transition_builder    raw values of a step ─► the columns of a buffer
     validate_transition   is each of them in its space?
     context_fn            info, options, seed of a reset ─► what is constant in the episode
 
-Invariants: a hook is handed copies; what it raises is its own error, and cuts its own slot only.
-Not here: what happens then (recorder.py).
+Invariants: a hook receives copies; its exception is raised unchanged, and cuts only its own slot.
+Not here: what happens after that (recorder.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Hooks:
         """Raise unless the transitions of a sink can be validated, if they are to be.
 
         Raises:
-            InputError: nobody knows the columns beforehand.
+            InputError: the columns are not known beforehand.
         """
         if self.validates and sink.columns is None:
             raise InputError(
@@ -68,7 +68,7 @@ class Hooks:
             )
 
     def build(self, raw: Mapping[str, Any], context: Any, sink: Sink) -> Any:
-        """Return the transition that goes into a sink; checked, if it is to be.
+        """Return the transition for a sink; checked, if checks are on.
 
         Args:
             raw: the flat values of a step, copies.

@@ -1,9 +1,9 @@
-"""Infos of one slot, out of those of a batch.
+"""Extract the infos of one slot from those of a batch.
 
     {"x": (B,), "_x": mask, "d": {"y": (B,), "_y": mask}, "_d": mask}  ─►  {"x": x, "d": {"y": y}}
 
 Gymnasium's vector environments say with `_name` which slots have a value; without it all have.
-Invariants: a slot that has no value has None here, never another slot's or an older one.
+Invariants: a slot without a value has None here, never the value of another slot or an older one.
 Not here: columns.
 """
 

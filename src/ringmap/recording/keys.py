@@ -1,12 +1,12 @@
-"""Keys: what a buffer may ask for, and whether an environment can give it.
+"""Keys: the columns that a buffer may request, and whether an environment can provide them.
 
     obs, next_obs, action     one column, or one per leaf of a Dict or Tuple space: obs/camera/left, action/0
     reward, terminated, truncated, done, env_index, episode_id, t, is_first, is_last
     context, context/<key>    what `context_fn` returned at the reset
     info/<name>               a value of the info; of a dict in it: info/<name>/<key>
 
-Invariants: a column that passed here can be filled at every row, but for values that its dtype does not hold.
-Not here: the rows (opened.py), the buffers (adapters.py).
+Invariants: a checked column can be filled at every row, except with values that its dtype does not hold.
+Not here: the rows (open_episodes.py), the buffers (adapters.py).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def bounds_of(space: Any) -> tuple[int, int] | None:
         low, high = int(space.low.min()), int(space.high.max())
         whole = np.iinfo(space.dtype)
         if space.dtype.itemsize > 2 and (low, high) == (whole.min, whole.max):
-            return None  # unbounded: nobody means these numbers
+            return None  # unbounded: these numbers are not real bounds
         return low, high
     return None
 
@@ -149,7 +149,7 @@ class Keys:
         self.known |= {name: ((), np.dtype(np.int64), None) for name in _COUNTS}
 
     def default(self) -> tuple[ColumnSpec, ...]:
-        """Return the columns of a buffer that names none: those that `World.collect` would give it."""
+        """Return the columns of a buffer without a schema: those that `World.collect` would give it."""
         leaves = [ColumnSpec(x.name, x.shape, x.dtype) for x in (*self.obs, *self.action)]
         flags = [ColumnSpec(name, (), np.dtype(np.bool_)) for name in ("terminated", "truncated")]
         return (*leaves, ColumnSpec("reward", (), np.dtype(np.float32)), *flags)
@@ -158,7 +158,7 @@ class Keys:
         """Raise unless each of these columns can be filled.
 
         Raises:
-            InputError: (ValueError) an unknown key, another shape, or a dtype that can't hold what comes.
+            InputError: (ValueError) an unknown key, another shape, or a dtype that can't hold the values.
         """
         for spec in columns:
             name = spec.name
@@ -189,7 +189,7 @@ class Keys:
 
 
 def _holds(column: Any, source: Any, bounds: tuple[int, int] | None, casting: str) -> bool:
-    """Tell whether a column's dtype can hold the values of a source; single values are checked when they come."""
+    """Return whether a column's dtype can hold the values of a source; single values are checked when they come."""
     if column.kind not in "biufc":
         return False
     if casting == "unsafe" or source.kind == "b" or column.kind in "fc":

@@ -1,11 +1,11 @@
-"""The rows of the episodes that are open: one block for all slots, cut into episodes when they end.
+"""The rows of open episodes: one block for all slots, cut into episodes when they end.
 
     row     0     1     2    of slot i                     an episode of T steps has T + 1 rows
     obs     o0    o1    o2   ┐ a batch is copied in with   the layout of `World.collect`
     action  a0    a1    --   │ one assignment per leaf,
     reward  --    r1    r2   ┘ each slot at its own row    -- is blank
 
-Invariants: what is in here is ours: neither the environment's next step nor the agent can change it;
+Invariants: the block is private: neither the environment's next step nor the agent can change it;
 slot i's newest row is `at[i]`, -1 where no episode is open.
 Not here: when an episode begins or ends (slots.py), where it goes (adapters.py).
 """
@@ -67,7 +67,7 @@ class OpenRows:
     def advance(self) -> None:
         """Go on to the next row in every slot; where none was open, to row 0."""
         self._most += 1
-        # The last row of a slot is nobody's: what is put while no episode is open (at = -1) lands there.
+        # The last row of a slot is unused: values that are put while no episode is open (at = -1) go there.
         if self._most >= self._room - 1:
             self._most = int(self.at.max()) + 1
             if self._most >= self._room - 1:
@@ -116,7 +116,7 @@ class OpenRows:
         self._most = 0
 
     def take(self, other: OpenRows) -> None:
-        """Begin with the newest rows of another; a column that it has not is blank."""
+        """Begin with the newest rows of another; a column that it lacks is blank."""
         open_ = np.flatnonzero(other.at >= 0)
         self.at[open_] = 0
         for name, none in self.blanks.items():

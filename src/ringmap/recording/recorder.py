@@ -1,13 +1,13 @@
 """The recorder: rows of steps in, episodes and transitions out.
 
     act(actions) ─► env.step ─► step(obs, reward, flags, infos)
-                                  │ each slot's row, after its last one                opened.py
+                                  │ each slot's row, after its last one                open_episodes.py
                                   │ a hook or check that fails cuts its own slot only
                                   ├─ transitions, streamed rows                        transitions.py
                                   └─ who ended: the whole episode                      adapters.py
-                                finally: every slot is where its environment is        slots.py
+                                finally: the state of every slot matches its environment  slots.py
 
-Invariants: whatever fails in a step, the next row of every slot is recorded as what it is; no stored episode
+Invariants: whatever fails in a step, the next row of every slot is recorded correctly; no stored episode
 has rows of two episodes, and none has a gap.
 Not here: Gymnasium's classes (single.py, vector.py), swapping and dumping (wrapper.py, dumping.py).
 """
@@ -59,10 +59,10 @@ class Recorder:
         self._rows: OpenRows | None = None
         self.install(sinks)
 
-    # -- where it goes -------------------------------------------------------------------------
+    # -- buffers -------------------------------------------------------------------------------
 
     def install(self, sinks: Sequence[Sink]) -> None:
-        """Record into these from now on; an episode that is open goes on with its newest row."""
+        """Record into these from now on; an open episode continues with its newest row."""
         self.sinks, before = list(sinks), self._rows
         self._by_slot = list(sinks) if len(sinks) == self.num else [*sinks] * self.num
         episodes = [sink for sink in sinks if isinstance(sink, EpisodeSink)]
@@ -84,11 +84,11 @@ class Recorder:
 
     @property
     def is_pending(self) -> bool:
-        """Whether actions were given whose rows have not come."""
+        """Whether there are actions whose rows have not come yet."""
         return self._acted
 
     def split(self) -> None:
-        """Store what is open as interrupted; the environments go on, and what comes is another episode."""
+        """Store open episodes as interrupted; the environments continue, and their next rows are another episode."""
         faults = Faults()
         for slot in self.slots.playing:
             self._end(slot, False, False, faults, close=False)
@@ -161,7 +161,7 @@ class Recorder:
                     self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults)
                     ended.append(slot)
         except BaseException:
-            # An interrupt in the middle: what is open is given up, so that nothing is glued to it.
+            # An interrupt in the middle: open episodes are abandoned, so that no later rows are joined to them.
             faults.cut.update(slots.playing)
             self._give_up()
             raise
@@ -170,7 +170,7 @@ class Recorder:
             if begun:
                 rows.begin(begun, arrived)
                 self._put_infos(infos, begun if self._infos else (), Faults.onto(faults))
-                # A cut one is still in its environment's episode, and keeps its context.
+                # A cut slot is still in its environment's episode, and keeps its context.
                 anew = [slot for slot in begun if slot not in faults.cut or slot in over]
                 self._tell(anew, infos, None, None, faults)
             if not rows.history:
@@ -200,13 +200,13 @@ class Recorder:
         faults.throw()
 
     def lost(self, chosen: Sequence[int] | None = None) -> list[Exception]:
-        """End what is open, as the environment raised, and nobody knows where it stands; return what failed."""
+        """End open episodes after the environment raised, as its state is unknown; return the errors."""
         faults = Faults()
         self._leave(self._everyone if chosen is None else chosen, faults)
         return faults.found
 
     def finish(self, faults: Faults) -> None:
-        """Store what is open as interrupted, for good."""
+        """Store open episodes as interrupted, permanently."""
         self._leave(self._everyone, faults)
 
     # -- one row ---------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class Recorder:
     def _end(
         self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True
     ) -> None:
-        """Store the open episode of a slot, its newest row being the last; one without a step is none."""
+        """Store the open episode of a slot, with its newest row as the last; an episode without a step is not stored."""
         sink, rows = self._by_slot[slot], self._open
         last = int(rows.at[slot])
         try:
@@ -319,7 +319,7 @@ class Recorder:
                 rows.at[slot] = -1
 
     def _leave(self, chosen: Sequence[int], faults: Faults) -> None:
-        """End what is open in some slots, whose next row is that of another episode."""
+        """End the open episodes of some slots, whose next row belongs to another episode."""
         self._acted = False
         try:
             for slot in chosen:
@@ -347,7 +347,7 @@ class Recorder:
     def _tell(
         self, begun: Sequence[int], infos: Infos, options: Any, seeds: Sequence[Any] | None, faults: Faults
     ) -> None:  # fmt: skip
-        """Ask for the contexts of episodes that began."""
+        """Get the contexts of new episodes."""
         if self.hooks.context_fn is None:
             return
         first = {n: infos[n] for n in infos if n.lstrip("_") not in ("final_obs", "final_info")}

@@ -4,12 +4,12 @@
                     ▲                              ├─ SAME_STEP ─► PLAYING, of the next episode
                     └──────────── reset ───────────┴─ DISABLED ──► ENDED, until it is reset
 
-What a row of a step is for a slot follows from where it was: one that was PLAYING took a step; one that was
+The meaning of a row for a slot depends on its state: a slot that was PLAYING took a step; one that was
 WAITING shows the first observation of its next episode, and took none.
 
 Invariants: an episode has a number of its own, counted in the order in which episodes begin; `steps`
 counts the steps of the open episode; a slot that is not PLAYING has none open.
-Not here: observations (opened.py), Gymnasium, buffers.
+Not here: observations (open_episodes.py), Gymnasium, buffers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Slots:
         self.episode = np.full(num, -1, np.int64)
         self.num_begun = 0
         self._everyone = list(range(num))
-        self._others = set(self._everyone)  # who is not PLAYING
+        self._others = set(self._everyone)  # slots that are not PLAYING
 
     @property
     def playing(self) -> list[int]:
@@ -78,7 +78,7 @@ class Slots:
         """Raise unless all of them may be stepped.
 
         Raises:
-            RoleError: (RuntimeError) one was never reset, or its episode is over and nobody reset it.
+            RoleError: (RuntimeError) one was never reset, or its episode is over and it was not reset.
         """
         for state, what in (
             (NEW, "has not been reset yet"),
@@ -124,11 +124,11 @@ class Slots:
             self.num_begun += 1
 
     def split(self) -> None:
-        """Begin a new episode wherever one is open: another buffer takes what comes."""
+        """Begin a new episode in every slot with an open one: another buffer takes the next rows."""
         self.reset(self.playing)
 
     def lose(self, slots: Iterable[int]) -> None:
-        """Forget where these are: the next row of each begins an episode, whatever it says."""
+        """Forget the state of these slots: the next row of each begins an episode, whatever its flags."""
         for slot in slots:
             if self.state[slot] != NEW:
                 self._leave(slot, WAITING)

@@ -1,10 +1,10 @@
-"""Transitions: what the newest rows of the slots say of one step each.
+"""Transitions: one step per slot, computed from its newest rows.
 
     rows t, t+1 of a slot ─► (obs, action, reward, next_obs, ...) ─┬─ hooks: built, checked
                                                                    ├─ a batch of them ─► RowSink
                                                                    └─ row t, complete now ─► a stream
 
-Invariants: a slot that is cut has no transition in this step; all others have, whoever is cut.
+Invariants: a cut slot has no transition in this step; all other slots have one.
 Not here: whole episodes (recorder.py).
 """
 
@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 
 class Ending(dict[str, Any]):
-    """What `OpenRows.cut` asks about an episode beside its rows.
+    """The values that `OpenRows.cut` needs in addition to the rows of an episode.
 
     Args:
         slot: whose.
@@ -80,7 +80,7 @@ class Transitions:
         )
 
     def built(self, slot: int) -> list[Values]:
-        """Return what was built in a slot's open episode, and forget it."""
+        """Return the built rows of a slot's open episode, and forget them."""
         found, self._built[slot] = self._built[slot], []
         return found
 

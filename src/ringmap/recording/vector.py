@@ -106,7 +106,7 @@ class VectorRecording(Recording, _VectorWrapper):
         self._reset_asked = asked
 
     def reset_wait(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Return what the reset gave that `reset_async` began.
+        """Return the result of the reset that `reset_async` began.
 
         Args:
             options: `timeout`, as the environment takes it.
@@ -132,10 +132,10 @@ class VectorRecording(Recording, _VectorWrapper):
             super().close(**options)
 
     def __del__(self) -> None:
-        """Leave everything as it is: Gymnasium 1.0 would call `close`, and an interpreter that ends can't write."""
+        """Do nothing: Gymnasium 1.0 would call `close`, and an interpreter that exits can't write."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only the wrapped environment has: `call`, `get_attr`, `envs`."""
+        """Return an attribute of the wrapped environment: `call`, `get_attr`, `envs`."""
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.env, name)
@@ -189,7 +189,7 @@ class VectorRecording(Recording, _VectorWrapper):
             options = {**(options or {}), "reset_mask": mask.astype(np.bool_)}
         chosen = np.ones(num, np.bool_)
         if options is not None and "reset_mask" in options:
-            # Read now: SyncVectorEnv takes it out of the very dict.
+            # Read now: SyncVectorEnv removes it from this dict.
             chosen = np.asarray(options["reset_mask"])
             if chosen.shape != (num,) or chosen.dtype != np.bool_:
                 chosen = np.zeros(num, np.bool_)  # the environment refuses it, and resets none
@@ -202,7 +202,7 @@ class VectorRecording(Recording, _VectorWrapper):
 
 
 def _shared(one: Any, other: Any) -> bool:
-    """Tell whether two observations have an array in common."""
+    """Return whether two observations have an array in common."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return any(_shared(one[name], other[name]) for name in one if name in other)
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -40,7 +40,7 @@ class _Options(TypedDict, total=False):
 
 
 class ReplayBufferCollectionWrapper(Recording):
-    """Records what happens in an environment into replay buffers, and changes nothing that the agent sees.
+    """Records the steps of an environment into replay buffers, and changes nothing that the agent sees.
 
     A `gymnasium.Wrapper` around a `gymnasium.Env`, a `gymnasium.vector.VectorWrapper` around a vector environment.
 

@@ -1,10 +1,10 @@
-"""Actions of several environments: checked as a batch, handed out one by one.
+"""Actions of several environments: checked as a batch, returned one by one.
 
 A batch is an array `(num_envs, ...)` for Box, Discrete, MultiDiscrete and MultiBinary spaces,
 a dict or tuple of such for Dict and Tuple spaces, and a list for all others.
 
-Invariants: only environments that are stepped are looked at in depth: what stands in the
-place of one that waits is nobody's business.
+Invariants: only the actions of stepped environments are checked in depth: the entries of
+waiting environments are ignored.
 Not here: who chooses the actions (policies.py).
 """
 
@@ -34,7 +34,7 @@ def split_actions(
         space: of one environment.
         num_envs: how many environments.
         mask: which are to be stepped.
-        where: whom to name in an error.
+        where: the name for errors.
 
     Raises:
         InputError: another shape, NaN or infinity, no integers where the space has them, a choice
@@ -106,7 +106,7 @@ def _checked(actions: Any, space: Any, num_envs: int, mask: Array, where: str) -
 
 
 def blank_action(space: Any) -> Any:
-    """Return what stands where no action was taken: NaN, or 0 for integers and flags.
+    """Return the value of a row without an action: NaN, or 0 for integers and flags.
 
     Example:
         >>> blank_action(spaces.Box(-1, 1, (2,)))

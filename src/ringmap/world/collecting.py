@@ -64,7 +64,7 @@ def collect(
     resume: bool,
     mode: str,
 ) -> None:
-    """Do what `World.collect` says."""
+    """Collect episodes; see `World.collect`."""
     if (path is None) == (writer is None):
         raise InputError(
             f"{WHERE}: pass exactly one of path= (a dataset) and writer= (a buffer or a writer)"
@@ -185,7 +185,7 @@ def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
     if kept is None:
         return Progress(identity)
     progress = Progress.resumed(kept, identity, WHERE, f"the buffer {buffer.path or 'in RAM'}")
-    # What a power cut took was dropped at the opening, whatever the newest note says.
+    # Opening dropped the episodes that a power cut lost, whatever the newest note says.
     dropped = buffer.dropped_episode_data()
     if not dropped:
         return progress

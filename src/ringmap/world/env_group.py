@@ -1,10 +1,10 @@
-"""A crew: some environments in one process, reset and stepped one after the other.
+"""A group of environments in one process, reset and stepped one after the other.
 
     reset(seeds, options, mask)  ─►  one Outcome or Failure per environment, None where masked
     step(actions, mask)          ─►  the same
 
 An environment that raises ends nothing but its own turn: the others are stepped, and the
-error travels as a `Failure`, which can be pickled, to whoever can name the episode.
+error is sent as a `Failure`, which can be pickled, to the code that can name the episode.
 Not here: stacking (infos.py), processes (workers.py).
 """
 
@@ -127,7 +127,7 @@ class EnvGroup:
 
 
 def episode_data(env: Any) -> dict[str, Any] | None:
-    """Return what an environment says is constant within its episode; None if it says nothing."""
+    """Return the values that are constant within an environment's episode; None if it has none."""
     hook = getattr(env.unwrapped, "get_episode_data", None)
     return None if hook is None else dict(hook())
 
@@ -139,6 +139,6 @@ def _call(env: Any, name: str, arguments: dict[str, Any]) -> Any:
 def _refreshed(env: Any) -> Row:
     try:
         again = env.get_wrapper_attr("shown_again")
-    except AttributeError:  # no wrapper of ours
+    except AttributeError:  # without our wrappers
         return {}
     return as_row(again())

@@ -1,4 +1,4 @@
-"""Films: what is shown of each episode of an evaluation.
+"""Videos of the episodes of an evaluation: what each frame shows.
 
 Not here: the mp4 file (video.py), which episodes there are (rollout.py).
 """
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class EpisodeVideos:
-    """A watcher that films each turn into a file of its own."""
+    """A watcher that records each turn into a separate video file."""
 
     def __init__(self, folder: Path, stem: str, picture: Callable[[Turn, Row], Array]) -> None:
         self._folder, self._stem, self._picture = folder, stem, picture
@@ -39,7 +39,7 @@ class EpisodeVideos:
 
     def began(self, turn: Turn, row: Row) -> None:
         """Begin a file, with the first frame."""
-        picture = self._picture(turn, row)  # before a file is made: there may be none
+        picture = self._picture(turn, row)  # before a file is created: the row may have no frame
         path = Path(os.path.abspath(self._folder)) / f"{self._stem}_{turn.number}.mp4"
         film = self._open[turn.number] = VideoFile(path)
         film.add(picture)
@@ -54,7 +54,7 @@ class EpisodeVideos:
 
 
 def alone(turn: Turn, row: Row) -> Array:
-    """Return what the agent does."""
+    """Return the frame of the agent."""
     return frame_of(row)
 
 

@@ -2,10 +2,10 @@
 
     episodes=N           turns with seed + k                     ─┐
     dataset, idx, ...    chunk ─► start: reset options, callables ├─► roll ─► scores, videos
-                              └─► goal: laid over the infos      ─┘
+                              └─► goal: overlaid on the infos    ─┘
 
 Invariants: every episode that is started counts, and counts once.
-Not here: the loop (rollout.py), tasks from a dataset (tasks.py), films (episode_videos.py).
+Not here: the loop (rollout.py), tasks from a dataset (tasks.py), videos (episode_videos.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Otherwise it is a list of `num_envs` values, None where an environment has none:
 came late, went away, or differs in shape never shows an old value as a new one. A key that
 no environment has is gone.
 
-Invariants: a row belongs to us: nothing that an environment does to its arrays later shows;
+Invariants: a row is a private copy: an environment's later changes to its arrays do not show;
 an environment that is not put keeps its values.
 Not here: who steps the environments (pool.py).
 """

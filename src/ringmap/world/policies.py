@@ -3,10 +3,10 @@
     policy.set_env(envs)                       once, by `World.set_policy`
     policy.get_action(infos) -> (num_envs, ...)  at every step
 
-What is random in ours is drawn, for each environment, from a generator that starts anew
-with each episode, from (the policy's seed, the episode's seed). So an episode comes out the
-same whatever was played before, beside it, or in which environment.
-Not here: checking what a policy returns (actions.py).
+The built-in policies draw, for each environment, from a generator that starts again
+with each episode, from (the policy's seed, the episode's seed). So an episode does not
+depend on earlier or parallel episodes, or on its environment.
+Not here: the check of a policy's actions (actions.py).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class FeedForwardPolicy(BasePolicy):
         self.device = device
 
     def get_action(self, infos: Mapping[str, Any]) -> Any:
-        """Return what the model says, without gradients."""
+        """Return the model's output, without gradients."""
         import torch
 
         if isinstance(self.keys, str):
@@ -221,7 +221,7 @@ class FunctionPolicy(BasePolicy):
         self.function = function
 
     def get_action(self, infos: Mapping[str, Any]) -> Any:
-        """Return what the function says."""
+        """Return the function's result."""
         return self.function(infos)
 
 

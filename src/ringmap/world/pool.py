@@ -1,6 +1,6 @@
 """The pool: several environments, reset and stepped together or by mask.
 
-    actions (num_envs, ...), mask ──► crews: in this process, or in workers ──► Infos
+    actions (num_envs, ...), mask ──► groups: in this process, or in workers ──► Infos
 
 Invariants: environment i starts from `seed + i` in the worker processes as it does here, and
 gives the same; one that the mask leaves out is not touched, and its infos stay.
@@ -248,7 +248,7 @@ class EnvPool:
         return answers
 
     def render_again(self, mask: Array, instead: Sequence[Row | None]) -> None:
-        """Take anew what the environments show, after something else changed them than a step.
+        """Read again the infos of the environments, after a change other than a step.
 
         Args:
             mask: which.
@@ -263,7 +263,7 @@ class EnvPool:
         self._infos.put(rows)
 
     def overlay(self, values: Sequence[Row]) -> None:
-        """Lay values over the newest infos of every environment."""
+        """Overlay values on the newest infos of every environment."""
         self._infos.put({env: {**self.rows[env], **row} for env, row in enumerate(values)})
 
     def close(self) -> None:

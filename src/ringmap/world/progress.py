@@ -25,7 +25,7 @@ _LONG = 200
 
 
 def identity_of(env: str, seed: int, episodes: int, options: Any) -> dict[str, Any]:
-    """Return what makes a collection this one and no other, as JSON.
+    """Return the identity of a collection, as JSON.
 
     Args:
         env: the environment's id.

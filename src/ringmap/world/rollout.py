@@ -2,9 +2,9 @@
 
     turns  0 1 2 3 4 5 ...            the k-th started episode, seed + k
            │ │ │
-    envs   0 1 2   ─ step together ─► whoever ends takes the next turn; without one, it waits
+    envs   0 1 2   ─ step together ─► one that ends takes the next turn; without one, it waits
 
-All that are started are finished, and no more are started than were asked for: whoever
+All started episodes are finished, and no more are started than requested: a rollout that
 stops at the first N that end collects too many short ones, and which ones depends on timing.
 
 Invariants: a turn is played once; environments that wait are neither stepped nor reset.
@@ -46,7 +46,7 @@ class Turn:
 
     @property
     def label(self) -> str:
-        """Whom to name in an error."""
+        """The name for errors."""
         seed = "" if self.seed is None else f" (seed {self.seed})"
         return f"env {self.env}, episode {self.number}{seed}"
 
@@ -137,7 +137,7 @@ def roll(
             return
         mask = np.zeros(envs.num_envs, bool)
         mask[list(started)] = True
-        # Whoever has no turn from the start is reset as the first is: a policy sees all of them.
+        # An environment without a turn is reset like the first one: a policy sees all of them.
         seeds: list[int | None] = [next(iter(started.values())).seed] * envs.num_envs
         options: list[Any] = [None] * envs.num_envs
         for env, turn in started.items():

@@ -1,9 +1,9 @@
-"""Tasks from a dataset: where an environment starts, and where it is to get.
+"""Tasks from a dataset: where an environment starts, and its goal.
 
     episode   . . . [start ......... start + offset] . .
                      first row: init    last row: goal
 
-Images are as they are stored, (H, W, C), whatever order the dataset hands out.
+Images are as they are stored, (H, W, C), whatever order the dataset returns.
 Not here: running them (evaluating.py).
 """
 
@@ -83,7 +83,7 @@ def task_of(dataset: Any, number: int, start: int, offset: int) -> Task:
 
 
 def goal_of(world: Stage, task: Task) -> Row:
-    """Return what is laid over the infos: `goal`, the goal's pixels, and `goal_<column>`."""
+    """Return the overlay on the infos: `goal`, the goal's pixels, and `goal_<column>`."""
     row: Row = {}
     for name in task.columns:
         if name == "pixels":
@@ -131,7 +131,7 @@ _LIFTED = {"action", "reward", "terminated", "truncated", "step_idx", "id", "goa
 
 
 def says(task: Task, name: str, row: Row) -> bool:
-    """Tell whether the dataset says what an info is at the start of a task."""
+    """Return whether the dataset says what an info is at the start of a task."""
     here, there = row[name], task.columns.get(name)
     return (
         name not in _LIFTED

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FPS = 15
 _SMALLEST = 192
-"""Smaller frames are shown larger, each pixel as a square: players blur what they enlarge."""
+"""Smaller frames are enlarged, each pixel as a square: players blur enlarged frames."""
 
 
 class VideoFile:

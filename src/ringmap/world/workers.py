@@ -1,14 +1,14 @@
-"""Worker processes: Gymnasium's AsyncVectorEnv, each of whose environments is a crew.
+"""Worker processes: a Gymnasium AsyncVectorEnv in which each environment is an `EnvGroup`.
 
-    EnvPool ── actions, masks ──► AsyncVectorEnv ══ pipe ══► CrewEnv ── Crew ── env, env, ...
+    EnvPool ── actions, masks ──► AsyncVectorEnv ══ pipe ══► CrewEnv ── EnvGroup ── env, env, ...
        ▲                               ▲                        │
        └── rows ◄── shared memory ─────┴── large arrays ◄───────┘
 
-A crew's "observation" is a block of shared memory into which the arrays of all its infos are
-packed; a small letter through the pipe says where each one lies, and holds whatever does
-not fit. AsyncVectorEnv minds the processes.
+The "observation" of a group is a block of shared memory that holds the arrays of all its infos.
+A small `Reply` through the pipe says where each array is, and holds the values that do
+not fit. AsyncVectorEnv manages the processes.
 
-Invariants: what comes out equals, bit for bit, what a `EnvGroup` in this process gives.
+Invariants: the results equal, bit for bit, those of an `EnvGroup` in this process.
 Not here: what environments do (env_group.py).
 """
 
@@ -34,11 +34,11 @@ __all__ = ["WorkerCrews"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LARGE_NBYTES = 1024
-"""Smaller arrays go with the letter: a pipe takes them at once, and packing costs more."""
+"""Smaller arrays are sent in the reply: a pipe takes them at once, and packing costs more."""
 
 
 class Anything(gymnasium.Space[Any]):
-    """A space of any object at all: AsyncVectorEnv hands such actions on as they are."""
+    """A space of any object: AsyncVectorEnv passes such actions on unchanged."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Anything)
@@ -47,7 +47,7 @@ class Anything(gymnasium.Space[Any]):
         return 0
 
     def contains(self, x: Any) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def sample(self, *_: Any, **__: Any) -> Any:
@@ -57,7 +57,7 @@ class Anything(gymnasium.Space[Any]):
 
 @dataclass(frozen=True)
 class Packed:
-    """An array in the block: where, and what."""
+    """The place, shape and dtype of an array in the block."""
 
     offset: int
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class Packed:
 
 
 class CrewEnv(gymnasium.Env[Array, Any]):
-    """A crew as one environment, for AsyncVectorEnv to run.
+    """A group as one environment, for AsyncVectorEnv to run.
 
     Args:
         env_fns: its environments; none in the process that only asks for the spaces.
@@ -82,11 +82,11 @@ class CrewEnv(gymnasium.Env[Array, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """Say nothing: environments are reset by `step`, which has a word for each crew."""
+        """Do nothing: environments are reset by `step`, which has a command for each group."""
         return self.block, {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Do what `action` says: a method of the crew, and its arguments."""
+        """Call the method of the group that `action` names, with its arguments."""
         name, args = action
         return (
             self.block,
@@ -97,7 +97,7 @@ class CrewEnv(gymnasium.Env[Array, Any]):
         )
 
     def close(self) -> None:
-        """Close the crew."""
+        """Close the group."""
         self.crew.close()
 
     def _packed(self, answers: list[Any]) -> list[Any]:
@@ -122,7 +122,7 @@ class CrewEnv(gymnasium.Env[Array, Any]):
 
 @dataclass(frozen=True)
 class Reply:
-    """The answers of a crew, in a wrapper that AsyncVectorEnv does not look into."""
+    """The answers of a group, in a wrapper whose contents AsyncVectorEnv does not read."""
 
     answers: list[Any] = field(default_factory=list)
 
@@ -141,7 +141,7 @@ class CrewMaker:
 
 
 class WorkerCrews:
-    """Crews in processes of their own, under the interface of one `EnvGroup`.
+    """Groups in separate processes, with the interface of one `EnvGroup`.
 
     Args:
         env_fns: one per environment; neighbours share a process.
@@ -213,8 +213,8 @@ class WorkerCrews:
             self._broken = True
             raise
         answers: list[Any] = []
-        for share, letter in zip(block, infos["letter"], strict=True):
-            answers += [_unpacked(answer, share) for answer in letter.answers]
+        for share, reply in zip(block, infos["letter"], strict=True):
+            answers += [_unpacked(answer, share) for answer in reply.answers]
         return answers
 
     def close(self) -> None:

@@ -270,7 +270,7 @@ class World:
             options: reset options, for all, or a list with one per environment.
             format: of the dataset; the suffix of `path` decides when none is given (.h5, .zarr, .lance).
             progress: show a progress bar once it takes a while.
-            resume: go on with a collection that was killed: the seeds that are missing, each once. Its
+            resume: continue with a collection that was killed: the seeds that are missing, each once. Its
                 progress is committed with each episode, and stays when the episode is evicted.
             mode: what to do with a dataset at `path`: "append", "overwrite" or "error".
 
@@ -315,7 +315,7 @@ class World:
             options: reset options, for all, or a list with one per environment.
             video: a folder for an mp4 of each: `episode_<k>.mp4`, or `env_<i>.mp4` with three panels from a
                 dataset (agent, dataset, goal).
-            reset_mode: "auto" goes on with the next episode where one ended, "wait" plays one in each
+            reset_mode: "auto" continues with the next episode where one ended, "wait" plays one in each
                 environment. Default: "auto", and "wait" from a dataset.
             dataset: run from its states: any dataset, or a buffer. Open it without a transform.
             episodes_idx: its episodes, one per environment.

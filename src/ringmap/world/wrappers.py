@@ -1,4 +1,4 @@
-"""The wrappers: an environment whose info says everything, at every reset and step.
+"""The wrappers: an environment whose info contains everything, at every reset and step.
 
     env ─► CheckObservation ─► LiftToInfo ─► AddPixels ─► ResizeGoal      (MegaWrapper: all four)
            does it fit its     observation,  render,      goal picture
@@ -70,7 +70,7 @@ def resized(frame: Array, shape: tuple[int, int], resample: int) -> Array:
 
 
 def is_picture(value: Any) -> bool:
-    """Tell whether this is a picture: uint8, (H, W) or (H, W, 1, 3 or 4)."""
+    """Return whether this is a picture: uint8, (H, W) or (H, W, 1, 3 or 4)."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype == np.uint8
@@ -79,9 +79,9 @@ def is_picture(value: Any) -> bool:
 
 
 class CheckObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Refuses an observation that has not the shape or the dtype of the observation space.
+    """Refuses an observation without the shape or the dtype of the observation space.
 
-    Bounds are not looked at: many sound environments step over theirs by a rounding.
+    Bounds are not checked: many correct environments exceed theirs by a rounding error.
     """
 
     def reset(self, **options: Any) -> tuple[Any, Info]:
@@ -98,10 +98,10 @@ class CheckObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def misfit(value: Any, space: Any, what: str) -> None:
-    """Raise if a value has not the structure, shape or dtype of its space.
+    """Raise if a value does not have the structure, shape or dtype of its space.
 
     Raises:
-        RolloutError: it has not.
+        RolloutError: it does not.
     """
     if isinstance(space, spaces.Dict):
         names = set(value) if isinstance(value, Mapping) else None
@@ -320,7 +320,7 @@ class MegaWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
 
     def shown_again(self) -> Info:
-        """Return what the environment shows now, without a step."""
+        """Return the current info of the environment, without a step."""
         return {} if self._pixels is None else self._pixels.pictures()
 
     def info_nbytes(self) -> int:

@@ -1,1 +1,1 @@
-"""What formats share: writing episode by episode, folders that are swapped whole, images, names."""
+"""Code that formats share: writing episode by episode, folders that are swapped whole, images, names."""

@@ -1,9 +1,9 @@
 """The calls that change the disk under a dataset, and its lock.
 
-Every one goes through this module, as `disk.write(...)`, so that a test can replace it and
-inject a fault, or a kill, before each of them.
-Not here: what is written where, and in which order (the sessions); what h5py, lance, zarr, PyAV and
-pillow write by themselves.
+Every change goes through this module, as `disk.write(...)`, so that a test can replace it and
+inject a fault, or a kill, before each change.
+Not here: what is written where, and in which order (the sessions); the writes of h5py, lance, zarr, PyAV and
+pillow themselves.
 """
 
 from __future__ import annotations
@@ -66,42 +66,42 @@ def write(fd: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(
         view
-    ):  # a disk that fills writes less than asked, and says why at the next try
+    ):  # a full disk writes less than requested, and raises the reason at the next try
         done += _system.pwrite(fd, view[done:], offset + done)
 
 
 def truncate(fd: int, size: int) -> None:
-    """Cut or stretch a file."""
+    """Truncate or extend a file."""
     os.ftruncate(fd, size)
 
 
 def reserve(fd: int, offset: int, size: int) -> None:
-    """Allocate blocks that may be holes, so that a full disk shows now and not when they are written."""
+    """Allocate blocks that may be holes, so that a full disk raises now and not when they are written."""
     _system.reserve(fd, offset, size)
 
 
 def sync(fd: int, path: str) -> None:
-    """Force a file and its name to the disk itself."""
+    """Sync a file and its name to the disk."""
     _system.sync(fd)
     _system.sync_folder(os.path.dirname(os.path.abspath(path)))
 
 
 def remove(path: str) -> None:
-    """Remove a file; one that is not there is fine."""
+    """Remove a file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def replace(source: str, target: str) -> None:
-    """Rename a file over another one, in one step."""
+    """Rename a file over another one, atomically."""
     os.replace(source, target)
 
 
 def put_new(source: str, target: str) -> None:
-    """Rename a file to a path where nothing may be.
+    """Rename a file to a path that must not exist.
 
     Raises:
-        FileExistsError: something is there.
+        FileExistsError: the path exists.
     """
     try:
         os.link(source, target)
@@ -125,7 +125,7 @@ def append(fd: int, parts: list[Any], offset: int) -> None:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Write a file that counts for nothing yet."""
+    """Write a file that does not count yet."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY | getattr(os, "O_NOFOLLOW", 0)
     fd = os.open(path, flags, 0o666)
     try:
@@ -135,7 +135,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Put a file with this content at `path`, in one step; what was there is replaced."""
+    """Write a file with this content at `path`, atomically; it replaces an existing file."""
     beside = path + ".new"
     remove(beside)  # a link there would be followed
     with open(beside, "xb") as file:
@@ -144,7 +144,7 @@ def replace_file(path: str, data: bytes) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder, and those above it."""
+    """Create a folder, and its parents."""
     os.makedirs(path, exist_ok=True)
 
 
@@ -160,7 +160,7 @@ def remove_folder(path: str) -> bool:
 
 
 def exchange(left: str, right: str) -> bool:
-    """Let two paths change places in one step; return False where the system has no such call."""
+    """Exchange two paths atomically; return False if the system has no such call."""
     call = getattr(_libc, "renameat2", None)
     if call is None:
         return False
@@ -174,7 +174,7 @@ def exchange(left: str, right: str) -> bool:
 
 
 def sync_all(folder: str) -> None:
-    """Force all that was written to the file system of a folder to the disk itself."""
+    """Sync the whole file system of a folder to the disk."""
     fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         call = getattr(_libc, "syncfs", None)
@@ -187,7 +187,7 @@ def sync_all(folder: str) -> None:
         os.close(fd)
 
 
-# -- looks ----------------------------------------------------------------------------------------
+# -- reads ----------------------------------------------------------------------------------------
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> None:
@@ -208,7 +208,7 @@ def read_into(fd: int, view: memoryview, offset: int) -> None:
 def lock(fd: int, path: str, shared: bool = False) -> None:
     """Take the lock that HDF5 itself takes: shared for reading, exclusive for writing.
 
-    `HDF5_USE_FILE_LOCKING=FALSE` and file systems without locks are respected as HDF5 does.
+    `HDF5_USE_FILE_LOCKING=FALSE` and file systems without locks are handled as in HDF5.
 
     Raises:
         LockedError: another handle holds it.
@@ -228,7 +228,7 @@ def lock(fd: int, path: str, shared: bool = False) -> None:
 
 
 def unlock(fd: int) -> None:
-    """Close a file, and free its lock even where a forked child still has a copy of `fd`."""
+    """Close a file, and release its lock even if a forked child still has a copy of `fd`."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""Episodes that are read whole, and kept while they are in use: for files without random access.
+"""Read whole episodes and cache them, for files without random access.
 
 Invariants: at most `CACHE_NBYTES`, or one episode, are held.
 Not here: how an episode is read (each format).
@@ -23,7 +23,7 @@ CACHE_NBYTES = 256 << 20
 
 
 class EpisodeCache:
-    """Episodes by number, the one unused longest dropped first.
+    """Episodes by number; the least recently used one is dropped first.
 
     Args:
         load: episode -> column -> array (T, ...).
@@ -36,7 +36,7 @@ class EpisodeCache:
         self._nbytes = 0
 
     def episode(self, number: int) -> dict[str, Array]:
-        """Return the columns of an episode; not to be written to."""
+        """Return the columns of an episode; the caller must not write to them."""
         with self._lock:
             found = self._held.get(number)
             if found is None:
@@ -52,7 +52,7 @@ class EpisodeCache:
         self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int,
         empty: Callable[[str, tuple[int, ...]], Array],
     ) -> dict[str, Array]:  # fmt: skip
-        """Read windows of columns, which may span episodes. `empty` makes an array of a column's rows."""
+        """Read windows of columns, which may span episodes. `empty` allocates an array of a column's rows."""
         rows = steps_of(starts, length, stride)
         flat = rows.ravel()
         found = {name: empty(name, (len(flat),)) for name in columns}

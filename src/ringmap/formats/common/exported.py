@@ -1,4 +1,4 @@
-"""The writer of a format that has no writer of its own, but `export`, and maybe `extend`.
+"""The writer of a format that has `export`, and maybe `extend`, instead of its own writer.
 
     class Mine(Format):                     ExportWriter: each episode into the log; at the end
         def export(cls, episodes, path)     -> export beside, with the episodes that are there, and swap
@@ -33,13 +33,13 @@ _OPTIONS = ("num_steps", "frameskip", "transform", "layout", "output", "keys_to_
 
 
 class Exports(Protocol):
-    """What is asked of a format that exports; see `Format`."""
+    """The methods of a format that exports; see `Format`."""
 
     name: str
     supports_episode_data: bool
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
-        """Tell whether a dataset of the format is there."""
+        """Return whether a dataset of the format exists at the path."""
 
     def open_reader(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Return the dataset at `path`."""
@@ -62,12 +62,12 @@ class Exports(Protocol):
 
 
 class ExportWriter(StagedWriter):
-    """Writes episodes by a format's `export` and `extend`. Use it in a `with` block.
+    """Writes episodes with a format's `export` and `extend`. Use it in a `with` block.
 
     Args:
-        format: which.
-        extends: whether it has an `extend` of its own.
-        path: a file or folder; those above it are made.
+        format: the format.
+        extends: whether it defines `extend`.
+        path: a file or folder; its parents are created.
         mode: one of `WRITE_MODES`.
         progress: show a progress bar in `write_episodes`.
         options: for `export` and `extend`.
@@ -133,7 +133,7 @@ def _as_episodes(records: Iterable[Record]) -> Iterable[Mapping[str, Any]]:
 
 
 def open_exported(format: Exports, path: str | os.PathLike[str], options: dict[str, Any]) -> Any:  # fmt: skip
-    """Return the dataset of a format at a path, with the episodes of its log."""
+    """Return the dataset of a format at a path, including the episodes of its log."""
     from ringmap.datasets.joined import ConcatDataset
     from ringmap.datasets.stored import StoredDataset
 

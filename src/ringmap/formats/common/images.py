@@ -1,6 +1,6 @@
-"""Images to bytes and back, by pillow, in parallel threads where they pay (it lets go of the GIL).
+"""Encode and decode images with pillow, in parallel threads if that is faster (it releases the GIL).
 
-Invariants: a decoded image has the shape that was asked for: grey keeps its channel axis.
+Invariants: a decoded image has the requested shape: grey keeps its channel axis.
 Not here: which columns are images (`ringmap.datasets.layout.is_image`), video.
 """
 
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 IMAGE_FORMATS = ("png", "jpeg")
 
 LARGEST = 65_000
-"""Pixels along an axis that JPEG can still count."""
+"""The largest number of pixels along an axis that JPEG supports."""
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "png": {"format": "PNG", "compress_level": 1},  # level 6 takes 3 times as long for 5 % less
@@ -51,7 +51,7 @@ def check_image_format(given: str, where: str) -> str:
     """Return the name of an image format.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: there is no image format of that name.
     """
     name = {"jpg": "jpeg"}.get(given, given)
     if name not in IMAGE_FORMATS:
@@ -69,19 +69,19 @@ def encode(images: Array, image_format: str) -> list[bytes]:
         Image.fromarray(shown).save(buffer, **_OPTIONS[image_format])
         return buffer.getvalue()
 
-    # JPEGs are written no faster by two threads than by one, of any size.
+    # Two threads write JPEGs no faster than one, of any size.
     least = _MIN_PER_THREAD if image_format == "png" else len(images)
     return in_threads(one, list(images), least)
 
 
 @contextlib.contextmanager
 def opened(file: Any, what: str) -> Iterator[Any]:
-    """Open an image, bytes or a path, for the length of a `with`: PNG or JPEG, whatever its name says.
+    """Open an image, bytes or a path, in a `with` block: PNG or JPEG, regardless of its name.
 
-    Pillow tells formats by their first bytes, and knows some that run programs (EPS: Ghostscript).
+    Pillow recognises formats by their first bytes, and supports some that run programs (EPS: Ghostscript).
 
     Raises:
-        CorruptError: it is none of the two, has too many pixels, or can't be decoded.
+        CorruptError: it is neither PNG nor JPEG, has too many pixels, or can't be decoded.
     """
     from PIL import Image
 
@@ -114,14 +114,16 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
     """Decode `files` (bytes or paths) into `out`, (len(files), H, W, C).
 
     Raises:
-        CorruptError: one is of another size, or no image.
+        CorruptError: one has another size, or is not an image.
     """
 
     def one(item: tuple[Array, Any]) -> None:
         into, file = item
         where = "" if isinstance(file, bytes | memoryview) else f" in {file}"
         with opened(file, f"column {spec.name!r}") as image:
-            if (image.height, image.width) != spec.shape[:2]:  # ahead of any memory for its pixels
+            if (image.height, image.width) != spec.shape[
+                :2
+            ]:  # before any memory is allocated for its pixels
                 raise CorruptError(
                     f"column {spec.name!r}: an image of {(image.height, image.width)}, expected "
                     f"{spec.shape[:2]}{where}"
@@ -137,12 +139,12 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
 def in_threads(
     call: Callable[[Any], Any], items: list[Any], least: int = _MIN_PER_THREAD
 ) -> list[Any]:
-    """Return what `call` makes of each item, in order, by as many threads as there are cores for us.
+    """Return the result of `call` for each item, in order, with one thread per core available to this process.
 
     Args:
-        call: lets go of the GIL for most of its time.
-        items: what to call it with.
-        least: items that are worth a thread.
+        call: releases the GIL most of the time.
+        items: its arguments.
+        least: the number of items that are worth a thread.
     """
     pool, threads = _threads()
     size = max(least, -(-len(items) // threads))
@@ -163,7 +165,7 @@ def _cut(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _threads() -> tuple[ThreadPoolExecutor | None, int]:
-    """Return the threads of this process: after a fork its own; the workers of a loader share the cores."""
+    """Return the thread pool of this process, a new one after a fork; the workers of a loader share the cores."""
     global _pool
     if _pool is None or _pool[0] != os.getpid():
         told = worker()
@@ -175,7 +177,7 @@ def _threads() -> tuple[ThreadPoolExecutor | None, int]:
 
 def _drop_in_child() -> None:
     global _pool
-    _pool = None  # its threads are not there
+    _pool = None  # its threads do not exist in the child
 
 
 if hasattr(os, "register_at_fork"):

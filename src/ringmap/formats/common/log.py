@@ -1,13 +1,13 @@
-"""The log of a dataset that is being written: each episode whole and encoded, until the dataset has it.
+"""The log of a dataset that is being written: whole, encoded episodes, until the dataset has them.
 
     magic, size of head, size of body, checksum | head (JSON)                     what the log extends
     magic, size of head, size of body, checksum | head (JSON) | columns, data     per episode
 
-A folder has it inside, as `.ringmap.log`, so that what moves or removes the dataset takes it along; a file has it in
-the folder beside it (staged.py). An episode is written once its record is whole.
-Invariants: records have consecutive episode numbers, so that one that the dataset has by now is known; what follows
-a record that is not whole counts for nothing; a log that a reader has open is replaced, never cut.
-Not here: when records go over into the dataset (staged.py), what they read as (pending.py).
+A folder has its log inside, as `.ringmap.log`, so that moving or removing the dataset includes the log; a file has it in
+the folder beside it (staged.py). An episode is written once its record is complete.
+Invariants: records have consecutive episode numbers, so that a record whose episode the dataset already has is known;
+bytes after an incomplete record do not count; a log that a reader has open is replaced, never truncated.
+Not here: when records are moved into the dataset (staged.py), how they are read (pending.py).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _ALIGN = 16
 """Arrow refuses arrays that do not start at a multiple of their items' size."""
 
 FILM = "mp4"
-"""How a column is encoded that is one film an episode."""
+"""The encoding of a column that has one video per episode."""
 
 
 class Encoded:
     """The steps of a column, encoded.
 
     Args:
-        values: the bytes of one picture per step, or of one film of them all.
+        values: the bytes of one image per step, or of one video of all steps.
         how: "png", "jpeg" or "mp4".
     """
 
@@ -68,12 +68,12 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """The size of all of them."""
+        """The total size in bytes."""
         return sum(map(len, self.values))
 
 
 class Record:
-    """One episode, as the log holds it.
+    """One episode in the form in which the log holds it.
 
     Attributes:
         number: of the episode.
@@ -82,7 +82,7 @@ class Record:
         schema: of all columns.
         columns: column -> array (length, ...), or `Encoded`.
         packed: encoded episode data.
-        notes: what the format noted.
+        notes: the format's notes.
     """
 
     __slots__ = ("columns", "length", "notes", "number", "packed", "row", "schema")
@@ -106,13 +106,13 @@ class Record:
         return decode_data(self.packed)
 
     def as_episode(self) -> dict[str, Any]:
-        """Return the episode as `write_episode` takes it."""
+        """Return the episode in the form that `write_episode` takes."""
         return {**self.columns, **({EPISODE_DATA_KEY: self.data} if self.packed else {})}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record lies in its log, and which episode it is."""
+    """The place of a record in its log, and the number of its episode."""
 
     at: int
     nbytes: int
@@ -122,7 +122,7 @@ class Place:
 
 
 class Log:
-    """The records in a file. One process writes; any number reads what was whole when they opened it.
+    """The records in a file. One process writes; any number of processes read the records that were complete when they opened it.
 
     Args:
         path: of the file.
@@ -134,15 +134,15 @@ class Log:
         self.places: list[Place] = []
         self.size = 0
         self.base: dict[str, Any] | None = None
-        """What the first writer of this log said of the dataset; None of a log by an earlier release."""
+        """Facts about the dataset from the first writer of this log; None for a log of an earlier release."""
 
     def open(self, write: bool = False) -> None:
-        """Find the whole records; for writing, cut off what follows them.
+        """Find the complete records; for writing, truncate the file after them.
 
         Raises:
             FileNotFoundError: there is no log.
             NewerVersionError: a newer release made it.
-            NotAFileError: something else is there, such as a link.
+            NotAFileError: the path is something else, such as a link.
         """
         self._fd = open_fd(self.path, os.O_RDWR if write else os.O_RDONLY)
         self.size, self.places, self.base = 0, [], None
@@ -167,7 +167,7 @@ class Log:
             disk.truncate(self._fd, self.size)
 
     def start(self, base: Mapping[str, Any]) -> None:
-        """Begin an empty log, in the place of the one that was there."""
+        """Begin an empty log, which replaces the existing one."""
         self.close()
         head = _padded(json.dumps({"version": VERSION, **base}).encode())
         digest = xxhash.xxh3_64_intdigest(head)
@@ -178,7 +178,7 @@ class Log:
         """Add a record: once this returns, the episode is written.
 
         Raises:
-            OSError: it was not added whole; `cut` what there is of it.
+            OSError: it was not added completely; `cut` the incomplete record.
         """
         columns, parts, at = [], list[Any](), 0
         for spec in record.schema.columns:
@@ -208,7 +208,7 @@ class Log:
         self.size += nbytes
 
     def cut(self, count: int) -> None:
-        """Forget all records but the first `count`: of a call that failed, which no reader believes."""
+        """Drop all records but the first `count`: those of a failed call, which readers ignore."""
         kept = self.places[:count]
         self.size = self.places[count].at if len(self.places) > count else self.size
         self.places = kept
@@ -226,7 +226,7 @@ class Log:
         disk.remove(self.path)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -235,7 +235,7 @@ class Log:
         self.close()
 
     def identity(self) -> tuple[int, int]:
-        """Return what tells this file from the one that replaces it."""
+        """Return an identity that differs from that of the file that replaces this one."""
         found = os.fstat(self._fd)
         return found.st_dev, found.st_ino
 
@@ -253,7 +253,7 @@ class Log:
         return found
 
     def _holds(self, at: int, size: int, checksum: int) -> bool:
-        """Tell whether a record is whole; no memory is taken for one that is not, whatever size it claims."""
+        """Return whether a record is complete; an incomplete one allocates no memory, whatever size it claims."""
         digest, room, done = xxhash.xxh3_64(), memoryview(bytearray(min(size, _PIECE))), 0
         while done < size:
             part = room[: min(_PIECE, size - done)]
@@ -281,7 +281,7 @@ def _parse(both: bytearray, head_size: int) -> Record:
             at += size + -size % _ALIGN
         elif (
             how != "elsewhere"
-        ):  # of an earlier release: its pictures are in the dataset's files already
+        ):  # of an earlier release: its images are already in the dataset's files
             count = 1 if how == FILM else length
             ends = np.frombuffer(body[at : at + 8 * count], "<i8").tolist()
             at += 8 * count

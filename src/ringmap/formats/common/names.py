@@ -1,10 +1,10 @@
-"""Names and texts of any kind, in places that do not take any.
+"""Escape names and texts of any kind for places that do not support all of them.
 
     column "obs/pixels"  ->  file "obs%2Fpixels"         column ".."  ->  "%2E%2E"
     text "a\\0b"          ->  "\\ufdd0a\\\\x00b"              UTF-8 that C strings can hold
 
-Invariants: two columns never share a file; what `escape` made, `unescape` gives back.
-Not here: which file is which column: a format keeps the names themselves (ep_len.json, attributes).
+Invariants: two columns never share a file; `unescape` reverts `escape`.
+Not here: which file is which column: a format stores the names themselves (ep_len.json, attributes).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import xxhash
 __all__ = ["ESCAPED", "escape", "file_name", "quoted", "unescape"]
 
 ESCAPED = "\ufdd0"
-"""Starts a text that can't be held as it is (NUL, lone surrogates): a code point that Unicode
-sets apart for internal use. A text that starts with it by itself is escaped as well."""
+"""The first character of an escaped text, which could not be stored unchanged (NUL, lone surrogates): a code point that
+Unicode reserves for internal use. An original text that starts with it is escaped as well."""
 
 _LONGEST = 180
 """Bytes of a file name that leave room for suffixes within the usual limit of 255."""
 
 
 def quoted(column: str, reserved: Collection[str] = ()) -> str:
-    """Return a column's name as that of one link, key or file: its own wherever that is possible.
+    """Return a name for a column's link, key or file: the column's own name if possible.
 
     Example:
         >>> quoted("état"), quoted("obs/pixels"), quoted(".."), quoted("ep_len", ["ep_len"])
@@ -37,7 +37,7 @@ def quoted(column: str, reserved: Collection[str] = ()) -> str:
 
 
 def file_name(column: str, reserved: Collection[str] = ()) -> str:
-    """Return a column's name as that of a file: not hidden, not too long.
+    """Return a file name for a column: not hidden, not too long.
 
     Example:
         >>> file_name(".hidden"), len(file_name("x" * 300))
@@ -53,12 +53,12 @@ def file_name(column: str, reserved: Collection[str] = ()) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text without NUL and lone surrogates that stands for this one."""
+    """Return an escaped text, without NUL and lone surrogates."""
     return ESCAPED + text.encode("unicode_escape").decode("ascii")
 
 
 def unescape(text: str) -> str:
-    """Return what `escape` was given."""
+    """Return the argument of `escape`, from its result."""
     return text[1:].encode("ascii", "replace").decode("unicode_escape")
 
 

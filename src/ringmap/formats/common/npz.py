@@ -1,9 +1,9 @@
-"""Arrays in .npz files, written as they come and read without being loaded.
+"""Arrays in .npz files, written row by row and read through a map.
 
     FILE.npz    a zip archive, stored: arr_0.npy          (as `np.savez` makes it)
 
-Invariants: a file is replaced in one step; what is read from a stored archive is a map of the file; no
-memory is asked for by a shape that the archive does not hold.
+Invariants: a file is replaced atomically; an array read from a stored archive is a map of the file; no
+memory is allocated for a shape that the archive does not hold.
 Not here: which columns there are (tabular.py).
 """
 
@@ -31,12 +31,12 @@ KEY = "arr_0"
 
 
 class NpzWriter:
-    """Writes the rows of one array to a .npz file; `with` it, and the file is in its place at the end.
+    """Writes the rows of one array to a .npz file; the file is in its place at the end of a `with` block.
 
     Args:
         path: of the file.
         spec: shape and dtype of a row.
-        rows: how many there will be: the header of the array says so ahead of them.
+        rows: their number: the header of the array, which precedes them, states it.
     """
 
     def __init__(self, path: str, spec: ColumnSpec, rows: int) -> None:
@@ -84,14 +84,14 @@ class NpzWriter:
 
 
 def save_npz(path: str, array: Array) -> None:
-    """Write an array to a .npz file, in one step."""
+    """Write an array to a .npz file, atomically."""
     spec = ColumnSpec(path, array.shape[1:], array.dtype)
     with NpzWriter(path, spec, len(array)) as writer:
         writer.write(array)
 
 
 def open_npz(path: str) -> Array:
-    """Return the array in a .npz file: a read-only map where the archive is not compressed.
+    """Return the array in a .npz file: a read-only map if the archive is not compressed.
 
     Raises:
         KeyError: it has no `arr_0`.

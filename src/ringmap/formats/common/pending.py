@@ -1,10 +1,10 @@
-"""Reading a dataset together with the episodes that its writer, killed or at work, has only logged as yet.
+"""Read a dataset together with the episodes that its writer, killed or running, has only logged so far.
 
-    source of the format   rows 0 ... N             | one `ColumnSource`, in which nobody sees
-    records of the log     rows N ...               | where the one ends and the other begins
+    source of the format   rows 0 ... N             | one `ColumnSource`, without a visible
+    records of the log     rows N ...               | boundary between the two
 
-Invariants: a reader changes nothing; each episode whose write had returned when the log was opened is there, once.
-Not here: the bytes of a log (log.py), when it goes over into the dataset (staged.py).
+Invariants: a reader changes nothing; each episode whose write had returned when the log was opened is read, once.
+Not here: the bytes of a log (log.py), when it is moved into the dataset (staged.py).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def log_path(path: str) -> str:
-    """Return where the log of a dataset lies: inside of a folder, beside a file."""
+    """Return the path of a dataset's log: inside a folder, beside a file."""
     path = os.path.realpath(path)
     return os.path.join(path, FILE) if os.path.isdir(path) else os.path.join(staging_folder(path), LOG)  # fmt: skip
 
 
 def base_of(lengths: Array) -> dict[str, Any]:
-    """Return what a log notes of the dataset that it extends."""
+    """Return the facts that a log stores about the dataset that it extends."""
     digest = xxhash.xxh3_64_hexdigest(np.asarray(lengths, "<i8").tobytes())
     return {"episodes": len(lengths), "lengths": digest}
 
 
 class Pending:
-    """The records of a log that a dataset lacks. May be gone through more than once.
+    """The records of a log that a dataset lacks. It can be iterated more than once.
 
     Args:
         log: open.
@@ -57,7 +57,7 @@ class Pending:
         path: of the dataset, for messages.
 
     Raises:
-        CorruptError: the log extends another dataset, or this one was changed meanwhile.
+        CorruptError: the log extends another dataset, or this one has changed in the meantime.
     """
 
     def __init__(self, log: Log, lengths: Array, path: str) -> None:
@@ -89,7 +89,7 @@ class Pending:
 
 
 class Again:
-    """What a function returns, as often as it is gone through.
+    """An iterable that calls a function for each iteration.
 
     Args:
         make: returns an iterator.
@@ -122,11 +122,13 @@ def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnS
         path: of the dataset.
         source_of: opens the dataset's own source.
     """
-    log = pending_at(path)  # first: what goes over into the dataset meanwhile, that has
+    log = pending_at(
+        path
+    )  # first the log: the dataset then has the records that are moved in the meantime
     source = source_of(path)
     if log is None:
         return source
-    if log.base is not None:  # else a writer of an earlier release is at work
+    if log.base is not None:  # else a writer of an earlier release is running
         with damage_named(log.path):
             pending = Pending(log, source.lengths, path)
             if pending.places:
@@ -136,7 +138,7 @@ def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnS
 
 
 def logged_only(path: str, log: Log, pending: Pending) -> ColumnSource:
-    """Return the source of a log's episodes alone."""
+    """Return the source of only a log's episodes."""
     return _Joined(_Nothing(path), log, pending.places)
 
 
@@ -164,7 +166,7 @@ class _Nothing:
 
 
 class _Joined:
-    """The columns of a dataset and of its log, as `StoredDataset` reads them.
+    """The columns of a dataset and of its log, for `StoredDataset`.
 
     Args:
         source: of the dataset.
@@ -228,7 +230,7 @@ class _Joined:
             return decode_data(packed) if packed else {}
 
     def close(self) -> None:
-        """As `ColumnSource.close`. A log that has gone over into the dataset meanwhile can't be opened again."""
+        """As `ColumnSource.close`. A log that has been moved into the dataset in the meantime can't be opened again."""
         self.source.close()
         log, self._log = self._log, None
         if log is not None:
@@ -255,7 +257,7 @@ class _Joined:
 
     def _opened(self) -> Log:
         if self._log is not None:
-            if self._pid != os.getpid():  # a lock may have been held by a thread that is not here
+            if self._pid != os.getpid():  # a thread that does not exist here may have held a lock
                 self._use(self._log)
             return self._log
         with self._lock:
@@ -281,7 +283,7 @@ class _Joined:
 
 
 def decoded(record: Record) -> dict[str, Array]:
-    """Return the columns of a record, pictures and films as pixels."""
+    """Return the columns of a record, images and videos as pixels."""
     return {
         spec.name: _pixels(record.columns[spec.name], spec, record.length)
         for spec in record.schema.columns

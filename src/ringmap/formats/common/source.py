@@ -1,7 +1,7 @@
-"""The reading side of a folder: what is pickled, what a fork may use, and when to refuse.
+"""Read a folder: pickling, forks, and when to refuse.
 
-Invariants: what is pickled is a path and the episode table, never a handle or data; a process that
-opens the path again and finds another folder there refuses, instead of mixing two datasets.
+Invariants: a pickle holds a path and the episode table, never a handle or data; a process that
+opens the path again and finds another folder refuses, instead of mixing two datasets.
 Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
 """
 
@@ -35,14 +35,14 @@ _RAISED = (
     OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError, ArithmeticError, AttributeError,
     EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What libraries raise about damaged bytes."""
+"""The exceptions of libraries about damaged bytes."""
 
 _inherited: list[Any] = []
-"""Handles that a forked child got from its parent, and must neither use nor close."""
+"""Handles that a forked child inherited from its parent, and must neither use nor close."""
 
 
 class DirectorySource:
-    """The columns of a folder, as `StoredDataset` reads them.
+    """The columns of a folder, for `StoredDataset`.
 
     A subclass supplies `_open` and `_windows`, and sets `schema`, `lengths`, `offsets` and
     `episode_columns` from its first handle.
@@ -70,13 +70,13 @@ class DirectorySource:
         self._forget()
 
     def _open(self) -> Any:
-        """Return a handle: whatever `_windows` reads through, for this process."""
+        """Return a handle for this process, which `_windows` reads through."""
         raise NotImplementedError
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
-        """As `windows`, of columns that are there."""
+        """As `windows`, for columns that exist."""
         raise NotImplementedError
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class DirectorySource:
 
         Raises:
             CorruptError: they can't be read.
-            ReplacedError: the path holds another folder by now.
+            ReplacedError: the path now holds another folder.
         """
         known = self.schema.names
         for name in columns:
@@ -107,7 +107,7 @@ class DirectorySource:
             return self._episode_data(self._handle(), episode)
 
     def close(self) -> None:
-        """Give the files back; the next read opens them again."""
+        """Close the files; the next read opens them again."""
         with self._alone():
             self._found = None
 
@@ -151,7 +151,7 @@ class DirectorySource:
 
 @contextlib.contextmanager
 def damage_named(what: str) -> Iterator[None]:
-    """Turn what a library raises about damaged bytes into CorruptError."""
+    """Turn a library's exception about damaged bytes into CorruptError."""
     try:
         yield
     except RingmapError:
@@ -159,7 +159,9 @@ def damage_named(what: str) -> Iterator[None]:
     except _RAISED as error:
         raise CorruptError(f"{what} can't be read: {type(error).__name__}: {error}") from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # how a library in Rust says that it gave up
+        if (
+            type(error).__name__ != "PanicException"
+        ):  # the exception of a Rust library that panicked
             raise
         raise CorruptError(f"{what} can't be read: {error}") from error
 

@@ -1,20 +1,20 @@
-"""The one writer of every format that is written by exports: it holds all the code about kills and full disks.
+"""The writer of every format that is written by exports: it holds all the code for kills and full disks.
 
     write_episode -> check -> _encode -> the log                one write: the episode is written
                                             |
             when the log is large, and at the end: _extend -> the dataset, in groups
 
-| mode      | nothing there       | a dataset is there                                      |
+| mode      | no dataset          | a dataset exists                                        |
 | --------- | ------------------- | ------------------------------------------------------- |
 | append    | an empty dataset    | extended                                                |
 | overwrite | an empty dataset    | built beside it, swapped at the end (swap.py)           |
 | error     | an empty dataset    | refused                                                 |
 
-A dataset that can only be written whole (`extends = False`, or one file) is exported beside, with all its episodes, and
-swapped.
+A dataset that can only be written as a whole (`extends = False`, or one file) is exported beside the old one, with all
+its episodes, and swapped.
 Invariants: a new dataset appears whole, as an empty one; an episode whose write has returned is in the log or in the
 dataset; a log is dropped only when the dataset has its episodes.
-Not here: the files of a dataset (each format), the log's bytes (log.py), what a reader makes of a log (pending.py).
+Not here: the files of a dataset (each format), the log's bytes (log.py), how a reader reads a log (pending.py).
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class StagedWriter(EpisodeWriter):
     """Writes episodes to a log, and exports them in groups. A format supplies the exports.
 
     Args:
-        path: the dataset; folders above it are made.
+        path: the dataset; its parent folders are created.
         mode: one of `WRITE_MODES`.
         progress: show a progress bar in `write_episodes`.
     """
 
     extends: bool = True
-    """Whether `_extend` adds to a dataset; otherwise it is exported again, whole."""
+    """Whether `_extend` adds to a dataset; otherwise the whole dataset is exported again."""
 
     group_nbytes: ClassVar[int] = 64 << 20
-    """The log goes over into the dataset when it is this large."""
+    """The log is moved into the dataset when it is this large."""
 
     _staging: Staging | None = None
     _fd = -1
@@ -76,23 +76,23 @@ class StagedWriter(EpisodeWriter):
     # -- what a format supplies --------------------------------------------------------------
 
     def _is_dataset(self, path: str) -> bool:
-        """Tell whether a dataset of this format is at a path."""
+        """Return whether a dataset of this format is at a path."""
         raise NotImplementedError
 
     def _owns(self, relative: str) -> bool:
-        """Tell of a path below a dataset's folder whether this format writes such files."""
+        """Return whether this format writes a file with this path below a dataset's folder."""
         raise NotImplementedError
 
     def _items(self, path: str) -> list[str]:
-        """Return the names, beside each other, of what a dataset consists of; its own first."""
+        """Return the names of the files and folders, side by side, of a dataset; the main one first."""
         return [os.path.basename(path)]
 
     def _look(self, path: str) -> tuple[Array, Schema | None]:
-        """Return the lengths of a dataset's episodes, and its columns if it has any as yet."""
+        """Return the lengths of a dataset's episodes, and its columns if it has any yet."""
         raise NotImplementedError
 
     def _open(self, path: str) -> None:
-        """Called when the dataset is there that is going to be extended; "" for a new one."""
+        """Called before the existing dataset is extended; "" for a new one."""
 
     def _check(self, episode: CheckedEpisode, where: str) -> None:
         """Raise InputError if this format can't hold an episode that fits its schema."""
@@ -102,26 +102,26 @@ class StagedWriter(EpisodeWriter):
         return dict(episode.columns)
 
     def _notes(self) -> dict[str, Any]:
-        """Return what `_extend` needs to know of this writer's options."""
+        """Return the options of this writer that `_extend` needs."""
         return {}
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
-        """Write a new dataset where nothing is."""
+        """Write a new dataset at a path that does not exist."""
         raise NotImplementedError
 
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
         """Add episodes to a dataset, in new files that count by the last change, one rename.
 
-        Killed in the middle, it is called again with the same episodes, and others after them.
+        After a kill in the middle, it is called again with the same episodes, and later ones.
         """
         raise NotImplementedError
 
     def _stored(self, path: str) -> Iterable[Record]:
-        """Return the episodes of a dataset, if it is one that can't be extended."""
+        """Return the episodes of a dataset that can't be extended."""
         raise NotImplementedError
 
     def _rewritten(self, path: str) -> int:
-        """Return how many bytes `_extend` writes again of what is there: the log grows as large."""
+        """Return how many existing bytes `_extend` rewrites: the log grows as large."""
         return 0
 
     # -- the block ---------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class StagedWriter(EpisodeWriter):
             if self._staging is None and (self._whole or self._replaces(exists)):
                 self._stage()
             elif self._staging is None and os.path.isdir(staging_folder(self.path)):
-                self._stage().close()  # what a killed writer was building
+                self._stage().close()  # the unfinished work of a killed writer
                 self._staging = None
             self._log = Log(log_path(self.path))
             self._take_over()
@@ -185,7 +185,7 @@ class StagedWriter(EpisodeWriter):
         self._check(episode, where)
         log, before = self._log, (self._schema, self._episodes, self._rows)
         try:
-            # Ahead of the episode: it is written once the log has its record, whatever becomes of older ones.
+            # Before the episode: it is written once the log has its record, whatever happens to older ones.
             if log.size >= self._drain_at:
                 self._drain()
                 log.start(base_of(self._look(self._target)[0]))
@@ -211,13 +211,13 @@ class StagedWriter(EpisodeWriter):
     # -- the dataset -------------------------------------------------------------------------
 
     def _find(self) -> bool:
-        """Tell whether there is a dataset, or refuse what is there."""
+        """Return whether a dataset exists, or refuse something else at the path."""
         path, name = self.path, type(self).__name__
         finish_swap(path, self._owns)
         if not os.path.exists(path):
             return False
         if os.path.isdir(path) and not os.listdir(path):
-            return False  # an empty folder gives way
+            return False  # an empty folder is removed
         if self.mode == "error":
             raise ExistsError(
                 f"{name}: {path} already exists; pass mode='overwrite' to replace it or "
@@ -246,7 +246,7 @@ class StagedWriter(EpisodeWriter):
         return self._staging
 
     def _appear(self) -> None:
-        """Put an empty dataset at the path."""
+        """Create an empty dataset at the path."""
         staging = self._stage()
         disk.remove(os.path.join(staging.folder, LOG))  # of a dataset that was deleted since
         self._export(staging.dataset, ())
@@ -263,7 +263,7 @@ class StagedWriter(EpisodeWriter):
         self._staging.put()
 
     def _take_over(self) -> None:
-        """Move over into the dataset what a killed writer left in its log."""
+        """Move the log of a killed writer into the dataset."""
         try:
             self._log.open(write=True)
         except FileNotFoundError:
@@ -274,7 +274,7 @@ class StagedWriter(EpisodeWriter):
         self._log.remove()
 
     def _drain(self) -> None:
-        """Add to the dataset what of the log it lacks."""
+        """Add the episodes of the log that the dataset lacks."""
         path, fresh = self._target, not os.path.lexists(self._target)
         lengths = np.empty(0, np.int32) if fresh else self._look(path)[0]
         pending = Pending(self._log, lengths, path)
@@ -304,7 +304,7 @@ class StagedWriter(EpisodeWriter):
         return max(self.group_nbytes, 0 if fresh else self._rewritten(self._target))
 
     def _close(self) -> None:
-        """Give everything back; what was not finished beside another dataset goes."""
+        """Close everything; remove an unfinished dataset beside another one."""
         if hasattr(self, "_log"):
             self._log.close()
         staging, self._staging = self._staging, None

@@ -1,11 +1,11 @@
-"""A format whose datasets are read through a source of its own.
+"""A format whose datasets are read through the format's own source.
 
     class Lance(StoredFormat):
         source = "ringmap.formats.lance.source:LanceSource"
         writer = "ringmap.formats.lance.writer:LanceWriter"
 
-Both are named, and imported when they are used: what is not opened need not be installed.
-Not here: which files are whose (`detect`).
+Both are names, and are imported when they are used: packages of an unused format need not be installed.
+Not here: which files belong to which format (`detect`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class StoredFormat(Format):
     source: ClassVar[str]
     writer: ClassVar[str] = ""
     logs: ClassVar[bool] = False
-    """Whether its writer is a `StagedWriter`, whose log is read along."""
+    """Whether its writer is a `StagedWriter`, whose log is read too."""
 
     @classmethod
     def can_write(cls) -> bool:
-        """Tell whether a writer is named."""
+        """Return whether a writer is named."""
         return bool(cls.writer)
 
     @classmethod
@@ -51,7 +51,7 @@ class StoredFormat(Format):
 
         Raises:
             NotFoundError, UnknownFormatError, CorruptError: it can't be read.
-            MissingExtraError: a package that it takes is not installed.
+            MissingExtraError: a required package is not installed.
         """
         from ringmap.datasets.stored import StoredDataset
 
@@ -85,7 +85,7 @@ class StoredFormat(Format):
             log.close()
             if (
                 log.base is None
-            ):  # of an earlier release, whose pictures lie elsewhere: a writer takes it over
+            ):  # of an earlier release, with its images elsewhere: a writer moves it into the dataset
                 with contextlib.suppress(LockedError), cls.open_writer(path):
                     pass
         return with_pending(path, source_of)

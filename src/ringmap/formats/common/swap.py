@@ -1,16 +1,16 @@
-"""Putting a whole dataset in the place of another: the old one or the new one, whenever it is stopped.
+"""Replace a whole dataset by another: after a stop at any moment, the path holds the old one or the new one.
 
-    .NAME.new/             beside the dataset: what is being built (one writer at a time: its lock)
-    .NAME.new/NAME         ... as it will be
-    .NAME.new/plan         written when all is whole: THE COMMIT POINT. Inodes before and after
+    .NAME.new/             beside the dataset: the folder of the new one (one writer at a time: its lock)
+    .NAME.new/NAME         ... the new dataset
+    .NAME.new/plan         written when the new dataset is complete: THE COMMIT POINT. Inodes before and after
     .NAME.new/log          episodes that a dataset which is one file lacks (log.py)
 
     plan -> exchange each item (RENAME_EXCHANGE, else two renames) -> delete the old ones -> no plan
 
-The next opening finishes what a plan says, and ignores what has none.
-Invariants: what is deleted is a dataset of the format, file by file; a file that is none of its
-own stays, and is named.
-Not here: when a dataset is whole (staged.py), what belongs to one (each format).
+The next opening finishes a plan, and ignores a folder without one.
+Invariants: only the files of a dataset of the format are deleted, one by one; any other file
+stays, and is named.
+Not here: when a dataset is complete (staged.py), what belongs to one (each format).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Staging", "each_file", "finish_swap", "lock_folder", "restore", "sta
 PLAN = "plan"
 
 LOG = "log"
-"""The log of a dataset that is one file. A swap removes it; what only clears the folder leaves it alone."""
+"""The log of a dataset that is one file. A swap removes it; clearing the folder does not."""
 
 log = logging.getLogger("ringmap")
 
 Owns = Callable[[str], bool]
-"""Tells of a path relative to a dataset's folder whether the format writes such files."""
+"""Returns whether the format writes a file with this path relative to a dataset's folder."""
 
 
 def staging_folder(path: str) -> str:
@@ -47,11 +47,11 @@ def staging_folder(path: str) -> str:
 
 
 def lock_folder(path: str) -> int:
-    """Open a folder alone, and return its descriptor.
+    """Open a folder exclusively, and return its descriptor.
 
     Raises:
         LockedError: another writer has it.
-        FileNotFoundError: it is not there (any more).
+        FileNotFoundError: it does not exist, or no longer exists.
     """
     while True:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
@@ -69,9 +69,9 @@ class Staging:
     """A folder in which a dataset is built, from the lock on it to the swap.
 
     Args:
-        path: of the dataset that is to be.
-        items: names of what the dataset consists of beside each other; the first is its own.
-        owns: what belongs to a dataset of this format.
+        path: of the future dataset.
+        items: names of the files and folders of the dataset, side by side; the main one first.
+        owns: which files belong to a dataset of this format.
 
     Raises:
         LockedError: another writer is building there.
@@ -83,11 +83,11 @@ class Staging:
         self.folder = staging_folder(path)
         self._owns = owns
         disk.make_folder(self.folder)
-        if (kind := kind_at(self.folder)) != "a folder":  # what it led to would be cleared
+        if (kind := kind_at(self.folder)) != "a folder":  # the target of a link would be cleared
             raise CorruptError(f"{self.folder}: is {kind}, expected a folder; remove it")
         self._fd = lock_folder(self.folder)
         try:
-            self._clear()  # what a killed writer was building here
+            self._clear()  # the unfinished work of a killed writer
         except BaseException:
             self.close()
             raise
@@ -98,11 +98,11 @@ class Staging:
         return os.path.join(self.folder, self.items[0])
 
     def put(self) -> None:
-        """Put what was built in its place: for good, once this has written its plan.
+        """Move the new dataset into its place: permanently, once the plan is written.
 
         Raises:
             OSError: the disk failed. Before the plan was written the old dataset stays; after it,
-                the next opening goes on.
+                the next opening continues.
         """
         plan = {
             item: [_inode(os.path.join(self.parent, item)), _inode(os.path.join(self.folder, item))]
@@ -114,7 +114,7 @@ class Staging:
         _carry_out(os.path.join(self.parent, self.items[0]), self.folder, self._owns)
 
     def close(self) -> None:
-        """Remove what was built and is not decided, and give the lock back."""
+        """Remove a new dataset without a plan, and release the lock."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -133,9 +133,9 @@ class Staging:
 
 
 def finish_swap(path: str, owns: Owns | None) -> None:
-    """Finish a swap that was cut short, if one was; leave alone what a writer is at work on.
+    """Finish an interrupted swap, if there is one; do not touch the work of a running writer.
 
-    Without `owns` only a swap of which a part is done, which nobody could read; and the plan is kept.
+    Without `owns`, finish only a partly done swap, which is unreadable; and keep the plan.
     """
     folder = staging_folder(path)
     if not _has_plan(folder):
@@ -151,7 +151,7 @@ def finish_swap(path: str, owns: Owns | None) -> None:
 
 
 def each_file(folder: str) -> Iterator[str]:
-    """Yield the paths of all that is below a folder and no folder itself, relative to it."""
+    """Yield the relative paths of everything below a folder that is not a folder."""
     for at, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(at, name))]
         for name in (*names, *links):
@@ -159,10 +159,10 @@ def each_file(folder: str) -> Iterator[str]:
 
 
 def restore(path: str) -> None:
-    """Finish the renames of a swap that was cut short among them; the next writer does the rest.
+    """Finish the renames of a swap that was interrupted between them; the next writer does the rest.
 
     Raises:
-        EnvironmentFault: the folder may not be written by us.
+        EnvironmentFault: this process may not write to the folder.
     """
     try:
         finish_swap(path, None)
@@ -181,10 +181,10 @@ def _has_plan(folder: str) -> bool:
 
 
 def _read_plan(path: str, folder: str) -> dict[str, list[Any]]:
-    """Return a plan, believing nothing: it may come with a dataset that a stranger made.
+    """Return a validated plan: it may come with an untrusted dataset.
 
     Raises:
-        CorruptError: it is none, or would put or replace anything but the dataset and its side table.
+        CorruptError: it is not a plan, or would create or replace anything but the dataset and its side table.
     """
     file, name = os.path.join(folder, PLAN), os.path.basename(path)
     plan = read_json(file)
@@ -207,10 +207,10 @@ def _is_inode(value: Any) -> bool:
 
 
 def _carry_out(path: str, folder: str, owns: Owns | None) -> None:
-    """Do what a plan says that is not done yet; without `owns`, only what was begun, and delete nothing."""
+    """Do the remaining steps of a plan; without `owns`, only those that were begun, and delete nothing."""
     parent, plan = os.path.dirname(path), _read_plan(path, folder)
     if owns is None and all(_inode(os.path.join(parent, i)) == old for i, (old, _) in plan.items()):
-        return  # the old dataset is whole
+        return  # the old dataset is complete
     for item, (old, new) in plan.items():
         target, source = os.path.join(parent, item), os.path.join(folder, item)
         now = _inode(target)
@@ -242,7 +242,7 @@ def _inode(path: str) -> list[int] | None:
 
 
 def _delete(path: str, owns: Owns) -> None:
-    """Delete a dataset's folder, but for files that the format does not write."""
+    """Delete a dataset's folder, except for files that the format does not write."""
     if not os.path.isdir(path) or os.path.islink(path):
         disk.remove(path)
         return

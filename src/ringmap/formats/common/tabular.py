@@ -362,7 +362,7 @@ def _columns_of(path: str, record: Record) -> list[Column]:
 
 
 def _column(path: str, spec: ColumnSpec, file: Any, how: Any) -> Column:
-    """Return a column as a file of the dataset describes it, believing nothing.
+    """Return a column as a file of the dataset describes it, validating every value.
 
     Raises:
         CorruptError: it would lie outside of the folder, or is of a kind or size that no column has.

@@ -94,7 +94,7 @@ def read_json(path: str) -> Any:
     """Return what a JSON file of a dataset holds.
 
     Raises:
-        CorruptError: it is no JSON, is nested too deep, or has more than 64 MiB.
+        CorruptError: it is not JSON, is nested too deep, or has more than 64 MiB.
         FileNotFoundError: it is not there.
     """
     with open_binary(path) as file:

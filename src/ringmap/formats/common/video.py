@@ -114,7 +114,7 @@ class Decoder:
         data: what is in it.
 
     Raises:
-        CorruptError: it is no video.
+        CorruptError: it is not a video.
     """
 
     def __init__(self, path: str, data: bytes | None = None) -> None:
@@ -251,7 +251,7 @@ class DecodingSource(DirectorySource):
         self._decoders = Decoders()
 
     def close(self) -> None:
-        """Give the files back; the next read opens them again."""
+        """Close the files; the next read opens them again."""
         super().close()
         self._decoders.close()
 

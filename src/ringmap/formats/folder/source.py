@@ -1,4 +1,4 @@
-"""The reading side of a folder: images decoded in parallel, columns mapped.
+"""Read a folder: images are decoded in parallel, columns are mapped.
 
 Not here: columns and the episode table (common/tabular.py), tensors and clips (datasets/stored.py).
 """

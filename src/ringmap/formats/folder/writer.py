@@ -1,4 +1,4 @@
-"""The writing side of a folder: pictures, encoded when their episode is written.
+"""Write a folder: images are encoded when their episode is written.
 
 Not here: the log (common/staged.py), .npz files (common/tabular.py).
 """
@@ -26,7 +26,7 @@ class FolderWriter(TabularWriter):
 
     Args:
         path: the folder; those above it are made.
-        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
             "error" refuses it.
         image_format: "jpeg" (quality 95, full chroma) is lossy, "png" is not. Of a dataset that is
             appended to, the one that it has.
@@ -36,7 +36,7 @@ class FolderWriter(TabularWriter):
         InputError: an option is wrong.
         ExistsError: on entering, with mode "error", where something is.
         LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
     Processes and threads: one writer at a time, which a lock sees to, one thread at a time; images
     are encoded in parallel. Killed at any moment, it leaves every episode readable whose call had

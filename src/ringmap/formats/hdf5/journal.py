@@ -3,7 +3,7 @@
     FILE.journal    head: magic, size of the file afterwards, number of pages, checksum
                     page number | checksum before | checksum after | 4096 bytes      (per page)
 
-A journal counts when it is whole. Whoever opens the file next applies it and removes it.
+A journal counts when it is complete. The next process that opens the file applies it and removes it.
 Invariants: it is applied only to pages that are as before or as after, so that it can't
 touch a file that it was not made for; applying it twice is applying it once.
 Not here: which pages a commit changes (pages.py).

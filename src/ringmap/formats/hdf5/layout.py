@@ -1,4 +1,4 @@
-"""How a column lies in an HDF5 file.
+"""The layout of a column in an HDF5 file.
 
     /pixels     uint8 (N, H, W, C), chunked along time     plain names and dtypes: as they are
     /obs%2Fx    attribute ringmap_column = "\\"obs/x\\""      names that HDF5 or the layout can't take

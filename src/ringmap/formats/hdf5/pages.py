@@ -1,4 +1,4 @@
-"""A file that changes all at once or not at all: what lies under an HDF5 file while it is written.
+"""A file that changes atomically: the layer under an HDF5 file while it is written.
 
     HDF5 --write--> |  sealed (what readers may see)  |  new space  |
                           | kept in memory, by page        | straight to the file
@@ -135,7 +135,7 @@ class JournaledFile:
 
         Raises:
             OSError: before the commit point, and nothing was changed; or after it (`decided`), and `recover`
-                finishes the commit. Either way: `kill`, `recover`, and go on with a fresh object.
+                finishes the commit. Either way: `kill`, `recover`, and continue with a fresh object.
 
         Cost: a few writes; what changed in sealed pages is written twice.
         """

@@ -160,7 +160,7 @@ class Session:
     # -- beginnings --------------------------------------------------------------------------
 
     def _look(self, mode: str) -> bool:
-        """Tell whether there is a dataset, or refuse what is there."""
+        """Return whether there is a dataset, or refuse something else at the path."""
         path = self.path
         if os.path.isdir(path):
             raise InputError(f"HDF5Writer: {path} is a directory; give the path of a file in it")

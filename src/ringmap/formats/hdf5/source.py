@@ -66,7 +66,7 @@ class HDF5Source:
     Raises:
         NotFoundError: there is no such file.
         LockedError: a writer has it open.
-        UnknownFormatError: it is no HDF5 file, or one of another layout.
+        UnknownFormatError: it is not an HDF5 file, or one of another layout.
         CorruptError: it is damaged, or refers to other files.
 
     Processes and threads: HDF5 runs one call at a time; pickled or forked, it opens the file again
@@ -128,7 +128,7 @@ class HDF5Source:
                 return read_episode_data(self._table, episode)
 
     def close(self) -> None:
-        """Give the file back; the next read opens it again."""
+        """Close the file; the next read opens it again."""
         with self._alone():
             if self._file is not None:
                 self._file.close()

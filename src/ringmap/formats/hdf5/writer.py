@@ -47,7 +47,7 @@ class HDF5Writer(EpisodeWriter):
 
     Args:
         path: the file; folders above it are made.
-        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
             "error" refuses it.
         compression: as h5py takes it ("gzip", "lzf", a filter's number); None for none.
         compression_opts: as h5py takes it.
@@ -59,7 +59,7 @@ class HDF5Writer(EpisodeWriter):
         InputError: an option is wrong.
         ExistsError: on entering, with mode "error", where something is.
         LockedError: on entering, while another reader or writer has the file open.
-        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
     Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed
     at any moment, it leaves every episode readable whose call had returned; a power cut may cost

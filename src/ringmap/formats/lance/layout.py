@@ -135,7 +135,7 @@ def opened(path: str) -> Any:
 
 
 def committed(path: str) -> bool:
-    """Tell whether Lance has committed anything at a path: a kill may leave folders without a version."""
+    """Return whether Lance has committed anything at a path: a kill may leave folders without a version."""
     folder = os.path.join(path, "_versions")
     return os.path.isdir(folder) and any(n.endswith(".manifest") for n in os.listdir(folder))
 
@@ -330,7 +330,7 @@ def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
 
 
 def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:
-    """Return a field as the schema's metadata describes it, believing nothing."""
+    """Return a field as the schema's metadata describes it, validating every value."""
     check_row(path, spec.name, spec.row_nbytes)
     images = how in ("png", "jpeg") and is_image(spec) and spec.row_nbytes <= 3 * LARGEST_PICTURE
     if not (images or how in ("list", "raw", "text") or (how == "none" and not spec.row_nbytes)):

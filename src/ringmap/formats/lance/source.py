@@ -47,7 +47,7 @@ class LanceSource(DirectorySource):
 
     Raises:
         NotFoundError: there is no such folder.
-        UnknownFormatError: it is no Lance dataset.
+        UnknownFormatError: it is not a Lance dataset.
         CorruptError: it is damaged, or of another layout.
 
     Processes and threads: Lance reads in threads of its own. Pickled, it opens the dataset again by itself; forked,

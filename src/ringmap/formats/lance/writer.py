@@ -45,7 +45,7 @@ class LanceWriter(StagedWriter):
 
     Args:
         path: the folder, NAME.lance; folders above it are made.
-        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
             "error" refuses it.
         image_format: "png" is lossless, "jpeg" (quality 95) is smaller.
         compat: write stable-worldmodel's exact layout: numbers as flat float32 lists, images as
@@ -56,7 +56,7 @@ class LanceWriter(StagedWriter):
         InputError: an option is wrong.
         ExistsError: on entering, with mode "error", where something is.
         LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
     Processes and threads: one writer at a time, which a lock sees to, one thread at a time; images
     are encoded in parallel. Killed at any moment, it leaves every episode readable whose call had

@@ -56,7 +56,7 @@ class BufferSource(DirectorySource):
         return reader
 
     def close(self) -> None:
-        """Give the files back; the next read opens them again."""
+        """Close the files; the next read opens them again."""
         with self._alone():
             if self._found is not None:
                 self._found.close()

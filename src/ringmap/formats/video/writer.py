@@ -1,4 +1,4 @@
-"""The writing side of a folder of videos: films, encoded when their episode is written.
+"""Write a folder of videos: each is encoded when its episode is written.
 
 Not here: the log (common/staged.py), .npz files (common/tabular.py), frames (common/video.py).
 """
@@ -28,7 +28,7 @@ class VideoWriter(TabularWriter):
 
     Args:
         path: the folder; those above it are made.
-        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
             "error" refuses it.
         lossless: keep every value of the images: H.264 in RGB with quantizer 0.
         codec: the encoder, as PyAV names it.
@@ -40,7 +40,7 @@ class VideoWriter(TabularWriter):
         InputError: an option is wrong.
         ExistsError: on entering, with mode "error", where something is.
         LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
     Processes and threads: one writer at a time, which a lock sees to, one thread at a time; the
     encoder has threads of its own. Killed at any moment, it leaves every episode readable whose call

@@ -1,4 +1,4 @@
-"""A Zarr store that believes nothing: the files of one folder, and codecs that only unpack; chunks before lengths.
+"""A Zarr store for untrusted data: the files of one folder, and codecs that only unpack; chunks before lengths.
 
     zarr-python -> get("data/pixels/0.0.0") -> a regular file below the folder, no link on the way
                                             -> packed by codecs of the list, to no more than a chunk
@@ -153,7 +153,7 @@ class InsideStore(LocalStore):
             packed_by = next(((c, o) for c, o in reversed(chain) if c in KNOWN), None)
             if (
                 packed_by is not None
-            ):  # one at most: `_packed_by` saw to it; a checksum behind it is no matter
+            ):  # one at most: `_packed_by` saw to it; a checksum after it does not matter
                 refuse_bomb(*packed_by, data, most_encoded(nbytes))
         except ValueError as error:
             raise CorruptError(f"{path}: {error}; a chunk has {nbytes:,} bytes") from None

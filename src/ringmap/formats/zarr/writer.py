@@ -35,7 +35,7 @@ class ZarrWriter(StagedWriter):
 
     Args:
         path: the folder; those above it are made.
-        mode: "append" extends what is there, "overwrite" replaces it when the block ends well,
+        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
             "error" refuses it.
         level: of compression (Blosc, zstd), 1 to 9; None for none.
         chunk_nbytes: about how large a chunk of a column is before compression.
@@ -45,7 +45,7 @@ class ZarrWriter(StagedWriter):
         InputError: an option is wrong.
         ExistsError: on entering, with mode "error", where something is.
         LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, when what is there can't be appended to.
+        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
     Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed
     at any moment, it leaves every episode readable whose call had returned; a power cut may cost

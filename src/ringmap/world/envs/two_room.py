@@ -125,7 +125,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
     # -- hooks -------------------------------------------------------------------------------
 
     def expert_action(self) -> Array:
-        """Return the action of one who knows the way: to the door, through it, to the goal."""
+        """Return the expert's action: to the door, through it, to the goal."""
         x, y = (float(v) for v in self.state)
         target = self.goal_state.astype(np.float64)
         door = float(self.variation["door.position"][0])
@@ -147,7 +147,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
     def reset_options_from_dataset(
         self, init: Mapping[str, Any], goal: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return reset options that start where an episode was, and aim at where it got."""
+        """Return reset options that start at a state of an episode, with a later state as the goal."""
         known = {name: init[name] for name in _DEFAULTS if name in init}
         return {"state": init["state"], "goal_state": goal["state"], "variation_values": known}
 
@@ -201,7 +201,7 @@ class TwoRoom(gymnasium.Env[dict[str, Array], Array]):
         near, reach = THICK + RADIUS, DOOR - RADIUS
         if abs(y - door) > reach:
             inside = abs(x - WALL) < near
-            # In the doorway; whoever slides along its side is a rounding too far.
+            # In the doorway; an agent that slides along its side is a rounding error too far.
             if abs(state[1] - door) <= reach + 1e-5 and abs(state[0] - WALL) < near:
                 if inside:
                     y = min(max(y, door - reach), door + reach)
