@@ -135,20 +135,28 @@ def test_a_handler_that_closes_in_the_middle_of_a_close():
     assert done.stdout == "struck\n"
 
 
-def test_the_thread_of_a_sync_ends_with_what_it_syncs():
-    """An interrupt may come before anything could tell it to stop."""
+class Target:
+    """What has nothing to sync."""
 
-    class Target:
-        folder = "here"
+    folder = "here"
 
-        def sync_behind(self):
-            return None
+    def sync_behind(self):
+        return None
 
-    others = set(threading.enumerate())
+
+def syncing(others):
+    """Return a target, its background sync, and the thread of that: the one that is not among the others."""
     target = Target()
     sync = BackgroundSync(target, 3600)
     sync.committed()
     (thread,) = set(threading.enumerate()) - others
+    return target, sync, thread
+
+
+def test_the_thread_of_a_sync_ends_with_what_it_syncs():
+    """An interrupt may come before anything could tell it to stop."""
+    others = set(threading.enumerate())
+    target, sync, thread = syncing(others)
     del target
     thread.join(60)
     assert not thread.is_alive()
@@ -173,18 +181,8 @@ def test_a_clip_that_is_gone_is_not_read_where_nothing_was_ever_written(tmp_path
 )
 def test_a_sync_that_was_taken_for_ended():
     """An interrupt in the middle of `is_alive` makes Python say so of a thread that runs; all threads of a sync stop."""
-
-    class Target:
-        folder = "here"
-
-        def sync_behind(self):
-            return None
-
     others = set(threading.enumerate())
-    target = Target()
-    sync = BackgroundSync(target, 3600)
-    sync.committed()
-    (thread,) = set(threading.enumerate()) - others
+    target, sync, thread = syncing(others)
     thread._is_stopped, runs = True, thread._is_stopped  # as after the interrupt
     sync.committed()
     thread._is_stopped = runs

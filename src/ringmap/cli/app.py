@@ -67,7 +67,9 @@ class Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name, line in COMMANDS.items():
-            self.commands[name] = TyperCommand(name, help=line)  # a placeholder until it is called
+            self.commands[name] = TyperCommand(
+                name, help=line
+            )  # for the list; a call imports the real one
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the table."""

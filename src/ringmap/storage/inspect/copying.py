@@ -35,7 +35,7 @@ from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS, Copied, Home, Sidecar
 
-__all__ = ["Anew", "Copy", "Kept", "Look", "look"]
+__all__ = ["Copy", "Kept", "Look", "StartOver", "look"]
 
 Kept = Mapping[type[Sidecar], Callable[[Copied], Any]]
 """What gives a copy what a handle has in memory of its sidecars; see `Sidecar.copy`."""
@@ -64,7 +64,7 @@ def look(source: Source) -> Look:
         )  # fmt: skip
 
 
-class Anew(Exception):
+class StartOver(Exception):
     """Positions may have been used again: a recovery came in between."""
 
 
@@ -99,7 +99,7 @@ class Copy:
         if self._manifest is None:
             self._begin(now)
         elif now.era != self._era:
-            raise Anew
+            raise StartOver
         return not now.seq or (
             self._take_records(now) and self._take_blobs(now) and self._take_rows(now)
         )
@@ -230,7 +230,7 @@ class Copy:
     def is_whole(self, now: Look, then: Look) -> bool:
         """Tell whether the copy is the state `now`, given that the writer had come to `then` when it was complete."""
         if then.era != now.era:
-            raise Anew
+            raise StartOver
         fresh, self._fresh = self._fresh, []
         if then.tail <= now.tail or self._rows is None or self._table is None:
             return True

@@ -28,7 +28,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.inspect.copying import Anew, Copy, Kept, Look, look
+from ringmap.storage.inspect.copying import Copy, Kept, Look, StartOver, look
 from ringmap.storage.inspect.workplace import workplace
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.source import Source
@@ -85,7 +85,7 @@ def _make(source: Source, disk: Disk, beside: str, where: str, kept: Kept) -> No
         try:
             copy.finish(_follow(source, copy, where), kept)
             return
-        except Anew:
+        except StartOver:
             for name in set(disk.names(beside)) - {LOCK}:
                 disk.discard(os.path.join(beside, name))
         finally:
