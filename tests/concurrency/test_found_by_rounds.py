@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ringmap
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.clips.gather import PINNED
 from ringmap.errors import RoleError
 from ringmap.samplers import PrioritizedSampler
@@ -191,3 +191,23 @@ def test_a_sync_that_was_taken_for_ended():
     sync.join()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_handler_that_samples_transitions_in_the_middle_of_a_draw():
+    refused = []
+
+    class Interrupted(PrioritizedSampler):
+        def weigh(self):
+            try:
+                buf.sample(5)
+            except RoleError as error:
+                refused.append(str(error))
+            return super().weigh()
+
+    buf = TransitionReplayBuffer(64, (2,), device=None, sampler=Interrupted(rng=0), seed=0)
+    for k in range(6):
+        obs = np.full((4, 2), k, np.float32)
+        flags = np.zeros(4)
+        buf.add(obs, np.zeros((4, 1), np.float32), flags, obs + 1, flags)
+    assert buf.sample(12).weights.shape == (12,)
+    assert "TransitionReplayBuffer.sample: called in the middle" in refused[0]
