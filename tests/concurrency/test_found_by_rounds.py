@@ -211,3 +211,28 @@ def test_a_handler_that_samples_transitions_in_the_middle_of_a_draw():
         buf.add(obs, np.zeros((4, 1), np.float32), flags, obs + 1, flags)
     assert buf.sample(12).weights.shape == (12,)
     assert "TransitionReplayBuffer.sample: called in the middle" in refused[0]
+
+
+IMPORTS_NOTHING = """
+import sys
+import numpy as np
+from ringmap import ReplayBuffer
+
+path = sys.argv[1]
+buf = ReplayBuffer(50, path=path, seed=0)
+known = set(sys.modules)
+buf.write_episode({"obs": np.arange(20)})
+buf.sample(4)
+buf.flush()
+buf.snapshot(path + "-copy")
+buf.check()
+buf.close()
+print(sorted(name for name in set(sys.modules) - known if name.startswith(("numpy", "ringmap"))))
+"""
+
+
+def test_no_call_imports_what_a_handler_may_come_in_the_middle_of(tmp_path):
+    """A handler that calls the same then meets half a module: `np.unique` imports `numpy.ma` when it is first called."""
+    command = [sys.executable, "-c", IMPORTS_NOTHING, str(tmp_path / "buf")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
