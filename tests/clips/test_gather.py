@@ -244,6 +244,33 @@ def test_after_a_recovery_numbers_mean_the_same_places(lost):
     assert reader.num_redraws == lost
 
 
+@pytest.mark.parametrize("how", ["dropped", "interrupted"])
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_an_index_that_is_built_again_finds_the_same_clips(how, lost):
+    """It counts from 0 again, in the same era."""
+    stage = filled()
+    reader = reader_of(stage)
+    read_all(stage, reader, 5)
+    stage.write(5)
+    stage.write(5)
+    stage.refresh()
+    pinned = reader.pin(5)
+    assert (pinned.base, pinned.count) == (2, 4)
+    before = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    for _ in range(lost):
+        stage.write(5)
+    stage.refresh()
+    if how == "dropped":
+        for span in range(6, 23):
+            reader.pin(span)
+    else:
+        reader.index.of(5)._era = -1  # as an interrupt in the middle of an update leaves it
+    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    assert prove(stage, batch, 5) <= stage.clips(5)
+    assert np.array_equal(batch["step"][lost:], before["step"][lost:])
+    assert reader.num_redraws == lost
+
+
 def test_redraws_are_uniform_over_the_newest_state():
     stage = filled()
     reader = reader_of(stage)

@@ -33,7 +33,6 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.records.blobs import decode_small_state
 from ringmap.storage.ring.arithmetic import spare_rows
-from ringmap.storage.ring.integers import ClipNumber
 
 __all__ = ["StepRing", "numpy_rows", "whole"]
 
@@ -135,8 +134,7 @@ class StepRing:
         source = self.engine.source
         with source.memory:
             index = self.engine.reader.index.of(1)
-            oldest = ClipNumber(max(index.base, index.end - self.capacity))
-            return ClipRange(source, index, oldest, index.end, has_episodes=False)
+            return ClipRange(source, index, self.capacity, has_episodes=False)
 
     def __len__(self) -> int:
         return self.window().count
@@ -182,7 +180,7 @@ class StepRing:
     def holds(self, ids: Array) -> Array:
         """Tell for each id whether its row is in the window. O(ids log groups)."""
         inside = (ids >= self.oldest) & (ids < self.added)
-        found: Array = inside & (self.engine.reader.starting(ids, 1) >= 0)
+        found: Array = inside & self.engine.reader.starts(ids, 1)
         return found
 
     # -- rows --------------------------------------------------------------------------------
