@@ -202,7 +202,7 @@ class Engine(Forkable):
         Raises:
             ReadOnlyError: this handle only reads.
         """
-        owned = self.owned
+        owned = self.sources[0]
         if self._pid == os.getpid() and isinstance(owned, Store):
             return owned
         if owned.disk.volatile:
@@ -448,7 +448,7 @@ class Engine(Forkable):
 
         The state counts as stored if the block raises no error. For a writer only.
         """
-        draws, owned = self._draws, self.owned
+        draws, owned = self._draws, self.sources[0]
         changed = draws != self._draws_stored
         small = {"sampling": self._state(self.sampler.small_state())} if changed else None
         if notes and isinstance(owned, Store):

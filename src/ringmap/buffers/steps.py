@@ -124,16 +124,17 @@ class StepRing:
 
     @property
     def engine(self) -> Engine:
-        """The schema of the buffer."""
+        """The engine of the buffer."""
         return self.buffer.engine
 
     # -- which rows --------------------------------------------------------------------------
 
     def window(self) -> ClipRange:
         """Return the newest `capacity` rows that exist now, numbered from the oldest. O(1)."""
-        source = self.engine.source
+        engine = self.engine
+        source = engine.source
         with source.memory:
-            index = self.engine.reader.index.of(1)
+            index = engine.reader.index.of(1)
             return ClipRange(source, index, self.capacity, has_episodes=False)
 
     def __len__(self) -> int:

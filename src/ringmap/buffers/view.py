@@ -72,7 +72,7 @@ class BufferView(Dataset):
 
     @property
     def engine(self) -> Engine:
-        """The sampler of the buffer."""
+        """The engine of the buffer."""
         return self._buffer.engine
 
     @property

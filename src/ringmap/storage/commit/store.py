@@ -372,7 +372,7 @@ class Store(Source):
     @property
     def _is_in_use(self) -> bool:
         """Whether this thread holds one of the locks: the caller is then a handler or a callable."""
-        return self.is_held or any(map(is_mine, (self._mutex, self._syncing)))
+        return is_mine(self.memory) or is_mine(self._mutex) or is_mine(self._syncing)
 
     @property
     def carried(self) -> dict[str, Any]:
