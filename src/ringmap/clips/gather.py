@@ -74,35 +74,23 @@ class ClipReader(Forkable):
             index = self.index.of(span)
             return Pinned(index.base, index.end, index.numbering, self.source.head)
 
-    def batch(
-        self, numbers: Array, pinned: Pinned, history_len: int, frameskip: int,
-        out: dict[str, Array] | None = None, threads: int = 1,
-    ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips with these numbers, column -> `(B, history, ...)`.
-
-        Args:
-            numbers: int64 `(B,)`, clip numbers of the pinned moment; one that was evicted, or
-                never existed, is redrawn.
-            pinned: that moment.
-            history_len: H, observations per clip.
-            frameskip: K, stride between them; `action` is dense, `(B, H, K * action)`.
-            out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
-            threads: maximum number of threads for the copy.
-
-        Raises:
-            NoClipsError: no clip is left to draw.
-            LappedError: the writer overtook this reader ten times in a row without progress.
-        """
-        positions = self.place(numbers, pinned, history_len * frameskip)
-        return self.at(positions, history_len, frameskip, out, threads)
-
     def at(
         self, positions: Array, history_len: int, frameskip: int,
         out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, as `batch` does; `positions` is updated with the redrawn ones.
+        """Return the clips that start at these positions, column -> `(B, history, ...)`.
 
-        `asked`: whether `want` was already called for them.
+        Args:
+            positions: int64 `(B,)`, where clips started at the last look; updated with the redrawn ones.
+            history_len: H, observations per clip.
+            frameskip: K, stride between them; `action` is dense, `(B, H, K * action)`.
+            out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
+            threads: maximum number of threads for the copy.
+            asked: whether `want` was already called for them.
+
+        Raises:
+            NoClipsError: no clip is left to draw.
+            LappedError: the writer overtook this reader ten times in a row without progress.
         """
         source = self.source
         if source.rows is None:  # nothing was ever stored
