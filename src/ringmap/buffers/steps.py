@@ -320,9 +320,10 @@ class StepRing:
         Raises:
             EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
         """
-        store = self.engine.writer(where)
+        engine = self.engine
+        store = engine.writer(where)
         assert store.schema is not None
-        with self.engine.committing() as small:
+        with engine.committing() as small:
             store.commit(store.schema, arrays, data, 0, where=where, small=small)
 
     def notes(self) -> dict[str, Any]:
