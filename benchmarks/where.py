@@ -20,7 +20,7 @@ from benchmarks.plots import shares
 from benchmarks.stored import Stored
 from benchmarks.table import Table
 from ringmap import ReplayBuffer
-from ringmap.buffers.lookup import Lookup
+from ringmap.buffers import lookup
 from ringmap.buffers.sampled import Sampled
 from ringmap.clips.gather import ClipReader
 from ringmap.clips.index import SpanIndex
@@ -114,7 +114,7 @@ def _loads(buffer: Any, workers: int) -> Iterator[Parts]:
 
 
 def _loads_without_slots(buffer: ReplayBuffer) -> Iterator[Parts]:
-    with mock.patch.object(Lookup, "_room", return_value=None):
+    with mock.patch.object(lookup, "_room", return_value=None):
         yield from _loads(buffer, 1)
 
 

@@ -710,14 +710,14 @@ def test_a_reader_that_is_lapped_while_it_takes_labels_in_goes_on(tmp_path, monk
     assert stored(reader) == stored(buf)
     buf.relabel(None, better(2))
     clips = reader._rows.log.log.engine.reader
-    starting, laps = clips.starting, iter(range(3, 9))
+    starts, laps = clips.starts, iter(range(3, 9))
 
     def lapped(*args):
         for turn in laps:
             buf.relabel(None, better(turn))
-        return starting(*args)
+        return starts(*args)
 
-    monkeypatch.setattr(clips, "starting", lapped)
+    monkeypatch.setattr(clips, "starts", lapped)
     assert stored(reader) == stored(buf)
     assert not list(laps)
     reader.close()

@@ -84,7 +84,11 @@ def test_it_writes_draws_and_reads(folder):
     np.testing.assert_array_equal(
         engine.clips(np.array([0, 6, 7, -1]), 4, 1)["x"][:, 0], [0, 6, 10, 16]
     )
-    assert engine.starting(np.array([6, 7, 10]), 4).tolist() == [6, -1, 10]
+    assert engine.reader.starts(np.array([6, 7, 10]), 4).tolist() == [True, False, True]
+    found = engine.starting(np.array([6, 7, 10]), 4)
+    assert found[[0, 2]].tolist() == [6, 10]
+    assert engine.num_redraws == 1
+    assert engine.reader.starts(found, 4).all()
     assert [values.tolist() for values in engine.episodes.one(1, "here")] == [list(range(10, 20))]
     assert engine.sources == [engine.source] == [engine.owned]
     assert engine.readers == [engine.reader]

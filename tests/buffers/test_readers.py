@@ -339,7 +339,38 @@ def test_workers_are_told_the_clips_and_the_head_of_one_moment(writer, reader, m
     with monkeypatch.context() as patch:
         patch.setattr(reader.engine.reader, "pin", then_the_writer_goes_on)
         count = len(reader)
-    assert reader.engine.pins.beacon.told()[2:4] == (head, count)
+    assert reader.engine.pins.loader_state.told()[2:4] == (head, count)
+
+
+def ask_for_17_other_spans(buf):
+    return [buf.num_valid_ends(history) for history in range(3, 20)]
+
+
+def test_ids_keep_their_clips_when_many_other_spans_are_asked_for(writer, reader):
+    """The index of the buffer's own span is dropped for them, and built again."""
+    assert len(reader) == 16
+    for number in (4, 5):
+        writer.write_episode(episode(number, 5))
+    reader.refresh()
+    known = [reader[i] for i in range(len(reader))]
+    ask_for_17_other_spans(reader)
+    for i, clip in enumerate(known):
+        np.testing.assert_equal(reader[i], clip)
+    assert reader.num_redraws == 0
+
+
+def test_a_sampler_may_ask_for_many_other_spans(writer):
+    """Its ids are those of the moment when it was called."""
+    assert len(writer) == 16
+    for number in (4, 5):
+        writer.write_episode(episode(number, 5))
+    oldest = writer[0]
+    writer.sampler = lambda step, buffer, size, history: (
+        ask_for_17_other_spans(buffer) and np.zeros(size, int)
+    )
+    for name, values in writer.sample(1).items():
+        np.testing.assert_array_equal(values[0], oldest[name])
+    assert writer.num_redraws == 0
 
 
 def test_a_clip_of_a_state_that_the_next_writer_did_not_find_is_drawn_anew(home, disk_buffer):

@@ -111,9 +111,13 @@ def reader_of(stage, seed=0):
     return ClipReader(stage, np.random.default_rng(seed))
 
 
+def batch_of(reader, numbers, pinned, history, skip):
+    return reader.at(reader.place(numbers, pinned, history * skip), history, skip)
+
+
 def read_all(stage, reader, history, skip=1):
     pinned = reader.pin(history * skip)
-    return reader.batch(np.arange(pinned.base, pinned.end), pinned, history, skip)
+    return batch_of(reader, np.arange(pinned.base, pinned.end), pinned, history, skip)
 
 
 @given(
@@ -186,7 +190,7 @@ def test_evicted_while_it_is_copied(when, name, times):
                 stage.write(5)
 
     setattr(stage.columns[name], when, lap)
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 3, 1)
+    batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 3, 1)
     assert prove(stage, batch, 3) <= stage.clips(3, ever=True)
     assert len(batch["step"]) == 12
     assert 9 <= reader.num_redraws <= 12 * times
@@ -198,7 +202,9 @@ def test_only_what_was_lost_is_drawn_anew():
     reader = reader_of(stage)
     pinned = reader.pin(5)
     stage.columns["step"].after = lambda: stage.head == 20 and stage.write(5)
-    batch = reader.batch(np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, 5, 1)
+    batch = batch_of(
+        reader, np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, 5, 1
+    )
     firsts = batch["step"][:, 0].tolist()
     assert firsts[1:] == [10, 15]
     assert firsts[0] in stage.clips(5)
@@ -212,7 +218,7 @@ def test_evicted_between_its_number_and_its_reading():
     pinned = reader.pin(5)
     stage.write(5)
     stage.refresh()
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert reader.num_redraws == 1
 
@@ -222,7 +228,7 @@ def test_a_number_that_never_was_is_drawn_anew(offset):
     stage = filled()
     reader = reader_of(stage)
     pinned = reader.pin(5)
-    batch = reader.batch(np.array([pinned.base + offset, pinned.base]), pinned, 5, 1)
+    batch = batch_of(reader, np.array([pinned.base + offset, pinned.base]), pinned, 5, 1)
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert batch["step"][1, 0] == 0
     assert reader.num_redraws == 1
@@ -235,10 +241,37 @@ def test_after_a_recovery_numbers_mean_the_same_places(lost):
     reader = reader_of(stage)
     pinned = reader.pin(5)
     assert pinned.count == 4
-    before = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    before = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     starts = np.array([start for start, _ in stage.written])[lost:]
     stage.live.reset(starts, np.full(4 - lost, 5))
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    assert prove(stage, batch, 5) <= stage.clips(5)
+    assert np.array_equal(batch["step"][lost:], before["step"][lost:])
+    assert reader.num_redraws == lost
+
+
+@pytest.mark.parametrize("how", ["dropped", "interrupted"])
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_an_index_that_is_built_again_finds_the_same_clips(how, lost):
+    """It counts from 0 again, in the same era."""
+    stage = filled()
+    reader = reader_of(stage)
+    read_all(stage, reader, 5)
+    stage.write(5)
+    stage.write(5)
+    stage.refresh()
+    pinned = reader.pin(5)
+    assert (pinned.base, pinned.count) == (2, 4)
+    before = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    for _ in range(lost):
+        stage.write(5)
+    stage.refresh()
+    if how == "dropped":
+        for span in range(6, 23):
+            reader.pin(span)
+    else:
+        reader.index.of(5)._era = -1  # as an interrupt in the middle of an update leaves it
+    batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert np.array_equal(batch["step"][lost:], before["step"][lost:])
     assert reader.num_redraws == lost
@@ -251,7 +284,7 @@ def test_redraws_are_uniform_over_the_newest_state():
     stage.write(5)
     stage.refresh()
     counts = dict.fromkeys(stage.clips(5), 0)
-    batch = reader.batch(np.full(4000, pinned.base), pinned, 5, 1)
+    batch = batch_of(reader, np.full(4000, pinned.base), pinned, 5, 1)
     for first in batch["step"][:, 0].tolist():
         counts[first] += 1
     assert min(counts.values()) > 850, counts
@@ -266,7 +299,7 @@ def test_lapped_ten_times_in_a_row():
     with pytest.raises(
         LappedError, match=r"^/somewhere: .*overtook this reader 10 times.*raise max_steps"
     ):
-        reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+        batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     assert stage.refreshes == 9  # not after the tenth: nothing is read then
 
 
@@ -276,12 +309,12 @@ def test_nothing_is_left_to_draw():
     pinned = reader.pin(5)
     stage.columns["step"].after = stage.clear
     with pytest.raises(NoClipsError, match=r"^/somewhere: no clips of 5 steps are left"):
-        reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+        batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
 
 
 def test_nothing_asked_is_nothing_read():
     stage = filled()
-    batch = reader_of(stage).batch(np.empty(0, np.int64), reader_of(stage).pin(5), 5, 2)
+    batch = batch_of(reader_of(stage), np.empty(0, np.int64), reader_of(stage).pin(5), 5, 2)
     assert batch["step"].shape == (0, 5)
     assert batch["action"].shape == (0, 5, 2)
 
@@ -295,7 +328,7 @@ def test_control_without_the_second_look_torn_clips_come_out():
     pinned = reader.pin(3)
     stage.columns["step"].after = lambda: stage.head == 20 and [stage.write(5) for _ in range(3)]
     stage.newest_tail = lambda: 0
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 3, 1)
+    batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 3, 1)
     with pytest.raises(AssertionError):
         prove(stage, batch, 3)
 
@@ -307,6 +340,6 @@ def test_control_looking_before_the_copy_is_not_enough():
     early = stage.tail
     stage.columns["action"].before = lambda: stage.head == 20 and [stage.write(5) for _ in range(3)]
     stage.newest_tail = lambda: early
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 3, 1)
+    batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 3, 1)
     with pytest.raises(AssertionError):
         prove(stage, batch, 3)

@@ -249,7 +249,9 @@ def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
         model.live.extend(np.arange(episodes, dtype=np.int64) * 5, np.full(episodes, 5))
         index = ClipIndex(model.live)
         index.of(2)
-        ids = np.arange(0, index.of(2).end, episodes // 10 + 1)  # at all distances from a signpost
+        ids = np.arange(
+            0, index.of(2).end, episodes // 10 + 1
+        )  # at all distances from an entry of the guide table
 
         def look(_, index=index, ids=ids):
             of = index.of(2)

@@ -173,7 +173,7 @@ class Engine(Forkable):
         """Become a live reader: the open files of the parent process are not ours."""
         self.rng = np.random.default_rng()
         if worker() is None:
-            self.pins.beacon = LoaderState()  # it follows no process
+            self.pins.loader_state = LoaderState()  # it follows no process
         owned = self.owned
         self._hold(
             [Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid)]
@@ -202,7 +202,7 @@ class Engine(Forkable):
         Raises:
             ReadOnlyError: this handle only reads.
         """
-        owned = self.owned
+        owned = self.sources[0]
         if self._pid == os.getpid() and isinstance(owned, Store):
             return owned
         if owned.disk.volatile:
@@ -255,8 +255,7 @@ class Engine(Forkable):
         """Return the clips of `span` steps that exist now, for samplers. O(1)."""
         source = self.source
         with source.memory:
-            index = self.reader.index.of(span)
-            return ClipRange(source, index, index.base, index.end)
+            return ClipRange(source, self.readers[0].index.of(span))
 
     def clips(
         self, ids: Array, history: int, skip: int, out: dict[str, Array] | None = None
@@ -267,30 +266,34 @@ class Engine(Forkable):
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
             NoClipsError, LappedError: as `read`.
         """
-        source, span = self.source, history * skip
+        source, reader, span = self.source, self.readers[0], history * skip
         if source.disk.volatile:
             self.pins.check_copy(source.seq)
-        if len(ids) and ids.max() >= PINNED:
+        highest = max(0, int(ids.max())) if len(ids) else 0
+        if highest >= PINNED:
             return self.read(self.starting(ids - PINNED, span), history, skip, out)
-        pinned = self.pin(span)
+        pinned = self.pins.of(reader, span)
         ids = np.where(ids < 0, ids + pinned.count, ids)
-        if not pinned.count or (len(ids) and ids.max() >= pinned.count):
+        if highest >= pinned.count:
             # The state here may be older than that of the process that drew the ids.
             self.refresh()
-            pinned = self.pin(span)
-        positions = self.reader.place(ids + pinned.base, pinned, span)
+            pinned = self.pins.of(reader, span)
+        positions = reader.place(ids + pinned.base, pinned, span)
         return self.read(positions, history, skip, out)
 
     def starting(self, positions: Array, span: int) -> Array:
-        """Return the positions, with -1 where no clip of `span` steps starts now: `read` draws a new clip for it.
+        """Return the positions; one where no clip of `span` steps starts now is replaced by a new draw.
 
         Such a position is beyond what is stored, or comes from a pass of shorter clips: `span` steps from it would reach into
         the next episode.
+
+        Raises:
+            NoClipsError: no clip is left to draw.
         """
         source = self.source
         if source.rows is None or (len(positions) and positions.max() + span > source.head):
             self.refresh()
-        return self.reader.starting(positions, span)
+        return self.readers[0].starting(positions, span)
 
     def read(
         self, positions: Array, history: int, skip: int, out: dict[str, Array] | None = None,
@@ -309,14 +312,14 @@ class Engine(Forkable):
             NoClipsError: no clip is left to draw.
             LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        threads = self.threads or _threads_here()
+        reader, threads = self.readers[0], self.threads or _threads_here()
         try:
-            batch = self.reader.at(positions, history, skip, out, threads, asked)
+            batch = reader.at(positions, history, skip, out, threads, asked)
         except (OSError, ValueError):
             self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
-            with clear_reads(_WHERE, self.reader.source.folder):
+            with clear_reads(_WHERE, reader.source.folder):
                 raise
-        self.pins.count_redraws(self.reader.num_redraws)
+        self.pins.count_redraws(reader.num_redraws)
         return batch
 
     @property
@@ -360,7 +363,7 @@ class Engine(Forkable):
         source = self.look()
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
-            positions = self.reader.draw(size, history * skip, self.rng)
+            positions = self.readers[0].draw(size, history * skip, self.rng)
             if positions is None:
                 raise self._no_clips(history, skip)
             return positions, None
@@ -374,7 +377,7 @@ class Engine(Forkable):
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, history: int, skip: int
     ) -> Array:
-        reader, span = self.reader, history * skip
+        reader, span = self.readers[0], history * skip
         pinned = reader.pin(span)
         if not pinned.count:
             raise self._no_clips(history, skip)
@@ -389,7 +392,7 @@ class Engine(Forkable):
         # The sampler may have seen, and asked for, clips that were written meanwhile.
         newest = reader.pin(span)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)
-        if wrong.any() and newest.era == pinned.era:
+        if wrong.any() and newest.numbering is pinned.numbering:
             raise ClipIndexError(
                 f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
                 f"out of range for {newest.end - pinned.base} clips"
@@ -445,7 +448,7 @@ class Engine(Forkable):
 
         The state counts as stored if the block raises no error. For a writer only.
         """
-        draws, owned = self._draws, self.owned
+        draws, owned = self._draws, self.sources[0]
         changed = draws != self._draws_stored
         small = {"sampling": self._state(self.sampler.small_state())} if changed else None
         if notes and isinstance(owned, Store):
@@ -515,7 +518,8 @@ class Engine(Forkable):
         """
         owned = self.owned
         state = {
-            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads, "beacon": self.pins.beacon,
+            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads,
+            "loader_state": self.pins.loader_state,
         }  # fmt: skip
         if not isinstance(owned, Store) or not owned.disk.volatile:
             uuid = owned.manifest.uuid
@@ -552,7 +556,7 @@ class Engine(Forkable):
                 engine.load_state_dict(state["sampling"])
             engine.pins.copied = state["seq"]
         engine.threads = state["threads"]
-        engine.pins.beacon = state["beacon"] or engine.pins.beacon
+        engine.pins.loader_state = state["loader_state"] or engine.pins.loader_state
         return engine
 
     def __reduce__(self) -> Any:

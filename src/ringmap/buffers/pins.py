@@ -28,7 +28,7 @@ class Pins:
     """The pinned moments of one ring, by span."""
 
     def __init__(self) -> None:
-        self.beacon = LoaderState()
+        self.loader_state = LoaderState()
         self.copied: int | None = None
         """For a copy of a ring in RAM: the commit that it was copied at."""
         self._of: dict[int, Pinned] = {}
@@ -40,7 +40,7 @@ class Pins:
         """Let the next look use the newest state."""
         self._of.clear()
 
-    def of(self, reader: ClipReader, span: int, shared: bool) -> Pinned:
+    def of(self, reader: ClipReader, span: int, shared: bool = True) -> Pinned:
         """Return the clips that exist: for a writer now, for a reader at its last refresh.
 
         A reader advances internally when it redraws; its length and ids must not change.
@@ -53,11 +53,11 @@ class Pins:
         source = reader.source
         if source.writable:
             return reader.pin(span)
-        state = self.beacon
+        state = self.loader_state
         if not state.is_mine:
             if worker() is not None and shared:
                 return self._as_told(reader, span)
-            state = self.beacon = LoaderState() if worker() is None else state
+            state = self.loader_state = LoaderState() if worker() is None else state
         pinned = self._of.get(span)  # another thread may drop it meanwhile
         if pinned is None:
             with source.memory:  # or another thread's moment could be told after this one
@@ -67,7 +67,7 @@ class Pins:
         return pinned
 
     def _as_told(self, reader: ClipReader, span: int) -> Pinned:
-        told = self.beacon.told()
+        told = self.loader_state.told()
         generation, how, head, count = told[:4]
         if not generation or how == _NEWEST:
             reader.source.refresh()
@@ -84,21 +84,21 @@ class Pins:
         """Tell the process that owns the loader how many clips this worker redrew."""
         if redraws != self._told_redraws:
             self._told_redraws = redraws
-            if not self.beacon.is_mine and worker() is not None:
-                self.beacon.count(redraws)
+            if not self.loader_state.is_mine and worker() is not None:
+                self.loader_state.count(redraws)
 
     def counted(self) -> int:
         """Return how many clips workers redrew, in the process that owns the loader."""
-        return self.beacon.counted() if self.beacon.is_mine else 0
+        return self.loader_state.counted() if self.loader_state.is_mine else 0
 
     def tell_copies(self, seq: int) -> None:
         """Tell copies of a ring in RAM the commit of the original."""
-        if self.beacon.is_mine:
-            self.beacon.tell(_NEWEST, 0, 0, seq)
+        if self.loader_state.is_mine:
+            self.loader_state.tell(_NEWEST, 0, 0, seq)
 
     def check_copy(self, seq: int) -> None:
         """Raise in a persistent worker that would return an old copy, of commit `seq`, of a ring in RAM."""
-        state = self.beacon
+        state = self.loader_state
         if state.is_mine or worker() is None:
             return
         fetcher, told = _fetcher(), state.told()

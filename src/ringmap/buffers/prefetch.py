@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ringmap.buffers.batch import Batch
@@ -55,7 +56,7 @@ class Batches(Iterator[Batch[Any]]):
         if to == "torch":
             require("torch", where, instead="pass to='numpy'")
         drawn = ahead(batch_size, steps) if prefetch else None
-        draw = (lambda: sample(batch_size)) if drawn is None else drawn.__next__
+        draw = partial(sample, batch_size) if drawn is None else drawn.__next__
         self._make = _maker(draw, to == "torch", pin_memory)
         self._device = device
         self._left = steps

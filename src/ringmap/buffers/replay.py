@@ -206,17 +206,22 @@ class ReplayBuffer(Sampled):
                     f"{where}: unknown option {name!r}; known: {[*known, *calls, 'threads', 'reads']}"
                 )
         folder, disk = os.path.abspath(path), door(calls["disk"])
-        with clear_reads(where, folder):
-            manifest = read_manifest(disk, folder)
-        options = replace(Options.remembered(manifest.settings, folder), **overrides)
-        options.check(where)
+
+        def options_of(manifest: Manifest) -> Options:
+            options = replace(Options.remembered(manifest.settings, folder), **overrides)
+            options.check(where)
+            return options
+
         buffer = cls.__new__(cls)
         opened = list[Source]()
         with _closed_on_error(opened):
             if mode == "r":
                 with clear_reads(where, folder):
                     opened.append(Reader(disk, folder, log_progress, mapped))
+                options = options_of(opened[0].manifest)
             else:
+                with clear_reads(where, folder):
+                    options = options_of(read_manifest(disk, folder))
                 opened.append(Store.open(disk, folder, settings_of(options, "memmap", mapped)))
             buffer._start(opened[0], options, **calls)
         buffer.engine.threads = threads

@@ -1,6 +1,6 @@
 """Clips of a buffer, also while it is written: by id, by draw, by pass.
 
-    ids      -> Lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
+    ids      -> lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
     sampler  -> Engine.draw -> Engine.read        sample, batches
 
 Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import Lookup
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches
@@ -96,10 +96,6 @@ class Sampled(Dataset):
 
     # -- clips -------------------------------------------------------------------------------
 
-    @property
-    def _lookup(self) -> Lookup:
-        return Lookup(self.engine, self.transform, self.num_steps, self.frameskip)
-
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, transformed: observations `(history, ...)`, `action` `(history, -1)`.
 
@@ -113,7 +109,7 @@ class Sampled(Dataset):
             SubscriptError: (an InputError) the index is neither an integer nor a list.
         """
         if np.ndim(idx):
-            return self._lookup.mapping(clip_ids(idx, "ReplayBuffer"))
+            return lookup.mapping(self, clip_ids(idx, "ReplayBuffer"))
         number = clip_id(idx, "ReplayBuffer", has_batches=True)
         if number < PINNED:
             size = self.num_valid_ends()
@@ -124,7 +120,7 @@ class Sampled(Dataset):
                     else f"ReplayBuffer: empty: {self._why_no_clips()}"
                 )
             number = ClipId(number % size)
-        return self._lookup.one(number)
+        return lookup.one(self, number)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips, transformed. PyTorch's DataLoader calls this method.
@@ -133,7 +129,7 @@ class Sampled(Dataset):
         while the buffer is written. Returns a list of clips over one block of rows, which
         `default_collate` accepts; in a worker the block is shared memory that is reused.
         """
-        return self._lookup.several(clip_ids(indices, "ReplayBuffer"))
+        return lookup.several(self, clip_ids(indices, "ReplayBuffer"))
 
     # -- passes, views, batches --------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.records.blobs import decode_small_state
 from ringmap.storage.ring.arithmetic import spare_rows
-from ringmap.storage.ring.integers import ClipNumber
 
 __all__ = ["StepRing", "numpy_rows", "whole"]
 
@@ -125,18 +124,18 @@ class StepRing:
 
     @property
     def engine(self) -> Engine:
-        """The schema of the buffer."""
+        """The engine of the buffer."""
         return self.buffer.engine
 
     # -- which rows --------------------------------------------------------------------------
 
     def window(self) -> ClipRange:
         """Return the newest `capacity` rows that exist now, numbered from the oldest. O(1)."""
-        source = self.engine.source
+        engine = self.engine
+        source = engine.source
         with source.memory:
-            index = self.engine.reader.index.of(1)
-            oldest = ClipNumber(max(index.base, index.end - self.capacity))
-            return ClipRange(source, index, oldest, index.end, has_episodes=False)
+            index = engine.reader.index.of(1)
+            return ClipRange(source, index, self.capacity, has_episodes=False)
 
     def __len__(self) -> int:
         return self.window().count
@@ -182,7 +181,7 @@ class StepRing:
     def holds(self, ids: Array) -> Array:
         """Tell for each id whether its row is in the window. O(ids log groups)."""
         inside = (ids >= self.oldest) & (ids < self.added)
-        found: Array = inside & (self.engine.reader.starting(ids, 1) >= 0)
+        found: Array = inside & self.engine.reader.starts(ids, 1)
         return found
 
     # -- rows --------------------------------------------------------------------------------
@@ -321,9 +320,10 @@ class StepRing:
         Raises:
             EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
         """
-        store = self.engine.writer(where)
+        engine = self.engine
+        store = engine.writer(where)
         assert store.schema is not None
-        with self.engine.committing() as small:
+        with engine.committing() as small:
             store.commit(store.schema, arrays, data, 0, where=where, small=small)
 
     def notes(self) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers import lookup
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import ClipBuffer, Lookup
+from ringmap.buffers.lookup import ClipBuffer
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import why_no_clips
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
@@ -71,12 +72,8 @@ class BufferView(Dataset):
 
     @property
     def engine(self) -> Engine:
-        """The sampler of the buffer."""
+        """The engine of the buffer."""
         return self._buffer.engine
-
-    @property
-    def _lookup(self) -> Lookup:
-        return Lookup(self.engine, self.transform, self.num_steps, self.frameskip)
 
     @property
     def transform(self) -> Any:
@@ -110,13 +107,13 @@ class BufferView(Dataset):
     def __getitem__(self, idx: Any) -> dict[str, Any]:
         """Return one clip, or with a list of ids the batch, as the buffer does."""
         if np.ndim(idx):
-            return self._lookup.mapping(self._places(idx))
+            return lookup.mapping(self, self._places(idx))
         number = clip_id(idx, "BufferView", has_batches=True)
-        return self._lookup.one(int(self._places([number])[0]))
+        return lookup.one(self, int(self._places([number])[0]))
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once. PyTorch's DataLoader calls this method."""
-        return self._lookup.several(self._places(indices))
+        return lookup.several(self, self._places(indices))
 
     def _places(self, indices: Any) -> Array:
         return PINNED + self.positions(clip_ids(indices, "BufferView"))

@@ -11,7 +11,6 @@ Not here: which of them to draw (samplers/), reading them (gather.py).
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,19 +33,39 @@ class HasClipRange(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class ClipRange:
-    """The clips of one span at one moment.
+    """The clips of one span at one moment: the numbers `[base, end)`.
 
-    `source`: the ring that stores them; `index`: their numbers; `[base, end)`: the numbers that count;
-    `has_episodes`: whether the stored episodes are episodes of an environment, not groups of rows.
+    Args:
+        source: the ring that stores them.
+        index: their numbers, up to date.
+        capacity: the number of newest clips that count; None: all.
+        has_episodes: whether the stored episodes are episodes of an environment, not groups of rows.
     """
 
-    source: Source
-    index: SpanIndex
+    __slots__ = ("base", "capacity", "end", "has_episodes", "index", "source")
+
     base: ClipNumber
     end: ClipNumber
-    has_episodes: bool = True
+
+    def __init__(
+        self,
+        source: Source,
+        index: SpanIndex,
+        capacity: int | None = None,
+        has_episodes: bool = True,
+    ) -> None:
+        self.source, self.index = source, index
+        self.capacity, self.has_episodes = capacity, has_episodes
+        self.follow()
+
+    def follow(self) -> None:
+        """Move to the clips that exist now. For a caller that holds `lock`: episodes may have come or gone before it did."""
+        index = self.index
+        index.follow()
+        self.base, self.end = index.base, index.end
+        if self.capacity is not None:
+            self.base = ClipNumber(max(self.base, self.end - self.capacity))
 
     @property
     def count(self) -> int:

@@ -35,15 +35,17 @@ PINNED = 1 << 62
 
 
 class Pinned:
-    """Clip numbers `[base, end)` of one span, as of one moment of one era.
+    """Clip numbers `[base, end)` of one span, as of one moment of one numbering; see `SpanIndex`.
 
-    They are the clips of the newest episodes that start before position `head`, in any era.
+    They are the clips of the newest episodes that start before position `head`, in any numbering.
     """
 
-    __slots__ = ("base", "end", "era", "head")
+    __slots__ = ("base", "end", "head", "numbering")
 
-    def __init__(self, base: ClipNumber, end: ClipNumber, era: int, head: Position) -> None:
-        self.base, self.end, self.era, self.head = base, end, era, head
+    def __init__(
+        self, base: ClipNumber, end: ClipNumber, numbering: object, head: Position
+    ) -> None:
+        self.base, self.end, self.numbering, self.head = base, end, numbering, head
 
     @property
     def count(self) -> int:
@@ -70,46 +72,31 @@ class ClipReader(Forkable):
         """Return the clips that exist now. O(1) when nothing changed."""
         with self.source.memory:
             index = self.index.of(span)
-            return Pinned(index.base, index.end, self.source.live.era, self.source.head)
-
-    def batch(
-        self, numbers: Array, pinned: Pinned, history_len: int, frameskip: int,
-        out: dict[str, Array] | None = None, threads: int = 1,
-    ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips with these numbers, column -> `(B, history, ...)`.
-
-        Args:
-            numbers: int64 `(B,)`, clip numbers of the pinned moment; one that was evicted, or
-                never existed, is redrawn.
-            pinned: that moment.
-            history_len: H, observations per clip.
-            frameskip: K, stride between them; `action` is dense, `(B, H, K * action)`.
-            out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
-            threads: maximum number of threads for the copy.
-
-        Raises:
-            NoClipsError: no clip is left to draw.
-            LappedError: the writer overtook this reader ten times in a row without progress.
-        """
-        positions = self.place(numbers, pinned, history_len * frameskip)
-        return self.at(positions, history_len, frameskip, out, threads)
+            return Pinned(index.base, index.end, index.numbering, self.source.head)
 
     def at(
         self, positions: Array, history_len: int, frameskip: int,
         out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, as `batch` does; `positions` is updated with the redrawn ones.
+        """Return the clips that start at these positions, column -> `(B, history, ...)`.
 
-        `asked`: whether `want` was already called for them.
+        Args:
+            positions: int64 `(B,)`, where clips started at the last look; updated with the redrawn ones.
+            history_len: H, observations per clip.
+            frameskip: K, stride between them; `action` is dense, `(B, H, K * action)`.
+            out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
+            threads: maximum number of threads for the copy.
+            asked: whether `want` was already called for them.
+
+        Raises:
+            NoClipsError: no clip is left to draw.
+            LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        source, span = self.source, history_len * frameskip
+        source = self.source
         if source.rows is None:  # nothing was ever stored
             if len(positions):
-                self._redraw(len(positions), span)
+                self._redraw(len(positions), history_len * frameskip)
             return {}
-        if len(positions) and np.minimum.reduce(positions) < 0:
-            gone = positions < 0  # not to be read: a chunk that was never written is an error
-            positions[gone] = self._redraw(int(gone.sum()), span)
         batch = self._gather(positions, history_len, frameskip, out, threads, asked)
         bad = lost(source, positions)
         if bad is not None:
@@ -138,29 +125,35 @@ class ClipReader(Forkable):
             base, end = index.base, index.end
             return index.positions(rng.integers(base, end, count)) if end > base else None
 
-    def starting(self, positions: Array, span: int) -> Array:
-        """Return the positions, with -1 where no clip of `span` steps starts: it is redrawn. O(B log episodes)."""
+    def starts(self, positions: Array, span: int) -> Array:
+        """Tell for each position whether a clip of `span` steps starts there. O(B log episodes)."""
         with self.source.memory:
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
-                return np.full(len(positions), -1)
+                return np.zeros(len(positions), np.bool_)
             episodes = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
             steps = positions - starts.take(episodes)
-            return np.where((steps >= 0) & (steps + span <= lengths.take(episodes)), positions, -1)
+            found: Array = (steps >= 0) & (steps + span <= lengths.take(episodes))
+            return found
+
+    def starting(self, positions: Array, span: int) -> Array:
+        """Return the positions; one where no clip of `span` steps starts is redrawn. O(B log episodes)."""
+        good = self.starts(positions, span)
+        return positions if good.all() else self._replaced(positions, ~good, span)
 
     def pin_before(self, head: Position, count: int, span: int) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
         with self.source.memory:
-            end = self.index.of(span).end_before(head)
-            return Pinned(ClipNumber(end - count), end, self.source.live.era, head)
+            index = self.index.of(span)
+            end = index.end_before(head)
+            return Pinned(ClipNumber(end - count), end, index.numbering, head)
 
     def place(self, numbers: Array, pinned: Pinned, span: int) -> Array:
         """Return where the clips with these numbers start; an evicted one is redrawn."""
         source = self.source
         with source.memory:
             index = self.index.of(span)
-            # After a recovery, or with another writer: other numbers, the same positions.
-            if source.live.era != pinned.era:
+            if index.numbering is not pinned.numbering:  # other numbers, the same positions
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
@@ -170,6 +163,11 @@ class ClipReader(Forkable):
             if len(kept):
                 positions[~gone] = index.positions(kept)
         source.refresh()  # they are drawn from the newest state
+        return self._replaced(positions, gone, span)
+
+    def _replaced(self, positions: Array, gone: Array, span: int) -> Array:
+        """Return the positions with those that are gone redrawn."""
+        positions = positions.copy()
         positions[gone] = self._redraw(int(gone.sum()), span)
         return positions
 

@@ -37,13 +37,13 @@ class GuideTable:
         clips, episodes: their approximate numbers, for the stride: a power of two.
     """
 
-    __slots__ = ("_posts", "_shift", "_stop")
+    __slots__ = ("_entries", "_shift", "_stop")
 
     def __init__(self, number: int, clips: int, episodes: int) -> None:
         self._shift = (clips // max(1, episodes)).bit_length()
         self._stop = number >> self._shift
-        self._posts: GrowingArray[Ordinal] = GrowingArray(np.empty(0, np.int64), self._stop)
-        self._posts.reserve((clips >> self._shift) + 1, self._stop)
+        self._entries: GrowingArray[Ordinal] = GrowingArray(np.empty(0, np.int64), self._stop)
+        self._entries.reserve((clips >> self._shift) + 1, self._stop)
 
     def fit(self, base: int, episodes: int) -> bool:
         """Tell whether entries are neither much denser nor much sparser than episodes."""
@@ -54,9 +54,9 @@ class GuideTable:
         """Add an episode whose last clip is number `end - 1`; entries before `base` may be dropped."""
         stop = -(-end >> self._shift)
         if stop - self._stop == 1:
-            self._posts.append(ordinal, base >> self._shift)
+            self._entries.append(ordinal, base >> self._shift)
         elif stop > self._stop:
-            self._posts.extend(np.full(stop - self._stop, ordinal), base >> self._shift)
+            self._entries.extend(np.full(stop - self._stop, ordinal), base >> self._shift)
         self._stop = stop
 
     def extend(self, ordinal: int, ends: Array, base: int) -> None:
@@ -64,12 +64,12 @@ class GuideTable:
         stops = -(-ends >> self._shift)
         counts = np.diff(stops, prepend=self._stop)
         ordinals = np.arange(ordinal, ordinal + len(ends))
-        self._posts.extend(np.repeat(ordinals, counts), base >> self._shift)
+        self._entries.extend(np.repeat(ordinals, counts), base >> self._shift)
         self._stop += int(counts.sum())
 
     def before(self, numbers: Array, base: int) -> Array:
         """Return for each clip number, none below `base`, the episode of the entry before it."""
         first = base >> self._shift
-        entries = self._posts.span(first, self._stop)
+        entries = self._entries.span(first, self._stop)
         found: Array = entries.take((numbers >> self._shift) - first)
         return found

@@ -6,6 +6,9 @@ of all episodes up to ordinal o, evicted ones included, so that an eviction move
 
     number = base + id        base = clips evicted so far (of this span)
 
+Numbers are assigned again, from 0 on, when an era ends, when an update was interrupted, and when the index of a span that
+was dropped is built again. `numbering` is another object then; positions keep their meaning.
+
 A lookup starts at an entry of the guide table and walks to the first episode whose end is beyond the number.
 
 Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1);
@@ -35,8 +38,7 @@ __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MAX_SPANS = 16
-"""Number of spans updated together: the least recently used one is dropped, and rebuilt on the next request."""
-
+"""Number of spans updated together: for one more, the one that was built first is dropped, and built again on request."""
 
 _BETWEEN = -1
 """The era of an index that is being changed: an interrupt leaves this value, and the next look starts over."""
@@ -80,7 +82,7 @@ class SpanIndex:
     """Clip numbers of one span over live episodes, which are added and evicted."""
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_posts", "_upto", "base", "first", "last", "live", "span",
+        "_ends", "_era", "_follower", "_guide", "_upto", "base", "first", "last", "live", "numbering", "span",
     )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int) -> None:
@@ -94,9 +96,10 @@ class SpanIndex:
         self._era = _BETWEEN
         self._upto = self.first = self.last = live.first
         self.base = ClipNumber(0)
+        self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
         clips = live.num_steps - len(live) * (self.span - 1)
-        self._posts = GuideTable(0, max(0, clips), len(live))
+        self._guide = GuideTable(0, max(0, clips), len(live))
 
     def follow(self) -> None:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
@@ -130,7 +133,7 @@ class SpanIndex:
             if last - fresh == 1 and fresh == self._upto:
                 seen += max(0, live.length(fresh) - self.span + 1)
                 self._ends.append(seen, self.first)
-                self._posts.append(fresh, seen, self.base)
+                self._guide.append(fresh, seen, self.base)
             else:
                 if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
                     self._ends = GrowingArray(np.empty(0, np.int64), fresh)
@@ -141,21 +144,21 @@ class SpanIndex:
                     ends = np.cumsum(np.maximum(0, lengths - self.span + 1)) + seen
                     seen = int(ends[-1])
                     self._ends.extend(ends, self.first)
-                    self._posts.extend(at, ends, self.base)
+                    self._guide.extend(at, ends, self.base)
             self._upto = last
         if first != self.first:
             if first > self.first:
                 self.base = self._ends.at(first - 1)
             self.first = first
         self.last = last
-        if not self._posts.fit(self.base, last - first):
-            self._place_posts()
+        if not self._guide.fit(self.base, last - first):
+            self._rebuild_guide()
 
-    def _place_posts(self) -> None:
+    def _rebuild_guide(self) -> None:
         """Rebuild the guide table: episodes became many times longer, or shorter."""
-        self._posts = GuideTable(self.base, self.end - self.base, self.last - self.first)
+        self._guide = GuideTable(self.base, self.end - self.base, self.last - self.first)
         for at in range(self.first, self.last, _PART):
-            self._posts.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
+            self._guide.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
 
     @property
     def end(self) -> ClipNumber:
@@ -170,7 +173,7 @@ class SpanIndex:
     def locate(self, numbers: Array) -> tuple[Array, Array]:
         """Return the episode ordinal and the first step in it of each clip number in `[base, end)`."""
         ends = self._ends.span(self.first, self.last)
-        index = np.maximum(self._posts.before(numbers, self.base) - self.first, 0)
+        index = np.maximum(self._guide.before(numbers, self.base) - self.first, 0)
         for _ in range(_MAX_STEPS):
             behind = ends.take(index) <= numbers
             if not behind.any():
@@ -215,9 +218,11 @@ class SpanIndex:
                 f"clip index of span {self.span}: clip counts do not follow the episode lengths"
             ]
         numbers = np.arange(self.base, self.end)
-        entries = self._posts.before(numbers, self.base)
+        entries = self._guide.before(numbers, self.base)
         if (entries > expected.searchsorted(numbers, side="right") + self.first).any():
-            return [f"clip index of span {self.span}: a signpost points beyond its clip"]
+            return [
+                f"clip index of span {self.span}: an entry of the guide table is beyond its clip"
+            ]
         return []
 
 

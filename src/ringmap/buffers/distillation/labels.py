@@ -96,7 +96,7 @@ class LabelLog:
                 self._where = np.full(self._slots, -1, np.int64)
                 self._rows = np.full(self._slots, -1, np.int64)
             positions = np.arange(self._seen, head)
-            positions = positions[self.log.engine.reader.starting(positions, 1) >= 0]
+            positions = positions[self.log.engine.reader.starts(positions, 1)]
             of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
             if not is_live(source, self._seen):
                 return 1

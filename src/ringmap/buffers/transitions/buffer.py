@@ -305,12 +305,7 @@ class TransitionReplayBuffer(Unindexed):
         positive(where, "batch_size", batch_size)
         if to not in (None, "numpy", "torch"):
             raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
-        self.engine.look()
-        if batch_size > len(self):
-            raise InputError(
-                f"{where}: batch_size={batch_size}, but {len(self)} transitions are stored"
-            )
-        positions, weigh = self._draw(int(batch_size), self.engine.next_step(step))
+        positions, weigh = self._draw(int(batch_size), step, where)
         columns: dict[str, Any] = {**self._reader.read(positions)}
         weights: Any = weigh and weigh(positions)
         if weights is not None:
@@ -320,17 +315,20 @@ class TransitionReplayBuffer(Unindexed):
             weights = columns.get("weights")
         return Batch(self._columns.nested(columns), positions, weights)
 
-    def _draw(self, size: int, step: int) -> tuple[Array, Weigh | None]:
+    def _draw(self, size: int, step: int | None, where: str) -> tuple[Array, Weigh | None]:
         """Return the positions of the next batch, and the function that weighs it."""
-        engine, source, sampler = self.engine, self.engine.source, self.engine.sampler
-        where = f"{type(self).__name__}.sample"
+        engine = self.engine
+        source, sampler = engine.look(), engine.sampler
         own = sampler.given is None
         if not own:
             source.refuse_if_held(where)
         with source.memory if own or sampler.is_quick else contextlib.nullcontext():
             window = self._ring.window()
-            if not window.count:  # another thread cleared the buffer meanwhile
-                raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
+            if size > window.count:
+                raise InputError(
+                    f"{where}: batch_size={size}, but {window.count} transitions are stored"
+                )
+            step = engine.next_step(step)
             if own:
                 return window.positions(engine.rng.integers(0, window.count, size)), None
             ids = ids_of(sampler, step, self, size, 1, where)
@@ -342,7 +340,7 @@ class TransitionReplayBuffer(Unindexed):
             numbers = ids + window.base
             with source.memory:  # a slow sampler does not keep the writer out
                 window = self._ring.window()
-                if not window.count:
+                if not window.count:  # another thread cleared the buffer meanwhile
                     raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():

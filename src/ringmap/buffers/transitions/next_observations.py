@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, RingmapError
 from ringmap.storage.columns.rows import combine, sum_of
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.source import Source
@@ -111,14 +111,18 @@ class NextObservations:
         Raises:
             EnvironmentFault: the disk is full or fails.
         """
-        said, then = (
-            "nothing was stored by this call",
-            "free space or mend the disk, then call it again",
-        )
-        with clear_errors(where, self._folder, lambda: said, then):
+        try:
             self.files.write(head, combine([sum_of(values) for values in rows]), after)
             if durably:
                 self.files.sync()
+        except RingmapError:
+            raise
+        except OSError as error:
+            became, then = (
+                "nothing was stored by this call",
+                "free space or mend the disk, then call it again",
+            )
+            raise clear_error(error, where, self._folder, became, then) from error
 
     def committed(self, head: int, after: Observations) -> None:
         """Record that the rows up to `head` are stored. Copies."""

@@ -142,8 +142,8 @@ class PrioritizedSampler(DrawingSampler):
 
     def __call__(self, step: int, buffer: HasClipRange, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log rows), and O(1) for each step written since the last draw."""
-        with window_of(self, buffer, history_len).lock, self._lock:
-            window: ClipRange = window_of(self, buffer, history_len)
+        window = window_of(self, buffer, history_len)
+        with window.lock, self._lock:
             tree = self._follow(window)
             self._asked = weakref.ref(buffer), history_len
             total = tree.total
@@ -157,8 +157,9 @@ class PrioritizedSampler(DrawingSampler):
 
     def follow(self, buffer: HasClipRange, history_len: int) -> None:
         """Learn of the clips that exist now, as after a draw: `update_priorities` may name any of them."""
-        with window_of(self, buffer, history_len).lock, self._lock:
-            self._follow(window_of(self, buffer, history_len))
+        window = window_of(self, buffer, history_len)
+        with window.lock, self._lock:
+            self._follow(window)
             self._asked = weakref.ref(buffer), history_len
 
     def reset_after_fork(self, renewed: Renew) -> None:
@@ -240,8 +241,9 @@ class PrioritizedSampler(DrawingSampler):
         if asked is None or buffer is None:
             raise InputError(f"{where}: no clip was drawn with this sampler yet")
         history_len = asked[1]
-        with window_of(self, buffer, history_len).lock, self._lock:
-            tree = self._follow(window_of(self, buffer, history_len))
+        window = window_of(self, buffer, history_len)
+        with window.lock, self._lock:
+            tree = self._follow(window)
             places = positions.astype(np.int64)
             kept = (places >= self._low) & (places < self._high)
             kept &= tree.leaves[places % tree.size] > 0
@@ -271,7 +273,8 @@ class PrioritizedSampler(DrawingSampler):
     # -- updates from the buffer -------------------------------------------------------------
 
     def _follow(self, window: ClipRange) -> SumTree:
-        """Update the tree to what is stored now. O(changes); O(rows) for another span or source."""
+        """Update the tree to what is stored now. O(changes); O(rows) for another span or source. Holds the locks."""
+        window.follow()
         source = window.source
         if source is not self._source or self._pid != os.getpid():
             self._bind(source)

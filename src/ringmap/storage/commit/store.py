@@ -39,6 +39,7 @@ from ringmap.errors import (
     InputError,
     ReadOnlyError,
     ReplacedError,
+    RingmapError,
     RoleError,
     SyncFailedError,
 )
@@ -57,7 +58,7 @@ from ringmap.storage.commit.create import (
 from ringmap.storage.commit.journal import Journal
 from ringmap.storage.commit.recovery import Progress, bad_episodes
 from ringmap.storage.commit.sync import BackgroundSync
-from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.disk.advice import clear_error, clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.read.source import Source, is_mine
@@ -332,8 +333,12 @@ class Store(Source):
 
         def whole() -> None:
             self.made_room = False
-            with clear_errors(where, self.folder, self._what_became):
+            try:
                 work(self._ready(where))
+            except RingmapError:
+                raise
+            except OSError as error:
+                raise clear_error(error, where, self.folder, self._what_became()) from error
 
         self.alone(where, whole)
 
@@ -372,7 +377,7 @@ class Store(Source):
     @property
     def _is_in_use(self) -> bool:
         """Whether this thread holds one of the locks: the caller is then a handler or a callable."""
-        return self.is_held or any(map(is_mine, (self._mutex, self._syncing)))
+        return is_mine(self.memory) or is_mine(self._mutex) or is_mine(self._syncing)
 
     @property
     def carried(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ringmap.errors import EnvironmentFault, RingmapError
 
-__all__ = ["clear_errors", "clear_reads", "remedy"]
+__all__ = ["clear_error", "clear_errors", "clear_reads", "remedy"]
 
 _REMEDIES = {
     errno.EMFILE: "close files, or raise the limit of open files (ulimit -n)",
@@ -32,6 +32,23 @@ def remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "free space or mend the disk")
 
 
+def clear_error(
+    error: OSError, where: str, folder: str, became: str = "", then: str = ""
+) -> EnvironmentFault:
+    """Return an error that says where an error of the operating system struck, its effect, and the remedy.
+
+    Args:
+        error: of the operating system.
+        where: the method to name.
+        folder: named if the error names no file.
+        became: the effect on the caller's data.
+        then: the remedy; "" for the remedy of the error, and another call.
+    """
+    said = [f"{where}: {error.strerror or error} ({error.filename or folder})", became]
+    said.append(then or f"{remedy(error)}, then call it again")
+    return EnvironmentFault(error.errno, "; ".join(filter(None, said)))
+
+
 @contextlib.contextmanager
 def clear_errors(
     where: str,
@@ -40,13 +57,13 @@ def clear_errors(
     then: str = "",
     passing: tuple[type[Exception], ...] = (RingmapError,),
 ) -> Iterator[None]:
-    """Replace an error of the operating system by one that says where it struck, its effect, and the remedy.
+    """Replace an error of the operating system by that of `clear_error`. Where each microsecond counts, call that instead.
 
     Args:
-        where: the method to name.
-        folder: named if the error names no file.
+        where: as for `clear_error`, and so `folder` and `then`.
+        folder: see there.
         became: returns the effect on the caller's data.
-        then: the remedy; "" for the remedy of the error, and another call.
+        then: see there.
         passing: errors that are not replaced.
 
     Raises:
@@ -57,9 +74,7 @@ def clear_errors(
     except passing:
         raise
     except OSError as error:
-        said = [f"{where}: {error.strerror or error} ({error.filename or folder})", became()]
-        said.append(then or f"{remedy(error)}, then call it again")
-        raise EnvironmentFault(error.errno, "; ".join(filter(None, said))) from error
+        raise clear_error(error, where, folder, became(), then) from error
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ Ordinal = NewType("Ordinal", int)
 """Of an episode, counted from the oldest one that this process has seen: constant until an era ends."""
 
 ClipNumber = NewType("ClipNumber", int)
-"""Of a clip of one span, counted as ordinals are: constant until an era ends."""
+"""Of a clip of one span, counted as ordinals are: constant until its `SpanIndex` numbers clips again."""
 
 ClipId = NewType("ClipId", int)
 """Of a clip among those that exist: 0 is the oldest one, and an eviction moves them all."""

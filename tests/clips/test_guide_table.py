@@ -67,7 +67,7 @@ def test_equal_to_a_binary_search_whatever_comes_and_goes(moves, span, steps):
             field.evict(part)
             index.follow()
             assert agree(index)
-            assert index._posts.fit(index.base, len(field.live))
+            assert index._guide.fit(index.base, len(field.live))
             assert index.check() == []
 
 
@@ -94,11 +94,11 @@ def test_single_steps_are_searched_for_where_an_episode_was_dropped():
 
 
 def walked(lengths, span=1):
-    """Return the most steps that a lookup walks from its signpost."""
+    """Return the most steps that a lookup walks from its entry."""
     index = SpanIndex(LiveEpisodes.from_lengths(np.array(lengths)), span)
     index.follow()
     numbers = np.arange(index.end)
-    return int((index.locate(numbers)[0] - index._posts.before(numbers, 0)).max())
+    return int((index.locate(numbers)[0] - index._guide.before(numbers, 0)).max())
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000])
@@ -111,7 +111,7 @@ def test_lengths_that_differ_are_a_few_steps_away(rng):
     assert walked(rng.integers(100, 300, 3000)) <= 3
 
 
-def test_posts_move_when_episodes_become_longer_or_shorter():
+def test_the_table_is_rebuilt_when_episodes_become_longer_or_shorter():
     field = Field()
     index = SpanIndex(field.live, 1)
     strides = set()
@@ -119,15 +119,15 @@ def test_posts_move_when_episodes_become_longer_or_shorter():
         field.write([length], False)
         field.live.evict_before(field.head - 300)
         index.follow()
-        strides.add(index._posts._shift)
+        strides.add(index._guide._shift)
     assert len(strides) > 2
     assert agree(index)
 
 
-def test_episodes_too_short_for_a_clip_do_not_move_the_posts_each_time(monkeypatch):
+def test_episodes_too_short_for_a_clip_do_not_rebuild_the_table_each_time(monkeypatch):
     placed = []
-    place = SpanIndex._place_posts
-    monkeypatch.setattr(SpanIndex, "_place_posts", lambda index: (placed.append(1), place(index)))
+    place = SpanIndex._rebuild_guide
+    monkeypatch.setattr(SpanIndex, "_rebuild_guide", lambda index: (placed.append(1), place(index)))
     field = Field()
     index = SpanIndex(field.live, 5)
     for i in range(3000):
@@ -137,20 +137,20 @@ def test_episodes_too_short_for_a_clip_do_not_move_the_posts_each_time(monkeypat
     assert len(placed) < 5
 
 
-def test_control_posts_one_episode_late_are_caught(monkeypatch):
+def test_control_entries_one_episode_late_are_caught(monkeypatch):
     before = GuideTable.before
     monkeypatch.setattr(GuideTable, "before", lambda *args: before(*args) + 1)
     index = SpanIndex(LiveEpisodes.from_lengths(np.array([3, 4, 5, 6])), 1)
     index.follow()
     monkeypatch.setattr(index_module, "_MAX_STEPS", 0)
-    assert index.check() == ["clip index of span 1: a signpost points beyond its clip"]
+    assert index.check() == ["clip index of span 1: an entry of the guide table is beyond its clip"]
 
 
-def test_a_post_far_back_costs_steps_and_gives_no_wrong_answer(monkeypatch):
+def test_an_entry_far_back_costs_steps_and_gives_no_wrong_answer(monkeypatch):
     index = SpanIndex(LiveEpisodes.from_lengths(np.array([2, 1, 1, 1, 9, 9])), 1)
     index.follow()
     assert agree(index)
-    monkeypatch.setattr(GuideTable, "before", lambda posts, numbers, base: np.zeros_like(numbers))
+    monkeypatch.setattr(GuideTable, "before", lambda table, numbers, base: np.zeros_like(numbers))
     for steps in (0, 4, 10**9):
         monkeypatch.setattr(index_module, "_MAX_STEPS", steps)
         assert agree(index)
