@@ -148,6 +148,11 @@ def find(
             f"{path}: the newest whole state is that of record {found.seq}, but record {witness} was "
             "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
         )
+    if found.first > max(found.seq, 1):
+        raise CorruptError(
+            f"{path}: record {found.seq} calls record {found.first} the oldest live one, which is newer; "
+            "run ringmap.check on the buffer"
+        )
     if found.seq and not len(found.records):  # a scan has them already
         found.records, valid = table.read_range(found.first, found.seq)
         if not valid.all():

@@ -34,7 +34,13 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.threads import pool
 from ringmap.storage.inspect.parts import Parts
 from ringmap.storage.inspect.raw_files import Files, Part
-from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name
+from ringmap.storage.records.blobs import (
+    LARGEST_BLOB,
+    LAST_SEGMENT,
+    decode_blob,
+    decode_data,
+    segment_name,
+)
 from ringmap.storage.records.layout import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
@@ -412,7 +418,9 @@ class Scan:
             number: record
             for number, record in oldest.items()
             # One whose newest blob is where it should be was not swapped: only a record of it is wrong.
-            if self.blob(record) is None and self.blob(newest[number]) is None
+            if number <= LAST_SEGMENT
+            and self.blob(record) is None
+            and self.blob(newest[number]) is None
         }
         ours = {self.segment_file(number) for number in oldest if number not in lost}
         strays = [name for name in self.files.all() if name not in ours] if lost else []
