@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Literal
 
 from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError, UnknownFormatError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.layout import (
@@ -145,13 +144,7 @@ def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
     """Return the size of each file of a full ring in bytes, without episode data."""
-    assert manifest.schema is not None
-    sizes = {
-        name: BACKENDS[manifest.backends[i]].nbytes_when_full(
-            spec, manifest.rows, manifest.label(i)
-        )
-        for i, (name, spec) in enumerate(zip(manifest.files, manifest.schema.columns, strict=True))
-    }
+    sizes = {one.file: one.backend.nbytes_when_full(*one.about) for one in manifest.columns}
     return {**sizes, **manifest.fixed_sizes}
 
 
@@ -176,22 +169,16 @@ def make_columns(
     `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
     may report success wrongly. (Files left by an earlier try are made again, and synced as new files.)
     """
-    assert manifest.schema is not None
     disk.remove_folder(paths.new_columns)
     disk.make_folder(paths.new_columns)
-    sizes = []
-    for i, spec in enumerate(manifest.schema.columns):
-        backend = BACKENDS[manifest.backends[i]]
-        name = manifest.files[i].partition("/")[2]
-        backend.create(
-            disk, os.path.join(paths.new_columns, name), spec, manifest.rows, manifest.label(i)
-        )
-        sizes.append(backend.nbytes(spec, manifest.rows, manifest.label(i)))
+    for one in manifest.columns:
+        name = one.file.partition("/")[2]
+        one.backend.create(disk, os.path.join(paths.new_columns, name), *one.about)
     sync_folder(paths.new_columns)
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
-    manifest = replace(manifest, sizes=tuple(sizes))
+    manifest = replace(manifest, sizes=tuple(one.nbytes for one in manifest.columns))
     disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)
     sync_folder(paths.folder)
     return manifest

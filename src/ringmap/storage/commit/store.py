@@ -69,7 +69,6 @@ from ringmap.storage.records.table import (
     SPARE_SLOTS,
     Record,
 )
-from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS
 
@@ -119,7 +118,7 @@ class Store(Source):
         super().__init__(disk, folder, manifest, settings.mapped)
         self.settings = settings
         self.power = settings.power and not disk.volatile
-        self.ring = Ring(manifest.max_steps, manifest.spare)
+        self.ring = manifest.ring
         self.journal: Journal | None = None
         self._lock = lock
         self._mutex = threading.RLock()
@@ -254,7 +253,14 @@ class Store(Source):
                 )
             if manifest.schema is not None and self.rows is None:
                 self.rows = Rows.open(
-                    self.disk, self.folder, manifest, True, found.head, self.mapped
+                    self.disk,
+                    self.folder,
+                    manifest.schema,
+                    manifest.columns,
+                    self.ring,
+                    True,
+                    found.head,
+                    self.mapped,
                 )
             behind = found.doubtful()
             bad: dict[int, str] = {}
@@ -547,7 +553,16 @@ class Store(Source):
         manifest = self.manifest.with_columns(schema, backends, options, locked)
         warn_of_space(self.disk, self.folder, manifest)
         manifest = make_columns(self.disk, self.paths, manifest, journal.sync_folder)
-        rows = Rows.open(self.disk, self.folder, manifest, True, self.head, self.mapped)
+        rows = Rows.open(
+            self.disk,
+            self.folder,
+            schema,
+            manifest.columns,
+            self.ring,
+            True,
+            self.head,
+            self.mapped,
+        )
         self.manifest, self.rows = manifest, rows
 
     # -- syncs -------------------------------------------------------------------------------

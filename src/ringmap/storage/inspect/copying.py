@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.commit.create import make_parts, read_manifest
 from ringmap.storage.commit.recovery import bad_rows
@@ -123,25 +122,23 @@ class Copy:
     def _make_columns(self, manifest: Manifest, now: Look) -> None:
         rows, shared = self.source.rows, True
         assert manifest.schema is not None
-        for i, spec in enumerate(manifest.schema.columns):
-            backend, label = BACKENDS[manifest.backends[i]], manifest.label(i)
-            path = os.path.join(self.paths.folder, *manifest.files[i].split("/"))
+        for i, one in enumerate(manifest.columns):
+            path = os.path.join(self.paths.folder, *one.file.split("/"))
             if rows is None or not now.seq:
-                backend.create(self.disk, path, spec, manifest.rows, label)
+                one.backend.create(self.disk, path, *one.about)
             else:
-                shared &= backend.create_copy(
-                    self.disk, path, spec, manifest.rows, label, rows.columns[i]
-                )
+                shared &= one.backend.create_copy(self.disk, path, *one.about, rows.columns[i])
         self._rows = Rows.open(
-            self.disk, self.paths.folder, manifest, True, min(now.head, manifest.rows), mapped=False
-        )
+            self.disk, self.paths.folder, manifest.schema, manifest.columns, manifest.ring, True, now.head,
+            mapped=False,
+        )  # fmt: skip
         if now.seq and shared:
             self._head, self._fresh = now.head, [(0, manifest.rows)]
         else:
             plain = [
-                spec.row_nbytes
-                for spec, backend in zip(manifest.schema.columns, manifest.backends, strict=True)
-                if backend == "memmap"  # the others take nobody knows how much less
+                one.spec.row_nbytes
+                for one in manifest.columns
+                if one.kind == "memmap"  # the others take nobody knows how much less
             ]
             self._refuse_without_room((now.head - now.tail) * sum(plain))
 

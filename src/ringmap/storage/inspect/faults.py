@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringmap.errors import DamageError, NewerVersionError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.commit.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.inspect.raw_files import Part, words_of
@@ -108,14 +107,9 @@ def _found_in(survey: Scan, progress: Progress | None) -> Iterator[Finding]:
 def _manifest(survey: Scan) -> Iterator[Finding]:
     manifest = survey.parts.manifest
     assert manifest is not None
-    columns = manifest.schema.columns if manifest.schema is not None else ()
-    for i, spec in enumerate(columns):
-        backend = BACKENDS.get(manifest.backends[i])
-        if backend is None:
-            continue
-        nbytes = backend.nbytes(spec, manifest.rows, manifest.label(i))
-        if manifest.sizes[i] != nbytes:
-            said = f"{manifest.files[i]} has {manifest.sizes[i]} bytes, expected {nbytes}"
+    for one, size in zip(manifest.columns, manifest.sizes, strict=True):
+        if one.is_known and size != one.nbytes:
+            said = f"{one.file} has {size} bytes, expected {one.nbytes}"
             yield Finding(MANIFEST, f"says that {said}")
     stored = survey.reached.seq
     if manifest.witness > stored:
@@ -307,12 +301,9 @@ def _strays(survey: Scan, index: int, part: Part) -> Iterator[Finding]:
     """Find what lies in a column's folder and is no part of it."""
     manifest, files = survey.parts.manifest, survey.files
     assert manifest is not None
-    assert manifest.schema is not None
-    backend = BACKENDS.get(manifest.backends[index])
-    if part.at is not None and backend is not None:
-        spec, label = manifest.schema.columns[index], manifest.label(index)
-        path = files.path(part.at)
-        for name in backend.strays(files.disk, path, spec, manifest.rows, label):
+    one = manifest.column(index)
+    if part.at is not None and one.is_known:
+        for name in one.backend.strays(files.disk, files.path(part.at), *one.about):
             yield Finding(f"{part.at}/{name}", "is not part of a buffer")
 
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from ringmap.errors import DamageError, NewerVersionError, UnknownFormatError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.commit.create import examine
 from ringmap.storage.inspect.raw_files import Files, Part
@@ -146,9 +145,7 @@ class Identity:
 
 def sizes_of(manifest: Manifest) -> tuple[int, ...]:
     """Return the sizes that the columns must have. Their backends are known."""
-    specs = manifest.schema.columns if manifest.schema is not None else ()
-    described = enumerate(zip(specs, manifest.backends, strict=True))
-    return tuple(BACKENDS[b].nbytes(s, manifest.rows, manifest.label(i)) for i, (s, b) in described)
+    return tuple(one.nbytes for one in manifest.columns)
 
 
 def _labels_of(files: Files, names: list[str]) -> dict[str, Label]:

@@ -31,7 +31,6 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, DamageError, EnvironmentFault, NewerVersionError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.rows import combine
 from ringmap.storage.commit.recovery import Progress, broken_order, find
 from ringmap.storage.disk.files import Disk
@@ -337,22 +336,17 @@ class Salvage:
         return manifest is not None and manifest.uuid != self.manifest.uuid
 
     def _complete_column(self, index: int, part: Part) -> None:
-        manifest, disk = self.manifest, self.files.disk
-        assert manifest.schema is not None
-        spec, rows, label = manifest.schema.columns[index], manifest.rows, manifest.label(index)
-        backend = BACKENDS.get(manifest.backends[index])
-        if backend is None:
+        one, disk = self.manifest.column(index), self.files.disk
+        if not one.is_known:
             raise CorruptError(
                 f"{self.files.path(part.file)}: {part.faults[0]}: nothing can be mended"
             )
         if part.at is None:
             name = f"column-{index}"
             self._act(part.file, "make it anew, empty")
-            self._made[name] = lambda path: backend.create(disk, path, spec, rows, label)
+            self._made[name] = lambda path: one.backend.create(disk, path, *one.about)
             self.swap.step("rename", self.swap.inside(name), part.file)
-        elif words_of(
-            lambda: backend.faults(disk, self.files.path(part.at or ""), spec, rows, label)
-        ):
+        elif words_of(lambda: one.backend.faults(disk, self.files.path(part.at or ""), *one.about)):
             self._act(part.file, "give it its size, header and label back")
             self.swap.step("column", index)
 

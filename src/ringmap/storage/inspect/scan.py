@@ -19,7 +19,6 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import DamageError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.rows import UNREADABLE, combine
 from ringmap.storage.commit.recovery import (
@@ -44,7 +43,6 @@ from ringmap.storage.records.blobs import (
 from ringmap.storage.records.layout import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
-from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import ORIGIN, Position
 
 __all__ = ["Reached", "Scan"]
@@ -315,14 +313,11 @@ class Scan:
         """
         part, manifest = self.parts.columns[index], self.parts.manifest
         assert manifest is not None
-        assert manifest.schema is not None
-        backend = BACKENDS.get(manifest.backends[index])
-        path = self.files.path(part.file)
-        if part.at == part.file or backend is None or not self.files.is_array(part.file):
+        one = manifest.column(index)
+        if part.at == part.file or not one.is_known or not self.files.is_array(part.file):
             return
         if self._proves(index, part.file) and not self._proves(index, part.at):
-            about = manifest.schema.columns[index], manifest.rows, manifest.label(index)
-            faults = backend.faults(self.files.disk, path, *about)
+            faults = one.backend.faults(self.files.disk, self.files.path(part.file), *one.about)
             self.parts.columns[index] = Part(part.file, part.file, faults)
 
     def _proves(self, index: int, at: str | None) -> bool:
@@ -343,20 +338,16 @@ class Scan:
         """Open a column wherever it lies, or `at` another place, whatever state it is in."""
         part, manifest = self.parts.columns[index], self.parts.manifest
         assert manifest is not None
-        assert manifest.schema is not None
-        at = at or part.at
+        at, one = at or part.at, manifest.column(index)
         if at is None:
             return None
-        backend, spec = BACKENDS[manifest.backends[index]], manifest.schema.columns[index]
-        path = self.files.path(at)
-        return backend.plain(self.files.disk, path, spec, manifest.rows, manifest.label(index))
+        return one.backend.plain(self.files.disk, self.files.path(at), *one.about)
 
     def _sum(self, column: Column, record: Record, file: str, why: dict[str, str]) -> int:
         """Return the checksum of an episode's rows in one column; note under `file` why they can't be read."""
         manifest, total = self.parts.manifest, xxhash.xxh3_64()
         assert manifest is not None
-        ring = Ring(manifest.max_steps, manifest.spare)
-        for slot, steps in ring.pieces(record.start, record.length):
+        for slot, steps in manifest.ring.pieces(record.start, record.length):
             for data in column.pieces(slot, steps):
                 if isinstance(data, str):
                     why[file] = f": {data}"

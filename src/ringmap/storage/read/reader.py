@@ -297,7 +297,9 @@ class Reader(Source):
                 f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
             )
         self.manifest = manifest
-        self.rows = Rows.open(self.disk, self.folder, manifest, False, head, self.mapped)
+        self.rows = Rows.open(
+            self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
+        )  # fmt: skip
 
     @property
     def schema(self) -> Schema | None:
