@@ -13,14 +13,14 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError
-from ringmap.storage.commit.create import read_manifest
-from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.commit_files import Journal
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk import system
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.check import Finding, check_folder
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import VERSION
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record

@@ -19,12 +19,12 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage.commit import create as birth
+from ringmap.storage.directory import opening as birth
+from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.inspect.repair import Action, copy_repaired, repair_folder
 from ringmap.storage.inspect.salvage import Salvage
-from ringmap.storage.records.layout import Paths
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import (

@@ -42,8 +42,9 @@ from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.commit.create import examine, read_manifest, sizes_when_full
+from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk

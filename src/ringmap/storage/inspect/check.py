@@ -35,15 +35,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError
-from ringmap.storage.commit.create import links_in
-from ringmap.storage.commit.recovery import Progress
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import links_in
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.faults import Finding, faults_in
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import is_unfinished
+from ringmap.storage.read.recovery import Progress
 from ringmap.storage.read.source import Source
-from ringmap.storage.records.layout import MANIFEST, SALVAGE, Paths
+from ringmap.storage.records.names import MANIFEST, SALVAGE
 from ringmap.storage.records.table import DROPPED, EPISODE, Record
 
 __all__ = ["Finding", "check", "check_folder", "check_source"]

@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.columns.rows import Rows
-from ringmap.storage.commit.create import make_parts, read_manifest
-from ringmap.storage.commit.recovery import bad_rows
+from ringmap.storage.commit.create import make_parts
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.recovery import bad_rows
 from ringmap.storage.read.source import Source
 from ringmap.storage.records.blobs import Segments, decode_small_state, segment_name
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record

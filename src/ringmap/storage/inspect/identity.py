@@ -18,10 +18,11 @@ from typing import Any
 
 from ringmap.errors import DamageError, NewerVersionError, UnknownFormatError
 from ringmap.storage.columns.schema import Schema, stored_spec
-from ringmap.storage.commit.create import examine
+from ringmap.storage.directory.entries import SIGNS
+from ringmap.storage.directory.opening import examine
 from ringmap.storage.inspect.raw_files import Files, Part
-from ringmap.storage.records.layout import COLUMNS, MANIFEST, SIGNS, STATE, TABLE
 from ringmap.storage.records.manifest import VERSION, Manifest, read_limit, stored_options
+from ringmap.storage.records.names import COLUMNS, MANIFEST, STATE, TABLE
 from ringmap.storage.records.table import RECORD, SPARE_SLOTS, EpisodeTable
 
 __all__ = ["Identity", "decode", "sizes_of"]

@@ -16,8 +16,8 @@ from typing import Any
 
 from ringmap.storage.inspect.identity import Identity
 from ringmap.storage.inspect.raw_files import Files, Part, words_of
-from ringmap.storage.records.layout import STATE, TABLE
 from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.names import STATE, TABLE
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 

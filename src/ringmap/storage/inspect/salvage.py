@@ -32,7 +32,6 @@ import xxhash
 
 from ringmap.errors import CorruptError, DamageError, EnvironmentFault, NewerVersionError
 from ringmap.storage.columns.rows import combine
-from ringmap.storage.commit.recovery import Progress, broken_order, find
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.inspect.faults import (
@@ -48,8 +47,10 @@ from ringmap.storage.inspect.identity import decode, sizes_of
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import Swap, free_aside
+from ringmap.storage.read.recovery import Progress, broken_order, find
 from ringmap.storage.records.blobs import LAST_OFFSET, decode_blob, encode_blob
-from ringmap.storage.records.layout import (
+from ringmap.storage.records.manifest import Manifest, read_limit
+from ringmap.storage.records.names import (
     COLUMNS,
     DATA,
     MANIFEST,
@@ -59,8 +60,7 @@ from ringmap.storage.records.layout import (
     STATE,
     STREAM,
     TABLE,
-)  # fmt: skip
-from ringmap.storage.records.manifest import Manifest, read_limit
+)
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import Position

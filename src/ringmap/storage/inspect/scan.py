@@ -21,7 +21,11 @@ import xxhash
 from ringmap.errors import DamageError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.rows import UNREADABLE, combine
-from ringmap.storage.commit.recovery import (
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.threads import pool
+from ringmap.storage.inspect.parts import Parts
+from ringmap.storage.inspect.raw_files import Files, Part
+from ringmap.storage.read.recovery import (
     Progress,
     SmallState,
     find,
@@ -29,10 +33,6 @@ from ringmap.storage.commit.recovery import (
     possible,
     small_state_of,
 )
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.threads import pool
-from ringmap.storage.inspect.parts import Parts
-from ringmap.storage.inspect.raw_files import Files, Part
 from ringmap.storage.records.blobs import (
     LARGEST_BLOB,
     LAST_SEGMENT,
@@ -40,7 +40,7 @@ from ringmap.storage.records.blobs import (
     decode_data,
     segment_name,
 )
-from ringmap.storage.records.layout import DATA, MANIFEST, STATE, TABLE
+from ringmap.storage.records.names import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
 from ringmap.storage.ring.integers import ORIGIN, Position

@@ -32,7 +32,7 @@ from ringmap.storage.inspect.copying import Copy, Kept, Look, StartOver, look
 from ringmap.storage.inspect.workplace import workplace
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.source import Source
-from ringmap.storage.records.layout import LOCK
+from ringmap.storage.records.names import LOCK
 
 __all__ = ["snapshot"]
 

@@ -26,7 +26,8 @@ from ringmap.storage.inspect.faults import ASIDE, home_of, sidecar_faults
 from ringmap.storage.inspect.identity import decode
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.records.layout import (
+from ringmap.storage.records.manifest import Manifest, read_limit
+from ringmap.storage.records.names import (
     COLUMNS,
     DATA,
     MANIFEST,
@@ -35,8 +36,7 @@ from ringmap.storage.records.layout import (
     SALVAGED,
     STATE,
     TABLE,
-)  # fmt: skip
-from ringmap.storage.records.manifest import Manifest, read_limit
+)
 from ringmap.storage.sidecars import SIDECARS
 
 __all__ = ["Swap", "finish", "free_aside", "is_unfinished"]

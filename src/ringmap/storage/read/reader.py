@@ -20,8 +20,10 @@ import numpy as np
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.create import hold, read_manifest
-from ringmap.storage.commit.recovery import (
+from ringmap.storage.directory.opening import hold, read_manifest
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.read.recovery import (
     Progress,
     RecoveredState,
     bad_episodes,
@@ -29,8 +31,6 @@ from ringmap.storage.commit.recovery import (
     is_clean,
     refuse_impossible,
 )
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.read.source import Source
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable

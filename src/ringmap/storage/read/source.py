@@ -23,11 +23,11 @@ import numpy as np
 from ringmap.errors import ClipIndexError, CorruptError, RoleError
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.recovery import RecoveredState, bad_rows
+from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import is_live
+from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position

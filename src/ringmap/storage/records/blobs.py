@@ -9,7 +9,7 @@ out, no compaction. A number is never reused.
 
 Invariants: a record names segment, offset, size and checksum of its blob; blobs lie in
 commit order; no byte is used unless the checksum holds.
-Not here: when a segment may go (journal.py).
+Not here: when a segment may go (commit_files.py).
 """
 
 from __future__ import annotations

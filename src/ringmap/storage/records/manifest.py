@@ -24,7 +24,7 @@ from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
-from ringmap.storage.records.layout import COLUMNS, STATE, TABLE
+from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.ring.arithmetic import Ring
