@@ -99,7 +99,7 @@ def test_a_handler_that_samples_in_the_middle_of_a_draw():
 
 JOINS_TWICE = """
 import linecache, signal, sys
-from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.commit.background_sync import BackgroundSync
 
 class Target:
     folder = "here"

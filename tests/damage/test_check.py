@@ -13,7 +13,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError
-from ringmap.storage.commit.commit_files import Journal
+from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk import system
@@ -136,7 +136,7 @@ def test_sound_after_a_kill_at_every_change(place):
 
 def test_control_a_writer_that_does_not_show_its_commits_is_found(place, monkeypatch):
     found = []
-    monkeypatch.setattr(Journal, "_publish", lambda self, state: setattr(self, "state", state))
+    monkeypatch.setattr(CommitFiles, "_publish", lambda self, state: setattr(self, "state", state))
     life(WatchingDisk(lambda *_: found.extend(_checked(place / "a"))), place / "a")
     assert any("an old copy" in finding.what for finding in found)
 
