@@ -19,7 +19,7 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage.directory import opening as birth
+from ringmap.storage.directory import opening
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk, FileHandle
@@ -164,7 +164,7 @@ def test_lost_manifest_costs_the_settings_alone(place):
         "make it again from the other files: 7 episodes; settings (history_len ...) are lost",
     )
     assert mended(v) == list(v.truth.episodes)
-    again = ringmap.storage.commit.create.read_manifest(Disk(), str(v.folder))
+    again = opening.read_manifest(Disk(), str(v.folder))
     assert again.label(3) == v.manifest.label(3)
     assert (again.sizes, again.table_slots) == (v.manifest.sizes, v.manifest.table_slots)
 
@@ -474,7 +474,7 @@ def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place
             super().__init__(folder)
             self.swap = os.path.join(folder, "nothing")
 
-    monkeypatch.setattr(birth, "Paths", Blind)
+    monkeypatch.setattr(opening, "Paths", Blind)
     monkeypatch.setitem(DAMAGES, "gaps", lambda v: v.cut(LAST, 4500))
     with pytest.raises((AssertionError, CorruptError)):
         test_killed_at_every_change(place, "gaps", False)
