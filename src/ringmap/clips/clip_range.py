@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.clips.index import SpanIndex
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipNumber, Position
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -42,7 +42,7 @@ class ClipRange:
     `has_episodes`: whether the stored episodes are episodes of an environment, not groups of rows.
     """
 
-    source: Source
+    source: Handle
     index: SpanIndex
     base: ClipNumber
     end: ClipNumber

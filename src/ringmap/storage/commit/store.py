@@ -53,8 +53,8 @@ from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, bad_episodes
-from ringmap.storage.read.source import Source, is_mine
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import (
     CLEAR,
@@ -91,7 +91,7 @@ class Settings:
     mapped: bool = True
 
 
-class Store(Source):
+class Store(Handle):
     """A buffer open for writing. Made by `Store.create` or `Store.open`.
 
     Processes and threads: one store per directory, by lock. Methods may be called from any

@@ -42,8 +42,8 @@ from ringmap.storage.inspect.faults import Finding, faults_in
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import is_unfinished
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.names import MANIFEST, SALVAGE
 from ringmap.storage.records.table import DROPPED, EPISODE, Record
 
@@ -80,7 +80,7 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
     return check_folder(Disk(), os.path.abspath(path), progress)
 
 
-def check_source(source: Source, faults: list[str]) -> list[Finding]:
+def check_source(source: Handle, faults: list[str]) -> list[Finding]:
     """Return what is wrong with an open buffer: with its files, and with what is in memory.
 
     Args:
@@ -115,7 +115,7 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         survey.close()
 
 
-def _memory_faults(source: Source, known: set[int | None]) -> Iterator[str]:
+def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     with source.memory:
         starts, lengths = source.live.starts.copy(), source.live.lengths.astype(np.int64)
         steps, seq, first, tail, head = (

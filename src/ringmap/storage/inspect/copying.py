@@ -26,8 +26,8 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import bad_rows
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.blobs import Segments, decode_small_state, segment_name
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
@@ -55,7 +55,7 @@ class Look:
     starts: Array
 
 
-def look(source: Source) -> Look:
+def look(source: Handle) -> Look:
     """Return the newest state."""
     source.refresh()
     with source.memory:
@@ -77,7 +77,7 @@ class Copy:
         folder: its directory, empty but for the lock.
     """
 
-    def __init__(self, source: Source, disk: Disk, folder: str) -> None:
+    def __init__(self, source: Handle, disk: Disk, folder: str) -> None:
         self.source = source
         self.disk = disk
         self.paths = Paths(folder)

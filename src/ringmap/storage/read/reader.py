@@ -23,6 +23,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import (
     Progress,
     RecoveredState,
@@ -31,7 +32,6 @@ from ringmap.storage.read.recovery import (
     is_clean,
     refuse_impossible,
 )
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable
 from ringmap.storage.ring.integers import Position
@@ -57,7 +57,7 @@ def _mark_of(records: Array) -> tuple[int, ...]:
     return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
 
 
-class Reader(Source):
+class Reader(Handle):
     """A live view of a buffer that another handle may be writing.
 
     Args:
