@@ -17,7 +17,6 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 
 from ringmap.errors import EnvironmentFault
 from ringmap.storage.directory.entries import ENTRIES, FROM_BIRTH, Paths
@@ -116,7 +115,7 @@ def make_columns(
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
-    manifest = replace(manifest, sizes=tuple(one.nbytes for one in manifest.columns))
+    manifest = manifest.with_sizes()
     disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)
     sync_folder(paths.folder)
     return manifest

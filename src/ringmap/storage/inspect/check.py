@@ -45,7 +45,7 @@ from ringmap.storage.inspect.swap import is_unfinished
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import Progress
 from ringmap.storage.records.names import MANIFEST, SALVAGE
-from ringmap.storage.records.table import DROPPED, EPISODE, Record
+from ringmap.storage.records.table import Record, are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_source"]
 
@@ -130,9 +130,9 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     if not seq:
         return
     records, valid = source.table.read_range(first, seq)
-    live = records[valid & (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)]
     oldest = max(tail, source.newest_tail())
-    stored = {int(r["start"]): Record.of(r) for r in live if r["start"] >= oldest}
+    live = records[valid & are_live(records, oldest)]
+    stored = {int(r["start"]): Record.of(r) for r in live}
     held: dict[int, Any] = {
         int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest
     }

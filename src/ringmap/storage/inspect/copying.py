@@ -31,7 +31,7 @@ from ringmap.storage.read.recovery import bad_rows
 from ringmap.storage.records.blobs import Segments, decode_small_state, segment_name
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record, are_live
 from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS, Copied, Home, Sidecar
 
@@ -234,8 +234,7 @@ class Copy:
             return True
         records, _ = self._table.read_range(now.first, now.seq)
         start, count = records["start"], records["length"]
-        retired = (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)
-        retired &= (start >= now.tail) & (start < then.tail)
+        retired = are_live(records, now.tail) & (start < then.tail)
         slots, rows = start % self._rows.ring.rows, self._rows.ring.rows
         copied = np.zeros(len(records), np.bool_)
         for first, stop in fresh:

@@ -25,7 +25,7 @@ from ringmap.storage.records.manifest import VERSION, Manifest, read_limit, stor
 from ringmap.storage.records.names import COLUMNS, MANIFEST, STATE, TABLE
 from ringmap.storage.records.table import RECORD, SPARE_SLOTS, EpisodeTable
 
-__all__ = ["Identity", "decode", "sizes_of"]
+__all__ = ["Identity", "decode"]
 
 Label = dict[str, Any]
 
@@ -121,7 +121,7 @@ class Identity:
             made = made.with_columns(Schema(specs), backends, options, locked=False)
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
-            made = replace(made, sizes=sizes_of(made))
+            made = made.with_sizes()
         except (KeyError, TypeError, ValueError):
             return None
         slots = self.slots()
@@ -142,11 +142,6 @@ class Identity:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
         return made if agreed and fits and not self.labels else None
-
-
-def sizes_of(manifest: Manifest) -> tuple[int, ...]:
-    """Return the sizes that the columns must have. Their backends are known."""
-    return tuple(one.nbytes for one in manifest.columns)
 
 
 def _labels_of(files: Files, names: list[str]) -> dict[str, Label]:

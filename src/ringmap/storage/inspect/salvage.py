@@ -43,7 +43,7 @@ from ringmap.storage.inspect.faults import (
     sidecar_faults,
     stream_of,
 )  # fmt: skip
-from ringmap.storage.inspect.identity import decode, sizes_of
+from ringmap.storage.inspect.identity import decode
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import Swap, free_aside
@@ -510,9 +510,8 @@ class Salvage:
         carried = manifest.carried
         if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
             carried = {}
-        self.manifest = manifest = replace(
-            manifest, table=counts, carried=carried, sizes=sizes_of(manifest)
-        )
+        manifest = replace(manifest, table=counts, carried=carried).with_sizes()
+        self.manifest = manifest
         what = f"write it again: {count} episodes"
         if self.parts.manifest_part.at is None:
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"

@@ -40,6 +40,7 @@ from ringmap.storage.records.blobs import (
     decode_data,
     segment_name,
 )
+from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
@@ -103,12 +104,17 @@ class Scan:
                 self._trust_chunks(index)
             self._columns = [self._opened(i) for i in range(len(self.parts.columns))]
 
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, for a caller that knows that there is one."""
+        assert self.parts.manifest is not None
+        return self.parts.manifest
+
     # -- the newest state --------------------------------------------------------------------
 
     def look_at_states(self) -> tuple[State | None, State | None]:
         """Return both slots of state.bin; what stays torn is damage, and no write under way."""
-        manifest, at = self.parts.manifest, self.parts.state.at
-        assert manifest is not None
+        manifest, at = self.manifest, self.parts.state.at
         for _ in range(_LOOKS):
             states = self.files.states(at or STATE, manifest.uuid)
             one, other = states
@@ -121,8 +127,7 @@ class Scan:
         return states
 
     def _look(self) -> None:
-        manifest = self.parts.manifest
-        assert manifest is not None
+        manifest = self.manifest
         self.states = self.look_at_states()
         self.shown = shown = _newest(self.states)
         boot = self.files.disk.boot_id()
@@ -160,14 +165,11 @@ class Scan:
 
     def _possible(self, records: Array) -> Array:
         """Return which records can be those of such a ring: whoever forges one gives it a checksum that holds."""
-        manifest = self.parts.manifest
-        assert manifest is not None
-        return possible(records, manifest.max_steps, self.table.slots)
+        return possible(records, self.manifest.max_steps, self.table.slots)
 
     def _find_reached(self, records: Array, valid: Array) -> Reached:
         """Return what the newest record says, unless state.bin or the manifest know of a newer one."""
-        manifest, shown = self.parts.manifest, self.shown
-        assert manifest is not None
+        manifest, shown = self.manifest, self.shown
         slots, max_steps = self.table.slots, manifest.max_steps
         claims = [Reached()]
 
@@ -272,9 +274,6 @@ class Scan:
 
     def faults_of(self, record: Record) -> list[tuple[str, str]]:
         """Return what is wrong with the bytes of a live episode, as `(file, words)`."""
-        manifest = self.parts.manifest
-        assert manifest is not None
-        assert manifest.schema is not None
         blob = self.blob(record)
         where = f"of record {record.seq} (positions {record.start} to {record.head})"
         why: dict[str, str] = {}
@@ -311,9 +310,7 @@ class Scan:
 
         Its `zarr.json`, which says otherwise, is a file like any other, and may have been swapped alone.
         """
-        part, manifest = self.parts.columns[index], self.parts.manifest
-        assert manifest is not None
-        one = manifest.column(index)
+        part, one = self.parts.columns[index], self.manifest.column(index)
         if part.at == part.file or not one.is_known or not self.files.is_array(part.file):
             return
         if self._proves(index, part.file) and not self._proves(index, part.at):
@@ -336,18 +333,15 @@ class Scan:
 
     def _opened(self, index: int, at: str | None = None) -> Column | None:
         """Open a column wherever it lies, or `at` another place, whatever state it is in."""
-        part, manifest = self.parts.columns[index], self.parts.manifest
-        assert manifest is not None
-        at, one = at or part.at, manifest.column(index)
+        at, one = at or self.parts.columns[index].at, self.manifest.column(index)
         if at is None:
             return None
         return one.backend.plain(self.files.disk, self.files.path(at), *one.about)
 
     def _sum(self, column: Column, record: Record, file: str, why: dict[str, str]) -> int:
         """Return the checksum of an episode's rows in one column; note under `file` why they can't be read."""
-        manifest, total = self.parts.manifest, xxhash.xxh3_64()
-        assert manifest is not None
-        for slot, steps in manifest.ring.pieces(record.start, record.length):
+        total = xxhash.xxh3_64()
+        for slot, steps in self.manifest.ring.pieces(record.start, record.length):
             for data in column.pieces(slot, steps):
                 if isinstance(data, str):
                     why[file] = f": {data}"
@@ -384,12 +378,10 @@ class Scan:
 
     def small_states(self) -> list[SmallState]:
         """Return the small states that an opening may take: that of the newest whole blob, and the manifest's."""
-        manifest = self.parts.manifest
-        assert manifest is not None
         newest = self.reached.seq
         return [
             small_state_of(newest, self.table, self.blob, {}),
-            small_state_of(0, self.table, self.blob, manifest.carried),
+            small_state_of(0, self.table, self.blob, self.manifest.carried),
         ]
 
     def find_segments(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ from ringmap.storage.read.recovery import (
     refuse_impossible,
 )
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable
+from ringmap.storage.records.table import EpisodeTable, are_live
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["Reader"]
@@ -246,11 +246,7 @@ class Reader(Handle):
             return False
         state = shown.seq, shown.tail, shown.head
         refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
-        kept = (
-            (records["kind"] == EPISODE)
-            & (records["flags"] & DROPPED == 0)
-            & (records["start"] >= shown.tail)
-        )
+        kept = are_live(records, shown.tail)
         starts, lengths = records["start"][kept], records["length"][kept]
 
         def take() -> None:

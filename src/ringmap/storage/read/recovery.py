@@ -42,6 +42,7 @@ from ringmap.storage.records.table import (
     RETIRE,
     EpisodeTable,
     Record,
+    are_live,
 )
 from ringmap.storage.ring.integers import ORIGIN, Position
 
@@ -94,7 +95,7 @@ class RecoveredState:
     def live(self) -> Array:
         """Return the records of the live episodes, oldest first."""
         r = self.records
-        kept = (r["kind"] == EPISODE) & (r["flags"] & DROPPED == 0) & (r["start"] >= self.tail)
+        kept = are_live(r, self.tail)
         # Usually all are, and a copy of a million takes longer than the rest of an opening.
         live: Array = r if kept.all() else r[kept]
         return live

@@ -112,6 +112,10 @@ class Manifest:
             locked_by_argument=locked,
         )  # fmt: skip
 
+    def with_sizes(self) -> Manifest:
+        """Return the manifest with the size of each column, whose backends are known."""
+        return replace(self, sizes=tuple(one.nbytes for one in self.columns))
+
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
         return replace(
