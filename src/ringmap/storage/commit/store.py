@@ -15,7 +15,7 @@ Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one syn
 and close passes one gate (`alone`), which refuses a thread that holds one of them: a signal
 handler, or a callable, in the middle of another call.
 Not here: what a commit stores (buffers/), how a directory is created (create.py), when the
-background syncs (sync.py).
+background syncs (background_sync.py).
 """
 
 from __future__ import annotations
