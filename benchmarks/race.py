@@ -21,8 +21,8 @@ from ringmap import ReplayBuffer
 from ringmap.errors import LappedError
 from ringmap.storage.columns.backends import Storage
 from ringmap.storage.commit.store import Store
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.source import Source
 
 __all__ = [
     "Ring", "Tally", "a_writer", "between_processes", "between_threads",
@@ -196,11 +196,11 @@ def _read(buffer: ReplayBuffer, ring: Ring, clips: int) -> Tally:
 def one_look() -> Iterator[None]:
     """Take the second look out: nothing that was gathered ever counts as evicted."""
 
-    def before_all(self: Source) -> int:
+    def before_all(self: Handle) -> int:
         return -1
 
     with (
-        mock.patch.object(Source, "newest_tail", before_all),
+        mock.patch.object(Handle, "newest_tail", before_all),
         mock.patch.object(Reader, "newest_tail", before_all),
         mock.patch.object(Store, "newest_tail", before_all),
     ):

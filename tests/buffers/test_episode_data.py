@@ -9,7 +9,7 @@ import torch
 from ringmap import ReplayBuffer
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.errors import ClipIndexError, InputError
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
 from tests.buffers.steps import columns, episode, stored
 
 
@@ -175,8 +175,8 @@ def test_control_data_that_is_not_evicted_is_caught(buffer):
 def test_each_blob_is_read_once_for_the_names(tmp_path, monkeypatch):
     """After a write, what one episode holds costs one more blob: not all of them again."""
     read = []
-    real = Source.read_data
-    monkeypatch.setattr(Source, "read_data", lambda self, o: read.append(o) or real(self, o))
+    real = Handle.read_data
+    monkeypatch.setattr(Handle, "read_data", lambda self, o: read.append(o) or real(self, o))
     with ReplayBuffer(40, path=tmp_path / "buf") as buf:
         for number in range(30):
             buf.write_episode({"x": [1, 2], "_episode_data": {f"n{number % 25}": number, "all": 1}})

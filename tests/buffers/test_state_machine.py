@@ -300,7 +300,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def published(self, or_else=()):
         """Note what readers may see: the newest state, unless state.bin could not be written."""
-        hidden = self.buf.engine.owned.journal.unpublished
+        hidden = self.buf.engine.owned.files.unpublished
         self.shown = [self.model, *or_else] if hidden else [self.model]
 
     @rule(kind=calls, length=lengths, data=datas, which=st.integers(0, 9))

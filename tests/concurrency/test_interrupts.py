@@ -8,8 +8,8 @@ import pytest
 import ringmap.clips.gather
 import ringmap.clips.guide_table
 import ringmap.clips.index
+import ringmap.storage.read.handle
 import ringmap.storage.read.reader
-import ringmap.storage.read.source
 import ringmap.storage.ring.live
 from benchmarks.proof import Episodes, num_torn
 from ringmap import ReplayBuffer
@@ -24,7 +24,7 @@ FILES = {
         ringmap.clips.guide_table,
         ringmap.storage.ring.live,
         ringmap.storage.read.reader,
-        ringmap.storage.read.source,
+        ringmap.storage.read.handle,
     )
 }
 

@@ -217,7 +217,8 @@ class Case:
 
     def recover_if_stale(self, monkeypatch):
         """Make the package use this case's small sizes."""
-        from ringmap.storage.commit import recovery, store
+        from ringmap.storage.commit import store
+        from ringmap.storage.read import recovery
         from ringmap.storage.records import state
         from ringmap.storage.records.blobs import Segments
 
@@ -531,7 +532,7 @@ class Session:
         self.expects[place] = self.expects[place][0], during
         done = replace(during, newest=one, newest_samplings=sampled or before.newest_samplings)
         if syncs:
-            synced = self.store_now.journal.state.mark >= seq
+            synced = self.store_now.files.state.mark >= seq
             assert synced or syncs != "surely", "flush returned, and nothing was synced"
             if synced:
                 self.abandoned.clear()
@@ -565,7 +566,7 @@ class Session:
         )
         self.during(during)
         self.arm(fault)
-        poisoned = self.store_now.journal.poison is not None
+        poisoned = self.store_now.files.poison is not None
         try:
             self.buf.close()
         except (EnvironmentFault, KeyboardInterrupt, Cut):

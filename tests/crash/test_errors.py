@@ -22,7 +22,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.commit import store
-from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.disk.lock import WriterLock
@@ -103,7 +103,7 @@ class World:
 
     @property
     def poisoned(self):
-        return self.is_open and self.buf.engine.owned.journal.poison is not None
+        return self.is_open and self.buf.engine.owned.files.poison is not None
 
 
 def filled(world):
@@ -432,13 +432,18 @@ TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {  # what is planted, and a call in which the sample above catches it
     "errors of the system come out as they are": (store, "clear_errors", Untranslated, "commit"),
     "an error after the record is raised": (
-        Journal,
+        CommitFiles,
         "_publish",
         failing_after_the_record,
         "commit",
     ),
-    "an error at the record is swallowed": (Journal, "append", forgetful(Journal.append), "commit"),
-    "a failed sync may be tried again": (Journal, "poisoned", retrying, "commit"),
+    "an error at the record is swallowed": (
+        CommitFiles,
+        "append",
+        forgetful(CommitFiles.append),
+        "commit",
+    ),
+    "a failed sync may be tried again": (CommitFiles, "poisoned", retrying, "commit"),
     "files stay open": (FileHandle, "__del__", leaking, "commit"),
     "the lock stays": (WriterLock, "release", lambda self: None, "opening"),
     "memory is trusted after an error": (Store, "_stale", TRUSTED, "finish"),

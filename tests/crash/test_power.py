@@ -20,11 +20,11 @@ from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.zarr import ZarrColumn
 from ringmap.storage.commit import store
-from ringmap.storage.commit.journal import Journal
-from ringmap.storage.commit.recovery import RecoveredState
+from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read import reader
+from ringmap.storage.read.recovery import RecoveredState
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
@@ -245,11 +245,11 @@ def folder_synced(change, path, details):
 
 
 def mark_after_the_sync(self):
-    journal = self.journal
-    segments = journal.segments.unsynced()
-    journal.sync_all(self.rows, segments)
-    journal.mark_synced(journal.state, segments, [])
-    journal.state_file.sync()
+    files = self.files
+    segments = files.segments.unsynced()
+    files.sync_all(self.rows, segments)
+    files.mark_synced(files.state, segments, [])
+    files.state_file.sync()
 
 
 def delete_early(append):
@@ -278,7 +278,7 @@ def trusting(poisoned):
     return wrong
 
 
-PROTECT = Journal.protect
+PROTECT = CommitFiles.protect
 PLANTED = {
     "rows are not synced before the record": (True, SCRIPT, {"patch": (Rows, "sync", lambda self: None)}),
     "blobs are not synced before the record": (True, SCRIPT, {"cheats": synced("/data/")}),
@@ -287,16 +287,16 @@ PLANTED = {
     "columns are not synced before their rename": (False, SCRIPT, {"cheats": synced("/columns.tmp/")}),
     "the folder is not synced after a rename": (True, SCRIPT, {"cheats": folder_synced}),
     "no table sync before retired rows are overwritten": (
-        False, SCRIPT, {"patch": (Journal, "protect", lambda self, need, seq, now: PROTECT(self, 0, seq, now))},
+        False, SCRIPT, {"patch": (CommitFiles, "protect", lambda self, need, seq, now: PROTECT(self, 0, seq, now))},
     ),
     "no table sync before a slot is used again": (
-        False, SLOTS, {"patch": (Journal, "protect", lambda self, need, seq, now: PROTECT(self, need, 0, now))},
+        False, SLOTS, {"patch": (CommitFiles, "protect", lambda self, need, seq, now: PROTECT(self, need, 0, now))},
     ),
     "a long episode retires nothing first, power": (
-        True, LONG, {"patch": (Store, "_retire", lambda self, journal, need: None)},
+        True, LONG, {"patch": (Store, "_retire", lambda self, files, need: None)},
     ),
     "a long episode retires nothing first, process": (
-        False, LONG, {"patch": (Store, "_retire", lambda self, journal, need: None)},
+        False, LONG, {"patch": (Store, "_retire", lambda self, files, need: None)},
     ),
     "the mark is taken after the sync": (
         False, SCRIPT, {"patch": (Store, "sync_in_background", mark_after_the_sync)},
@@ -306,13 +306,13 @@ PLANTED = {
         False, (W, W), {"patch": (EpisodeTable, "zero", lambda self, slot: None), "share": 0.5},
     ),
     "segments go before the retirement is durable": (
-        False, SCRIPT, {"patch": (Journal, "append", delete_early(Journal.append)), "segment": 1},
+        False, SCRIPT, {"patch": (CommitFiles, "append", delete_early(CommitFiles.append)), "segment": 1},
     ),
     "a failed sync is tried again": (
         False, FAILING, {"patch": (RecordingHandle, "sync", retry(RecordingHandle.sync))},
     ),
     "after a failed sync the page cache is trusted": (
-        False, FAILING, {"patch": (Journal, "poisoned", trusting(Journal.poisoned))},
+        False, FAILING, {"patch": (CommitFiles, "poisoned", trusting(CommitFiles.poisoned))},
     ),
     "after a failed sync nothing is written again": (
         False, FAILING, {"patch": (RecoveredState, "unvouched", lambda self: self.records[:0])},
@@ -321,7 +321,7 @@ PLANTED = {
         False, SCRIPT, {"patch": (store, "bad_episodes", lambda *_: {}), "too": (reader, "bad_episodes", lambda *_: {})},
     ),
     "the blob is not synced with the table": (
-        False, (("sample",), W, ("sync",), W, W, ("write", 3), W, ("write", 3), W), {"patch": (Journal, "_sync_blobs", lambda self: None), "segment": 1},
+        False, (("sample",), W, ("sync",), W, W, ("write", 3), W, ("write", 3), W), {"patch": (CommitFiles, "_sync_blobs", lambda self: None), "segment": 1},
     ),
     "a chunk of vouched rows is replaced unsynced, process": (
         False, CHUNKS, {"patch": (Disk, "put", unsynced(Disk.put)), "storage": "zarr"},
@@ -337,7 +337,7 @@ PLANTED = {
         False, tuple(("sync_write", 1, at) for at in (1, 2, 1, 2, 1)), {"patch": (ZarrColumn, "sync", forgetful), "storage": "zarr"},
     ),
     "a finished stream is not remembered": (
-        False, STREAMS, {"patch": (Journal, "carry_finished", lambda self, stream: None), "keep": True},
+        False, STREAMS, {"patch": (CommitFiles, "carry_finished", lambda self, stream: None), "keep": True},
     ),
 }  # fmt: skip
 

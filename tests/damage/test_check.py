@@ -13,14 +13,14 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError
-from ringmap.storage.commit.create import read_manifest
-from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk import system
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan as survey
 from ringmap.storage.inspect.check import Finding, check_folder
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import VERSION
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
@@ -136,7 +136,7 @@ def test_sound_after_a_kill_at_every_change(place):
 
 def test_control_a_writer_that_does_not_show_its_commits_is_found(place, monkeypatch):
     found = []
-    monkeypatch.setattr(Journal, "_publish", lambda self, state: setattr(self, "state", state))
+    monkeypatch.setattr(CommitFiles, "_publish", lambda self, state: setattr(self, "state", state))
     life(WatchingDisk(lambda *_: found.extend(_checked(place / "a"))), place / "a")
     assert any("an old copy" in finding.what for finding in found)
 

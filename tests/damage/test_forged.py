@@ -3,6 +3,7 @@
 `python -m pytest -m campaign tests/damage/test_forged.py` runs the fuzz at length.
 """
 
+import itertools
 import json
 import logging
 import math
@@ -22,10 +23,11 @@ from ringmap import ReplayBuffer
 from ringmap.buffers import engine
 from ringmap.cli.app import app
 from ringmap.errors import CorruptError, NewerVersionError
-from ringmap.storage.commit import recovery
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect import scan as survey
+from ringmap.storage.inspect.salvage import longest_rise
+from ringmap.storage.read import recovery
 from ringmap.storage.records.table import EpisodeTable
 from tests import ROOT
 from tests.damage import forge
@@ -190,6 +192,69 @@ def test_counts_and_small_state_of_the_manifest_far_ahead_are_found(bench, forge
         result = judged(bench)
         assert result["wrong"] == [], change
         assert any("manifest.json" in finding for finding in result["findings"]), change
+
+
+def test_a_segment_number_that_is_forged_costs_its_episode_and_no_later_one(bench, forger):
+    """The number of the next segment followed from it, and no opening took the record that named that."""
+    number = forger.numbers()[2]
+    for seq, plan in ((number, number), (forger.numbers()[-1], None)):
+        shutil.rmtree(forger.folder)
+        shutil.copytree(bench.folder / "wrapped", forger.folder)
+        fields = forger.record(seq)
+        fields[6] = 1 << 62
+        forger.write_record(seq, fields)
+        result = judged(bench, plan or seq, newest=plan is None)
+        assert result["wrong"] == []
+        assert f"data of record {seq} is damaged" in result["seen"]["open r"]
+
+
+def test_a_newest_record_that_calls_a_later_one_the_oldest_is_refused(bench, forger):
+    """An opening took it, as a buffer of no records, and so did repair."""
+    newest = forger.numbers()[-1]
+    before, fields = forger.record(newest - 1), forger.record(newest)
+    for slot in (0, 1):  # which is not shown yet
+        shown = forger.state(slot)
+        shown[2:7] = newest - 1, before[4], before[3], before[1] + before[2], newest - 1
+        forger.write_state(slot, shown)
+    fields[4] = 1 << 31
+    forger.write_record(newest, fields)
+    forger.body.update(table={}, carried={})
+    sign(forger)
+    result = judged(bench, newest, newest=True)
+    assert result["wrong"] == []
+    assert result["findings"]
+
+
+@pytest.mark.parametrize("at", [0, 2, -3])
+def test_a_forged_tail_costs_no_episode(bench, forger, at):
+    """The records after it were dropped, until their tails were as large."""
+    numbers = forger.numbers()
+    fields = forger.record(numbers[at])
+    fields[3] = forger.record(numbers[-1])[3]
+    forger.write_record(fields[0], fields)
+    result = judged(bench)  # of which every episode must be there
+    assert result["wrong"] == []
+    assert "has a smaller tail than the record before it" in result["findings"][0]
+
+
+def test_longest_rise():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        values = rng.integers(0, 5, 7)
+        at = np.flatnonzero(rng.random(7) < 0.7).tolist()
+        parts = (p for n in range(len(at) + 1) for p in itertools.combinations(at, n))
+        longest = max(len(p) for p in parts if (np.diff(values[list(p)]) >= 0).all())
+        found = longest_rise(at, values)
+        assert found == sorted({*found} & {*at})
+        assert (np.diff(values[found]) >= 0).all()
+        assert len(found) == longest
+
+
+def test_the_judge_is_not_misled_by_a_legal_setting(bench, forger):
+    forger.body["settings"]["frameskip"] = 3
+    sign(forger)
+    result = judged(bench)
+    assert (result["findings"], result["wrong"]) == ([], [])
 
 
 def test_options_that_make_no_sense_are_left_out(bench, forger):

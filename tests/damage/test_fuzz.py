@@ -16,7 +16,7 @@ from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.parts import Parts
 from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.read import source
+from ringmap.storage.read import handle
 from ringmap.storage.records import state
 from tests import ROOT
 from tests.damage.fuzz import HOWS, Bench, Plan, judge
@@ -143,7 +143,7 @@ def take_labels_out(monkeypatch):
 
 
 def take_checksums_out(monkeypatch):
-    monkeypatch.setattr(source, "bad_rows", lambda *args: None)
+    monkeypatch.setattr(handle, "bad_rows", lambda *args: None)
     monkeypatch.setattr(Scan, "verify", lambda self, progress=None: iter(()))
 
 

@@ -19,12 +19,12 @@ from ringmap.errors import (
     RingmapError,
     RoleError,
 )
-from ringmap.storage.commit import create as birth
+from ringmap.storage.directory import opening
+from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.inspect.repair import Action, copy_repaired, repair_folder
 from ringmap.storage.inspect.salvage import Salvage
-from ringmap.storage.records.layout import Paths
 from tests.damage.buffers import episode_of, make, served
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import (
@@ -164,7 +164,7 @@ def test_lost_manifest_costs_the_settings_alone(place):
         "make it again from the other files: 7 episodes; settings (history_len ...) are lost",
     )
     assert mended(v) == list(v.truth.episodes)
-    again = ringmap.storage.commit.create.read_manifest(Disk(), str(v.folder))
+    again = opening.read_manifest(Disk(), str(v.folder))
     assert again.label(3) == v.manifest.label(3)
     assert (again.sizes, again.table_slots) == (v.manifest.sizes, v.manifest.table_slots)
 
@@ -415,9 +415,8 @@ def gaps(v):
 DAMAGES = {"torn and swapped": torn_and_swapped, "nothing left": nothing_left, "gaps": gaps}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("torn", [False, True])
-def test_killed_at_every_change(place, damage, torn):
+def killed_repairs(place, damage, torn):
+    """Yield `(at, v, expected)` for each change of a repair: killed there, and the episodes that it must keep."""
     v = Vandal(place / "whole")
     DAMAGES[damage](v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
@@ -425,11 +424,19 @@ def test_killed_at_every_change(place, damage, torn):
     for at in itertools.count():
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
-            repair_folder(DyingDisk(at, torn), str(v.folder), dry_run=False)
+            repair_folder(DyingDisk(at, torn(at)), str(v.folder), dry_run=False)
         except Killed:
-            pass
+            yield at, v, expected
         else:
             break
+        shutil.rmtree(v.folder)
+    assert at > 8
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("torn", [False, True])
+def test_killed_at_every_change(place, damage, torn):
+    for at, v, expected in killed_repairs(place, damage, torn=lambda at: torn):
         opened = shutil.copytree(v.folder, place / "opened")
         open_after_kill(opened, v.truth)
         shutil.rmtree(opened)
@@ -438,8 +445,6 @@ def test_killed_at_every_change(place, damage, torn):
             left_after(place / "straight")
         )
         assert kept(v.folder, v.truth) == expected, at
-        shutil.rmtree(v.folder)
-    assert at > 8
 
 
 def left_after(folder):
@@ -469,7 +474,7 @@ def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place
             super().__init__(folder)
             self.swap = os.path.join(folder, "nothing")
 
-    monkeypatch.setattr(birth, "Paths", Blind)
+    monkeypatch.setattr(opening, "Paths", Blind)
     monkeypatch.setitem(DAMAGES, "gaps", lambda v: v.cut(LAST, 4500))
     with pytest.raises((AssertionError, CorruptError)):
         test_killed_at_every_change(place, "gaps", False)
@@ -477,18 +482,7 @@ def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_killed_again_while_it_is_finished(place, damage):
-    v = Vandal(place / "whole")
-    DAMAGES[damage](v)
-    v.folder = shutil.copytree(place / "whole", place / "straight")
-    expected = mended(v, left_after(v.folder))
-    for at in itertools.count():
-        v.folder = shutil.copytree(place / "whole", place / str(at))
-        try:
-            repair_folder(DyingDisk(at, at % 2), str(v.folder), dry_run=False)
-        except Killed:
-            pass
-        else:
-            break
+    for at, v, expected in killed_repairs(place, damage, torn=lambda at: at % 2):
         if at % 3:
             with contextlib.suppress(Killed):
                 repair_folder(DyingDisk(at * 7 % 13, at % 2), str(v.folder), dry_run=False)
@@ -496,8 +490,6 @@ def test_killed_again_while_it_is_finished(place, damage):
         assert list(map(str, ringmap.repair(v.folder, dry_run=False)))[: len(told)] == told
         assert kept(v.folder, v.truth) == expected, at
         assert not (v.folder / ".salvage").exists()
-        shutil.rmtree(v.folder)
-    assert at > 8
 
 
 def interrupted(v):
@@ -534,25 +526,13 @@ def test_an_unfinished_repair_is_named_and_refused(place):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_journal_costs_nothing_else(place, damage):
-    v = Vandal(place / "whole")
-    DAMAGES[damage](v)
-    v.folder = shutil.copytree(place / "whole", place / "straight")
-    expected = mended(v, left_after(v.folder))
-    for at in itertools.count():
-        v.folder = shutil.copytree(place / "whole", place / str(at))
-        try:
-            repair_folder(DyingDisk(at, False), str(v.folder), dry_run=False)
-        except Killed:
-            pass
-        else:
-            break
+    for at, v, expected in killed_repairs(place, damage, torn=lambda at: False):
         if (v.folder / ".salvage/journal").exists():
             v.flip(".salvage/journal", 40)
             ringmap.repair(v.folder, dry_run=False)
             found = {finding.file for finding in ringmap.check(v.folder)}
             assert found == set(left_after(v.folder))
             assert kept(v.folder, v.truth, found) == expected, at
-        shutil.rmtree(v.folder)
 
 
 HOSTILE = {

@@ -10,8 +10,8 @@ import pytest
 
 import ringmap
 from ringmap.errors import ReadOnlyError
+from ringmap.storage.directory.entries import ENTRIES, NAMES
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records.layout import ENTRIES, NAMES
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors

@@ -53,8 +53,8 @@ from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.system import cores
 from ringmap.storage.inspect.copying import Kept
 from ringmap.storage.inspect.snapshot import snapshot
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
@@ -103,13 +103,13 @@ class Engine(Forkable):
         ((3, 1), 10)
     """
 
-    sources: list[Source]
+    sources: list[Handle]
     """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
     readers: list[ClipReader]
     """The clip reader of each."""
 
     def __init__(
-        self, source: Source, sampler: Sampler | None = None, seed: int | None = None, *,
+        self, source: Handle, sampler: Sampler | None = None, seed: int | None = None, *,
         disk: Disk | None = None,
     ) -> None:  # fmt: skip
         self.disk = door(disk)
@@ -139,7 +139,7 @@ class Engine(Forkable):
             except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
                 log.warning("%s: its sampler begins anew: %s", self.owned.folder, error)
 
-    def _hold(self, sources: list[Source]) -> None:
+    def _hold(self, sources: list[Handle]) -> None:
         self.sources = sources
         self.readers = [ClipReader(source, self.rng) for source in sources]
         self._episodes = [StoredEpisodes(source) for source in sources]
@@ -150,12 +150,12 @@ class Engine(Forkable):
     # -- rings and roles ---------------------------------------------------------------------
 
     @property
-    def owned(self) -> Source:
+    def owned(self) -> Handle:
         """The single ring as it was opened, closed or not: for its path, its manifest and its end."""
         return self.sources[0]
 
     @property
-    def source(self) -> Source:
+    def source(self) -> Handle:
         """The single ring, open, as this process may see it, and in agreement with the files.
 
         Raises:
@@ -169,7 +169,7 @@ class Engine(Forkable):
         owned.recover_if_stale()
         return owned
 
-    def _reopen(self) -> Source:
+    def _reopen(self) -> Handle:
         """Become a live reader: the open files of the parent process are not ours."""
         self.rng = np.random.default_rng()
         if worker() is None:
@@ -329,7 +329,7 @@ class Engine(Forkable):
 
     # -- draws -------------------------------------------------------------------------------
 
-    def look(self) -> Source:
+    def look(self) -> Handle:
         """Move to the newest state and return the ring, for a draw; in a worker, with the worker's own generator."""
         self.pins.clear()
         source = self.source

@@ -16,8 +16,8 @@ import numpy as np
 from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import read_whole
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.blobs import decode_blob, decode_data
 from ringmap.storage.records.table import DROPPED, EPISODE, Record
 from ringmap.storage.ring.integers import Ordinal, Position
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class StoredEpisodes:
     """Reads whole episodes of a source, even while a writer fills it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Handle) -> None:
         self._source = source
         self._names = _Names(source.live.era)
 

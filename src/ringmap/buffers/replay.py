@@ -1,7 +1,7 @@
 """The replay buffer: a dataset and a writer over one ring, in RAM or in a directory.
 
     write_episode -> schema -> Store.commit                     (writer)
-    sample, []    -> sampler -> ClipReader -> Source.rows       (dataset)
+    sample, []    -> sampler -> ClipReader -> Handle.rows       (dataset)
 
 Invariants: every method that stores validates all its input before anything changes; every method that reads
 returns copies; only the process that opened the buffer writes.
@@ -42,15 +42,16 @@ from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.commit.create import examine, read_manifest, sizes_when_full
+from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.inspect.check import Finding, check_source
 from ringmap.storage.open_episodes.open_episode import OpenEpisode, finish_open
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import SPARE_SLOTS, TERMINATED, TRUNCATED
@@ -159,7 +160,7 @@ class ReplayBuffer(Sampled):
             ("RAM", MemoryDisk()) if path is None else (os.path.abspath(path), door(disk))
         )
         settings = settings_of(options, storage, check_reads(reads, where))
-        steps, opened = int(max_steps), list[Source]()
+        steps, opened = int(max_steps), list[Handle]()
         with _closed_on_error(opened):
             if examine(through, folder) == "buffer":
                 fixed = read_manifest(through, folder)
@@ -213,7 +214,7 @@ class ReplayBuffer(Sampled):
             return options
 
         buffer = cls.__new__(cls)
-        opened = list[Source]()
+        opened = list[Handle]()
         with _closed_on_error(opened):
             if mode == "r":
                 with clear_reads(where, folder):
@@ -261,7 +262,7 @@ class ReplayBuffer(Sampled):
         return {**sizes, "total": sum(sizes.values())}
 
     def _start(
-        self, source: Source, options: Options, sampler: Sampler | None, transform: Transform | None,
+        self, source: Handle, options: Options, sampler: Sampler | None, transform: Transform | None,
         key_filter: Transform | None, seed: int | None, disk: Disk | None,
     ) -> None:  # fmt: skip
         self._choose(options, transform, key_filter)
@@ -661,7 +662,7 @@ class ReplayBuffer(Sampled):
 
 
 @contextlib.contextmanager
-def _closed_on_error(opened: list[Source]) -> Iterator[None]:
+def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
     """Release files and lock if the block fails: no other code could."""
     try:
         yield

@@ -28,7 +28,8 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.commit.create import examine, make_folder, read_manifest
+from ringmap.storage.commit.create import make_folder
+from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.records.blobs import decode_small_state

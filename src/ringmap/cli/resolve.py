@@ -66,9 +66,9 @@ def look(path: str, where: str, only: tuple[str, ...] = ()) -> Located:
 
 
 def _buffer_at(path: str) -> Located | None:
-    from ringmap.storage.commit.create import read_manifest
+    from ringmap.storage.directory.entries import Paths
+    from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk
-    from ringmap.storage.records.layout import Paths
 
     if not os.path.isdir(path):
         return None
@@ -87,7 +87,7 @@ def _buffer_at(path: str) -> Located | None:
 
 def folders_of(path: str) -> dict[str, str]:
     """Return the directories of a buffer at a path, by their contents, however damaged they are."""
-    from ringmap.storage.records.layout import SIGNS
+    from ringmap.storage.directory.entries import SIGNS
 
     own = any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
     parts = {name: os.path.join(path, name) for name in ("rows", "labels")}
@@ -99,7 +99,7 @@ def folders_of(path: str) -> dict[str, str]:
 def is_dataset(path: str) -> bool:
     """Return whether a dataset of a format is at a path, and not a (damaged) buffer."""
     from ringmap.formats.registry import detect_format, refuse_missing
-    from ringmap.storage.records.layout import SIGNS
+    from ringmap.storage.directory.entries import SIGNS
 
     if os.path.isdir(path) and any(
         os.path.lexists(os.path.join(f, name)) for f in folders_of(path).values() for name in SIGNS
@@ -124,7 +124,7 @@ def _has_transitions(path: str) -> bool:
 def _refuse(path: str, where: str) -> None:
     if not os.path.exists(path):
         raise NotFoundError(f"{where}: {path}: nothing is there")
-    from ringmap.storage.commit.create import read_manifest
+    from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk
 
     read_manifest(Disk(), os.path.abspath(path))

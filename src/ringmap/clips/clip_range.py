@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.clips.index import SpanIndex
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipNumber, Position
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -50,7 +50,7 @@ class ClipRange:
 
     def __init__(
         self,
-        source: Source,
+        source: Handle,
         index: SpanIndex,
         capacity: int | None = None,
         has_episodes: bool = True,

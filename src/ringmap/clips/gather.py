@@ -22,8 +22,8 @@ from ringmap.errors import NoClipsError
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.disk.forks import Forkable
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
-from ringmap.storage.read.source import Source
 from ringmap.storage.ring.integers import ClipNumber, Position
 
 __all__ = ["PINNED", "ClipReader", "Pinned"]
@@ -61,7 +61,7 @@ class ClipReader(Forkable):
         rng: redraws clips that were evicted before they could be read.
     """
 
-    def __init__(self, source: Source, rng: np.random.Generator) -> None:
+    def __init__(self, source: Handle, rng: np.random.Generator) -> None:
         self.source = source
         self.rng = rng
         self.index = ClipIndex(source.live)

@@ -19,10 +19,10 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import DamageError, ExistsError
 from ringmap.formats.common.disk import exchange
-from ringmap.storage.commit.create import examine
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock
-from ringmap.storage.records.layout import Paths
 
 __all__ = ["dump", "place_of"]
 

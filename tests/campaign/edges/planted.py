@@ -14,8 +14,8 @@ from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import RoleError
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.source import Source
 from tests.campaign.edges import others
 
 
@@ -146,7 +146,7 @@ def forgets():
 
 def one_look():
     """Rows are handed out without a second look at what was evicted meanwhile."""
-    for kind in (Source, Store, Reader):
+    for kind in (Handle, Store, Reader):
         kind.newest_tail = lambda source: 0
 
 

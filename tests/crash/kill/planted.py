@@ -10,7 +10,7 @@ import os
 from ringmap.buffers import engine
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.storage.commit import journal, store
+from ringmap.storage.commit import commit_files, store
 from ringmap.storage.disk import lock
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
@@ -213,7 +213,7 @@ def no_lock():
 
 
 def finished_stream_forgotten():
-    journal.Journal.carry_finished = lambda self, stream: None
+    commit_files.CommitFiles.carry_finished = lambda self, stream: None
 
 
 def unrehearsed():

@@ -79,7 +79,7 @@ class Script:
             session.run([step])
             store = session.buf.engine.owned
             self.marks.append(
-                (len(session.disk.log), store.seq if session.power else store.journal.state.mark)
+                (len(session.disk.log), store.seq if session.power else store.files.state.mark)
             )
 
     @property

@@ -21,7 +21,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing, whole
 from ringmap.errors import UnknownFormatError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
-from ringmap.storage.commit.create import examine
+from ringmap.storage.directory.opening import examine
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import read_again
 

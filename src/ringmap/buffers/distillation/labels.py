@@ -23,8 +23,8 @@ import numpy as np
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live, look_again, lost
-from ringmap.storage.read.source import Source
 
 __all__ = ["LABELS_PER_ROW", "LabelLog"]
 
@@ -190,7 +190,7 @@ class LabelLog:
             done = start + size
 
 
-def _column(source: Source, name: str, positions: Array) -> Array:
+def _column(source: Handle, name: str, positions: Array) -> Array:
     rows = source.rows
     assert rows is not None
     return rows.take(name, positions)

@@ -24,8 +24,8 @@ from ringmap.storage.columns.rows import combine, sum_of
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars import Home
@@ -82,7 +82,7 @@ class NextObservations:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def before(self, store: Source) -> Observations | None:
+    def before(self, store: Handle) -> Observations | None:
         """Return the next observations of the newest rows, as of the last commit; None if there are none, or they were lost."""
         if not store.seq or not len(store.live):
             self._newest = Newest(store.head, None)
@@ -94,7 +94,7 @@ class NextObservations:
             )
         return self._newest.observations
 
-    def _stored(self, source: Source) -> Newest:
+    def _stored(self, source: Handle) -> Newest:
         """Return the next observations of the newest rows from the files, with the head of that time."""
         with source.memory:
             head = source.head
@@ -129,7 +129,7 @@ class NextObservations:
         self.files.turn()  # first: an interrupt after this is detected by the head
         self._newest = Newest(head, {name: np.array(values) for name, values in after.items()})
 
-    def put_back(self, source: Source, newest: Observations) -> None:
+    def put_back(self, source: Handle, newest: Observations) -> None:
         """Start a buffer in RAM with the next observations of its newest rows."""
         self._newest = Newest(source.head, newest)
         record = source.record_of(source.live.newest)
@@ -143,7 +143,7 @@ class NextObservations:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def at(self, source: Source, position: int, head: int, newest: int) -> Observations | None:
+    def at(self, source: Handle, position: int, head: int, newest: int) -> Observations | None:
         """Return the next observation of a step, one array per leaf; None if it was evicted, was lost, or is a row now.
 
         Args:
@@ -171,7 +171,7 @@ class NextObservations:
             return None
         return _one({name: apart[name] for name in self._names}, lane)
 
-    def _of_newest(self, source: Source, head: int) -> Observations | None:
+    def _of_newest(self, source: Handle, head: int) -> Observations | None:
         """Return the next observations of the newest call, as of this head; None if the head has changed."""
         newest = self._newest
         if newest.head != head or newest.observations is None:
@@ -181,7 +181,7 @@ class NextObservations:
                 newest = self._newest
         return newest.observations if newest.head == head else None
 
-    def _apart(self, source: Source, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
+    def _apart(self, source: Handle, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
         with self.lock:
             if start in self._kept:
@@ -218,7 +218,7 @@ class NextObservations:
         self.files.close()
 
 
-def _stop(source: Source) -> int:
+def _stop(source: Handle) -> int:
     """Return the end of the newest call."""
     live = source.live
     return live.start(live.newest) + live.length(live.newest)

@@ -20,8 +20,8 @@ import numpy as np
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
-from ringmap.storage.read.source import Source
 
 __all__ = ["TransitionReader"]
 
@@ -60,7 +60,7 @@ class TransitionReader:
             self._read_again(source, found, positions, bad)
         return found.batch
 
-    def _read_again(self, source: Source, found: _Found, positions: Array, bad: Array) -> None:
+    def _read_again(self, source: Handle, found: _Found, positions: Array, bad: Array) -> None:
         engine = self.ring.engine
         newest, head = found.newest, found.head
 
@@ -100,7 +100,7 @@ class TransitionReader:
             return None
         return {name: found.batch[f"next_{name}"] for name in self.columns.observed}
 
-    def _gather(self, source: Source, positions: Array) -> _Found:
+    def _gather(self, source: Handle, positions: Array) -> _Found:
         rows, observed = source.rows, self.columns.observed
         assert rows is not None
         with source.memory:
@@ -161,7 +161,7 @@ class TransitionReader:
         return _Found(batch, good, last >= newest, head)
 
 
-def _are_live(source: Source, positions: Array) -> Array:
+def _are_live(source: Handle, positions: Array) -> Array:
     """Tell which positions are stored: repairs and power cuts leave gaps."""
     with source.memory:
         starts, lengths = source.live.starts, source.live.lengths

@@ -20,7 +20,7 @@ import numpy as np
 
 from ringmap.errors import ClosedError, InputError
 from ringmap.storage.disk.forks import Forkable
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.priorities import Leaves
 
 __all__ = [
@@ -116,7 +116,7 @@ class BaseSampler(ABC):
         """Return the function that weighs the batch just drawn; None if the batch has no weights."""
         return None
 
-    def attach(self, source: Source) -> None:  # noqa: B027 - nothing to do
+    def attach(self, source: Handle) -> None:  # noqa: B027 - nothing to do
         """Begin with a buffer that was just opened for writing."""
 
     def follow(self, buffer: Any, history_len: int) -> None:  # noqa: B027

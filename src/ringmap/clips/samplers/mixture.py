@@ -18,7 +18,7 @@ from ringmap.clips.samplers.base import (
     ids_of,
 )
 from ringmap.errors import InputError
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.priorities import Leaves
 
 __all__ = ["MixtureSampler"]
@@ -137,7 +137,7 @@ class MixtureSampler(DrawingSampler):
         kept = (part.kept_priorities() for part in self._parts)
         return next((leaves for leaves in kept if leaves is not None), None)
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: Handle) -> None:
         """Let the samplers begin with a buffer that was just opened for writing."""
         for part in self._parts:
             part.attach(source)

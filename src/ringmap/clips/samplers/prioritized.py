@@ -30,7 +30,7 @@ from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, Weigh, posi
 from ringmap.clips.sumtree import SumTree
 from ringmap.errors import InputError
 from ringmap.storage.disk.forks import Renew
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position, Slot
 from ringmap.storage.sidecars.priorities import Leaves
@@ -118,7 +118,7 @@ class PrioritizedSampler(DrawingSampler):
     def _forget(self) -> None:
         """Detach from the buffer, but keep the priorities."""
         self._lock = threading.RLock()
-        self._source: Source | None = None
+        self._source: Handle | None = None
         self._uuid: bytes | None = None
         self._pid = os.getpid()
         self._stored: StoredPriorities | None = None
@@ -129,7 +129,7 @@ class PrioritizedSampler(DrawingSampler):
         self._asked: tuple[weakref.ref[Any], int] | None = None
         self._weigh: Weigh | None = None
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: Handle) -> None:
         """Begin with a buffer that was just opened for writing, before anything is written.
 
         Clips that a power cut removed are no longer at their positions: their priorities must not go to the next clips there.
@@ -333,7 +333,7 @@ class PrioritizedSampler(DrawingSampler):
         tree.set(slots, masses)
         self._sorted, self._changes = priorities[order], 0
 
-    def _bind(self, source: Source) -> None:
+    def _bind(self, source: Handle) -> None:
         """Begin with a buffer: load the priorities that are stored for it."""
         uuid = source.manifest.uuid
         if self._uuid is not None and self._uuid != uuid:

@@ -11,7 +11,7 @@ import os
 
 from ringmap.formats.common.stored import StoredFormat
 from ringmap.formats.registry import register_format
-from ringmap.storage.records.layout import MANIFEST, TABLE
+from ringmap.storage.records.names import MANIFEST, TABLE
 
 __all__ = ["Ringmap"]
 

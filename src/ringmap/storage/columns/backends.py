@@ -20,12 +20,56 @@ from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.zarr import ZarrColumn, chunk_steps
 
-__all__ = ["BACKENDS", "Choice", "Storage", "Zarr", "check_storage", "choose", "disagreement"]
+__all__ = [
+    "BACKENDS",
+    "Choice",
+    "Storage",
+    "StoredColumn",
+    "Zarr",
+    "check_storage",
+    "choose",
+    "disagreement",
+]
 
 BACKENDS: dict[str, Backend] = {"memmap": MemmapColumn, "zarr": ZarrColumn}
 """Storage backend name -> column class."""
 
 _CHUNK_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column as the manifest describes it.
+
+    `file`: its name in the buffer's directory, with forward slashes; `kind`: the name of its backend;
+    `label`: what the file or folder says of itself.
+    """
+
+    file: str
+    kind: str
+    spec: ColumnSpec
+    rows: int
+    label: dict[str, Any]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its backend is one of ours."""
+        return self.kind in BACKENDS
+
+    @property
+    def backend(self) -> Backend:
+        """Its backend, which must be known."""
+        return BACKENDS[self.kind]
+
+    @property
+    def about(self) -> tuple[ColumnSpec, int, dict[str, Any]]:
+        """What a backend is told of it, after the disk and the path."""
+        return self.spec, self.rows, self.label
+
+    @property
+    def nbytes(self) -> int:
+        """The exact size of its parts with a fixed size."""
+        return self.backend.nbytes(*self.about)
 
 
 @dataclass(frozen=True)

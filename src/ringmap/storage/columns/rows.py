@@ -10,18 +10,18 @@ Not here: which positions are live.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError
-from ringmap.storage.columns.backends import BACKENDS
+from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position
 
@@ -64,34 +64,30 @@ class Rows:
 
     @classmethod
     def open(
-        cls, disk: Disk, folder: str, manifest: Manifest, write: bool, head: int, mapped: bool = True
+        cls, disk: Disk, folder: str, schema: Schema, stored: Sequence[StoredColumn], ring: Ring, write: bool,
+        head: int, mapped: bool = True,
     ) -> Rows:  # fmt: skip
-        """Open every column file of the manifest, after comparing all sizes.
+        """Open every column, after comparing all sizes.
 
         Raises:
             CorruptError: a file is missing, truncated, too long, swapped or foreign.
         """
-        assert manifest.schema is not None
-        ring = Ring(manifest.max_steps, manifest.spare)
         columns: list[Column] = []
+        reserved = min(head, ring.rows)
         try:
-            for i, spec in enumerate(manifest.schema.columns):
-                backend = manifest.backends[i]
-                if backend not in BACKENDS:
+            for one in stored:
+                if not one.is_known:
                     raise CorruptError(
-                        f"{folder}: column {spec.name!r} has unknown backend {backend!r}"
+                        f"{folder}: column {one.spec.name!r} has unknown backend {one.kind!r}"
                     )
-                columns.append(
-                    BACKENDS[backend].open(
-                        disk, os.path.join(folder, *manifest.files[i].split("/")), spec, ring.rows,
-                        manifest.label(i), write, min(head, ring.rows), mapped,
-                    )
-                )  # fmt: skip
+                path = os.path.join(folder, *one.file.split("/"))
+                opened = one.backend.open(disk, path, *one.about, write, reserved, mapped)
+                columns.append(opened)
         except BaseException:
             for column in columns:
                 column.close()
             raise
-        return cls(manifest.schema, columns, ring)
+        return cls(schema, columns, ring)
 
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""

@@ -1,10 +1,9 @@
 """The commit package: the writer of a buffer, and the files that make a call count.
 
-    create     turns a directory into a buffer, in steps that a kill may interrupt
-    store      the writer: commits, clears, flushes, closing
-    journal    the files of a commit, in order, and which of their content is durable
-    recovery   finds the committed state of a directory, whatever was interrupted
-    sync       the background sync
+    create            turns a directory into a buffer, in steps that a kill may interrupt
+    commit_files      the files of a commit, in order, and which of their content is durable
+    background_sync   makes commits durable every few seconds
+    store             the writer: commits, clears, flushes, closing
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.
 Rows of a live episode are retired by a separate record before they are overwritten. Opening a directory reads

@@ -17,86 +17,22 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal
 
-from ringmap.errors import CorruptError, EnvironmentFault, NotFoundError, UnknownFormatError
-from ringmap.storage.columns.backends import BACKENDS
+from ringmap.errors import EnvironmentFault
+from ringmap.storage.directory.entries import ENTRIES, FROM_BIRTH, Paths
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.system import NotAFileError
-from ringmap.storage.records.layout import (
-    COLUMNS,
-    ENTRIES,
-    FINE,
-    FOLDERS,
-    FROM_BIRTH,
-    LOCK,
-    MANIFEST,
-    NAMES,
-    Paths,
-)  # fmt: skip
-from ringmap.storage.records.manifest import Manifest, read_limit
+from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 
 __all__ = [
-    "examine", "hold", "links_in", "make_columns", "make_folder", "make_home", "make_parts", "read_manifest",
-    "refuse_links", "sizes_when_full", "warn_of_space",
-]  # fmt: skip
-
-
-def examine(disk: Disk, folder: str) -> Literal["nothing", "unfinished", "buffer"]:
-    """Tell what is at `folder`: nothing (or an empty folder), an unfinished creation, or a buffer.
-
-    Raises:
-        UnknownFormatError: a file, or a folder that holds something else.
-        CorruptError: a buffer without its manifest.
-    """
-    if not disk.exists(folder):
-        return "nothing"
-    if not os.path.isdir(folder) and not disk.volatile:
-        raise UnknownFormatError(
-            f"{folder}: is a file, expected a directory of a buffer; choose another path"
-        )
-    names = set(disk.names(folder)) - FINE
-    if MANIFEST in names or disk.exists(Paths(folder).swap):
-        return "buffer"
-    if names <= {LOCK}:
-        return "nothing"
-    foreign = names - NAMES
-    if foreign:
-        raise UnknownFormatError(
-            f"{folder}: holds something else ({', '.join(sorted(foreign)[:3])}), and no {MANIFEST}; "
-            "name the directory of a buffer, or an empty or new one"
-        )
-    if COLUMNS in names or _has_commits(disk, folder):
-        raise CorruptError(
-            f"{folder}: {MANIFEST} is missing from a buffer that has data; put it back, or run "
-            "ringmap.repair, which can make it again"
-        )
-    return "unfinished"
-
-
-def hold(disk: Disk, folder: str) -> Disk:
-    """Return the disk with `folder` held open, while a handle on its buffer exists; see `Disk.hold`.
-
-    Raises:
-        NotFoundError, UnknownFormatError: the path is not a folder.
-    """
-    try:
-        return disk.hold(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        disk.check_held("ReplayBuffer")  # of the handle that this one replaces
-        read_manifest(disk, folder)  # raises an error for what is there
-        raise
-
-
-def _has_commits(disk: Disk, folder: str) -> bool:
-    try:
-        data = disk.read_file(Paths(folder).state, StateFile.nbytes)
-    except (OSError, NotAFileError):
-        return False
-    return StateFile.witnesses_commits(data)
+    "make_columns",
+    "make_folder",
+    "make_home",
+    "make_parts",
+    "sizes_when_full",
+    "warn_of_space",
+]
 
 
 def make_folder(disk: Disk, folder: str) -> None:
@@ -145,13 +81,7 @@ def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
     """Return the size of each file of a full ring in bytes, without episode data."""
-    assert manifest.schema is not None
-    sizes = {
-        name: BACKENDS[manifest.backends[i]].nbytes_when_full(
-            spec, manifest.rows, manifest.label(i)
-        )
-        for i, (name, spec) in enumerate(zip(manifest.files, manifest.schema.columns, strict=True))
-    }
+    sizes = {one.file: one.backend.nbytes_when_full(*one.about) for one in manifest.columns}
     return {**sizes, **manifest.fixed_sizes}
 
 
@@ -176,65 +106,16 @@ def make_columns(
     `sync_folder` syncs a folder, and ends the writer if that fails: the directory stays, and a second sync of it
     may report success wrongly. (Files left by an earlier try are made again, and synced as new files.)
     """
-    assert manifest.schema is not None
     disk.remove_folder(paths.new_columns)
     disk.make_folder(paths.new_columns)
-    sizes = []
-    for i, spec in enumerate(manifest.schema.columns):
-        backend = BACKENDS[manifest.backends[i]]
-        name = manifest.files[i].partition("/")[2]
-        backend.create(
-            disk, os.path.join(paths.new_columns, name), spec, manifest.rows, manifest.label(i)
-        )
-        sizes.append(backend.nbytes(spec, manifest.rows, manifest.label(i)))
+    for one in manifest.columns:
+        name = one.file.partition("/")[2]
+        one.backend.create(disk, os.path.join(paths.new_columns, name), *one.about)
     sync_folder(paths.new_columns)
     disk.remove_folder(paths.columns)
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
-    manifest = replace(manifest, sizes=tuple(sizes))
+    manifest = manifest.with_sizes()
     disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)
     sync_folder(paths.folder)
     return manifest
-
-
-def links_in(disk: Disk, folder: str) -> list[str]:
-    """Return the folders of a buffer that are links, or not folders: their content is elsewhere."""
-    paths = {name: os.path.join(folder, name) for name in FOLDERS}
-    return [n for n, path in paths.items() if disk.exists(path) and not disk.is_folder(path)]
-
-
-def refuse_links(disk: Disk, folder: str) -> None:
-    """Raise unless the folders of a buffer are inside it: nothing outside is read, written or removed.
-
-    Raises:
-        CorruptError: one of them is a link, or not a folder.
-    """
-    for name in links_in(disk, folder):
-        path = os.path.join(folder, name)
-        raise CorruptError(
-            f"{path}: is {disk.kind(path) or 'a file'}, expected a folder: what leads elsewhere is not followed; "
-            "put the folder itself there"
-        )
-
-
-def read_manifest(disk: Disk, folder: str) -> Manifest:
-    """Return the manifest of the buffer at `folder`.
-
-    Raises:
-        UnknownFormatError: there is no buffer (yet).
-        CorruptError, NewerVersionError: see `Manifest.decode`; a repair was interrupted.
-    """
-    path = Paths(folder).manifest
-    if disk.exists(Paths(folder).swap):
-        raise CorruptError(
-            f"{folder}: a repair was interrupted while it replaced files; run ringmap.repair again, which finishes it"
-        )
-    try:
-        data = disk.read_file(path, read_limit())
-        refuse_links(disk, folder)
-    except (FileNotFoundError, NotADirectoryError):
-        examine(disk, folder)  # gives more detail if it can
-        raise NotFoundError(
-            f"{folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)"
-        ) from None
-    return Manifest.decode(data, path)

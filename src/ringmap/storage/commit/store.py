@@ -15,7 +15,7 @@ Locks, in this order: `_mutex` (one writing call at a time), `_syncing` (one syn
 and close passes one gate (`alone`), which refuses a thread that holds one of them: a signal
 handler, or a callable, in the middle of another call.
 Not here: what a commit stores (buffers/), how a directory is created (create.py), when the
-background syncs (sync.py).
+background syncs (background_sync.py).
 """
 
 from __future__ import annotations
@@ -46,23 +46,16 @@ from ringmap.errors import (
 from ringmap.storage.columns.backends import Storage, choose
 from ringmap.storage.columns.rows import Rows, combine, sum_of
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.create import (
-    examine,
-    hold,
-    make_columns,
-    make_folder,
-    make_home,
-    read_manifest,
-    warn_of_space,
-)
-from ringmap.storage.commit.journal import Journal
-from ringmap.storage.commit.recovery import Progress, bad_episodes
-from ringmap.storage.commit.sync import BackgroundSync
+from ringmap.storage.commit.background_sync import BackgroundSync
+from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
-from ringmap.storage.read.source import Source, is_mine
-from ringmap.storage.records.layout import Paths
+from ringmap.storage.read.handle import Handle, is_mine
+from ringmap.storage.read.recovery import Progress, bad_episodes
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import (
     CLEAR,
@@ -70,7 +63,6 @@ from ringmap.storage.records.table import (
     SPARE_SLOTS,
     Record,
 )
-from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS
 
@@ -100,7 +92,7 @@ class Settings:
     mapped: bool = True
 
 
-class Store(Source):
+class Store(Handle):
     """A buffer open for writing. Made by `Store.create` or `Store.open`.
 
     Processes and threads: one store per directory, by lock. Methods may be called from any
@@ -120,8 +112,8 @@ class Store(Source):
         super().__init__(disk, folder, manifest, settings.mapped)
         self.settings = settings
         self.power = settings.power and not disk.volatile
-        self.ring = Ring(manifest.max_steps, manifest.spare)
-        self.journal: Journal | None = None
+        self.ring = manifest.ring
+        self.files: CommitFiles | None = None
         self._lock = lock
         self._mutex = threading.RLock()
         self._syncing = threading.RLock()
@@ -228,8 +220,8 @@ class Store(Source):
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
-            assert self.journal is not None
-            self._make_columns(self.journal, schema, locked=True)
+            assert self.files is not None
+            self._make_columns(self.files, schema, locked=True)
 
     def _recover(self) -> None:
         """Make memory and files agree with the committed state. Holds the mutex, waits for a running sync."""
@@ -238,12 +230,12 @@ class Store(Source):
             manifest = self.manifest = read_manifest(self.disk, self.folder)
             if self.rows is not None:
                 self.rows.forget()
-            if self.journal is None:  # else threads of this process may be reading
-                self.journal = Journal(self.disk, self.paths, manifest, self.power, self.mapped)
-                self.table, self.segments = self.journal.table, self.journal.segments
+            if self.files is None:  # else threads of this process may be reading
+                self.files = CommitFiles(self.disk, self.paths, manifest, self.power, self.mapped)
+                self.table, self.segments = self.files.table, self.files.segments
                 self.is_open = True
-            journal = self.journal
-            found = journal.find(manifest)
+            files = self.files
+            found = files.find(manifest)
             if not found.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:
@@ -255,7 +247,14 @@ class Store(Source):
                 )
             if manifest.schema is not None and self.rows is None:
                 self.rows = Rows.open(
-                    self.disk, self.folder, manifest, True, found.head, self.mapped
+                    self.disk,
+                    self.folder,
+                    manifest.schema,
+                    manifest.columns,
+                    self.ring,
+                    True,
+                    found.head,
+                    self.mapped,
                 )
             behind = found.doubtful()
             bad: dict[int, str] = {}
@@ -264,15 +263,15 @@ class Store(Source):
                     "%s: verifying %d episodes that no sync vouches for", self.folder, len(behind)
                 )
                 bad = bad_episodes(behind, self.rows, self.segments, self.settings.progress)
-            newest = journal.restore_carried(found, manifest.carried)
-            journal.mend(found, self.rows, bad)
+            newest = files.restore_carried(found, manifest.carried)
+            files.mend(found, self.rows, bad)
             # The blob of the small state may be deleted with its segment. And after a creation whose last sync failed,
             # the name of the manifest that fixes the columns is written again, so that a sync of it counts.
             if not newest or (not found.seq and manifest.locked_by_argument):
-                kept = {"seq": found.seq, "state": journal.carried}
+                kept = {"seq": found.seq, "state": files.carried}
                 manifest = self.manifest = replace(manifest, carried=kept)
                 self.disk.replace_file(self.paths.manifest, manifest.encode())
-            journal.adopt(found)
+            files.adopt(found)
             with self.memory:
                 self._torn_memory = True
                 self._take(found, bad)
@@ -281,7 +280,7 @@ class Store(Source):
 
     # -- roles -------------------------------------------------------------------------------
 
-    def _ready(self, where: str) -> Journal:
+    def _ready(self, where: str) -> CommitFiles:
         """Raise unless this handle may write now; recover first if an interrupt left it stale."""
         if self._closed:
             raise ClosedError(f"{where}: the buffer {self.folder} is closed; open it again")
@@ -291,13 +290,13 @@ class Store(Source):
                 f"written by {describe(holder_of(self.paths.lock))}"
             )
         self.disk.check_held(where)
-        if self.journal is not None and self.journal.poison is not None:
-            self.journal.refuse(where)
+        if self.files is not None and self.files.poison is not None:
+            self.files.refuse(where)
         if self._stale:
             self._recover()
-        assert self.journal is not None
-        self.journal.publish_again()
-        return self.journal
+        assert self.files is not None
+        self.files.publish_again()
+        return self.files
 
     def recover_if_stale(self) -> None:
         """Make memory agree with the files if an interrupt separated them. No cost otherwise.
@@ -324,7 +323,7 @@ class Store(Source):
                     raise
                 log.warning("%s: recovery failed, and is tried again", self.folder)
 
-    def exclusively(self, where: str, work: Callable[[Journal], None]) -> None:
+    def exclusively(self, where: str, work: Callable[[CommitFiles], None]) -> None:
         """Do `work` while other writing calls are kept out; raise unless this handle may write.
 
         Takes a function, and is not a context manager: an interrupt between a
@@ -382,12 +381,12 @@ class Store(Source):
     @property
     def carried(self) -> dict[str, Any]:
         """The small state that every commit carries, by section."""
-        return self.journal.carried if self.journal is not None else {}
+        return self.files.carried if self.files is not None else {}
 
     @property
     def is_poisoned(self) -> bool:
         """Whether a sync failed, so that this handle no longer writes."""
-        return self.journal is not None and self.journal.poison is not None
+        return self.files is not None and self.files.poison is not None
 
     @property
     def writable_here(self) -> bool:
@@ -429,13 +428,13 @@ class Store(Source):
         """
         self.exclusively(
             where,
-            lambda journal: self.commit_within(
-                journal, schema, arrays, data, flags, where, finished, small
+            lambda files: self.commit_within(
+                files, schema, arrays, data, flags, where, finished, small
             ),
         )
 
     def commit_within(
-        self, journal: Journal, schema: Schema, arrays: list[Array], data: bytes, flags: int,
+        self, files: CommitFiles, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Do the work of `commit`, inside `exclusively`."""
@@ -443,7 +442,7 @@ class Store(Source):
         sums = [sum_of(values) for values in arrays]
         if self.rows is None:
             self._stale = True
-            self._make_columns(journal, schema, locked=False)
+            self._make_columns(files, schema, locked=False)
         elif self.rows.schema is not schema and self.rows.schema != schema:
             raise InputError(
                 f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
@@ -453,22 +452,22 @@ class Store(Source):
         need = self.ring.overwritten(self.head + length)
         rows.reserve(self.head, length)
         if need > self.tail:
-            self._retire(journal, need)
+            self._retire(files, need)
         seq, start = self.seq + 1, self.head
         tail, first = self._after(seq, start + length, self.tail)
         self._stale = True
-        journal.protect(need, seq, journal.state)
+        files.protect(need, seq, files.state)
         rows.write(start, arrays, self._is_live)
-        journal.carry(small)
+        files.carry(small)
         if finished is not None:
-            journal.carry_finished(finished)
+            files.carry_finished(finished)
         record = Record(seq, start, length, tail, first, combine(sums), flags=flags)
-        record = journal.write_blob(record, sums, data)
+        record = files.write_blob(record, sums, data)
         if self.power:
-            journal.sync_written(rows)
-        journal.append(record)
+            files.sync_written(rows)
+        files.append(record)
         self._remember(record)
-        journal.drop_retired()
+        files.drop_retired()
         self._stale = False
         if self._background is not None:
             self._background.committed()
@@ -476,38 +475,38 @@ class Store(Source):
     def clear(self, small: Mapping[str, Any] | None = None) -> None:
         """Retire every episode, in one commit."""
 
-        def work(journal: Journal) -> None:
-            journal.carry(small)
+        def work(files: CommitFiles) -> None:
+            files.carry(small)
             if len(self.live):
                 self._stale = True
-                self._commit_mark(journal, CLEAR, self.head)
+                self._commit_mark(files, CLEAR, self.head)
                 self._stale = False
 
         self.exclusively("ReplayBuffer.clear", work)
 
-    def _retire(self, journal: Journal, need: int) -> None:
+    def _retire(self, files: CommitFiles, need: int) -> None:
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
         tail = self.live.tail_for(need, 0)
         self._stale = True
-        self._commit_mark(journal, RETIRE, self.head if tail < 0 else tail)
+        self._commit_mark(files, RETIRE, self.head if tail < 0 else tail)
         self.made_room = True
         if not self.power:
-            journal.sync_table(journal.state)
-        journal.publish_again()
+            files.sync_table(files.state)
+        files.publish_again()
         self._stale = False
 
-    def _commit_mark(self, journal: Journal, kind: int, tail: Position) -> None:
+    def _commit_mark(self, files: CommitFiles, kind: int, tail: Position) -> None:
         """Commit a record without rows."""
         seq = self.seq + 1
         tail, first = self._after(seq, self.head, tail)
-        journal.protect(0, seq, journal.state)
+        files.protect(0, seq, files.state)
         record = Record(seq, self.head, 0, tail, first, combine([]), kind=kind)
-        record = journal.write_blob(record, [], b"")
+        record = files.write_blob(record, [], b"")
         if self.power:
-            journal.sync_written(None)
-        journal.append(record)
+            files.sync_written(None)
+        files.append(record)
         self._remember(record)
-        journal.drop_retired()
+        files.drop_retired()
 
     def _remember(self, record: Record) -> None:
         """Move memory to the state after `record`."""
@@ -546,13 +545,22 @@ class Store(Source):
                 return True
         return False
 
-    def _make_columns(self, journal: Journal, schema: Schema, locked: bool) -> None:
+    def _make_columns(self, files: CommitFiles, schema: Schema, locked: bool) -> None:
         chosen = choose(self.settings.storage, schema, "ReplayBuffer")
         backends, options = [c.backend for c in chosen], [c.options for c in chosen]
         manifest = self.manifest.with_columns(schema, backends, options, locked)
         warn_of_space(self.disk, self.folder, manifest)
-        manifest = make_columns(self.disk, self.paths, manifest, journal.sync_folder)
-        rows = Rows.open(self.disk, self.folder, manifest, True, self.head, self.mapped)
+        manifest = make_columns(self.disk, self.paths, manifest, files.sync_folder)
+        rows = Rows.open(
+            self.disk,
+            self.folder,
+            schema,
+            manifest.columns,
+            self.ring,
+            True,
+            self.head,
+            self.mapped,
+        )
         self.manifest, self.rows = manifest, rows
 
     # -- syncs -------------------------------------------------------------------------------
@@ -566,20 +574,20 @@ class Store(Source):
             SyncFailedError: a sync failed; open the buffer again.
             EnvironmentFault: the manifest can't be written.
         """
-        self.exclusively(where, lambda journal: self._flush(journal, small))
+        self.exclusively(where, lambda files: self._flush(files, small))
 
-    def _flush(self, journal: Journal, small: Mapping[str, Any] | None) -> None:
+    def _flush(self, files: CommitFiles, small: Mapping[str, Any] | None) -> None:
         with self._syncing:
-            journal.carry(small)
+            files.carry(small)
             if self.disk.volatile:
                 return
-            segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
+            segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             try:
-                journal.sync_all(self.rows, segments)
+                files.sync_all(self.rows, segments)
             except OSError as error:
-                journal.poisoned(error)
-            journal.mark_synced(journal.state, segments, gone)
-            journal.sync_state()
+                files.poisoned(error)
+            files.mark_synced(files.state, segments, gone)
+            files.sync_state()
             table = {
                 "count": len(self.live), "first": self.first, "tail": self.tail,
                 "head": self.head, "seq": self.seq,
@@ -587,7 +595,7 @@ class Store(Source):
             self.manifest = replace(
                 self.manifest,
                 table=table,
-                carried={"seq": self.seq, "state": journal.carried},
+                carried={"seq": self.seq, "state": files.carried},
                 settings=dict(self.settings.remembered or self.manifest.settings),
             )
             self.disk.replace_file(self.paths.manifest, self.manifest.encode())
@@ -599,11 +607,11 @@ class Store(Source):
             SyncFailedError: as for `flush`: it is unknown what reached the disk, and no later sync would tell.
         """
 
-        def work(journal: Journal) -> None:
+        def work(files: CommitFiles) -> None:
             try:
                 sync()
             except OSError as error:
-                journal.poisoned(error)
+                files.poisoned(error)
 
         self.exclusively(where, work)
 
@@ -614,20 +622,16 @@ class Store(Source):
 
     def sync_behind(self) -> None:
         """Sync, in the background thread; or within a commit, and then the writer waits for it."""
-        journal = self.journal
+        files = self.files
         with self._mutex:
-            if (
-                journal is None
-                or not self._may_sync(journal)
-                or journal.state.seq <= journal.state.mark
-            ):
+            if files is None or not self._may_sync(files) or files.state.seq <= files.state.mark:
                 return
-            upto, rows = journal.state, self.rows
-            segments, gone = journal.segments.unsynced(), journal.finished_streams_gone()
+            upto, rows = files.state, self.rows
+            segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
         failed: OSError | None = None
         try:
-            journal.sync_all(rows, segments)
+            files.sync_all(rows, segments)
         except OSError as error:
             failed = error
         except ReplacedError:  # the next writing call raises it
@@ -637,17 +641,17 @@ class Store(Source):
         with self._mutex:
             if failed is not None:
                 with contextlib.suppress(SyncFailedError):  # the next writing call raises it
-                    journal.poisoned(failed)
-            elif self._may_sync(journal):
-                journal.mark_synced(upto, segments, gone)
+                    files.poisoned(failed)
+            elif self._may_sync(files):
+                files.mark_synced(upto, segments, gone)
                 # If this fails the mark is older after a power cut, and more is verified: no harm.
                 with contextlib.suppress(OSError):
-                    journal.state_file.sync()
+                    files.state_file.sync()
 
-    def _may_sync(self, journal: Journal) -> bool:
+    def _may_sync(self, files: CommitFiles) -> bool:
         """Tell whether files and memory agree, so that a mark may be set."""
-        wrong = self._closed or self._child or self._stale or journal.unpublished
-        return not wrong and journal.poison is None
+        wrong = self._closed or self._child or self._stale or files.unpublished
+        return not wrong and files.poison is None
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -712,9 +716,9 @@ class Store(Source):
         """Release all descriptors. Running reads keep them, or raise ClosedError: `rows` stays."""
         if self.rows is not None:
             self.rows.close()
-        if self.journal is not None:
-            self.journal.close()
-            self.journal = None
+        if self.files is not None:
+            self.files.close()
+            self.files = None
         self.is_open = False
         if not self._child:  # a child continues to read where its parent does
             self.disk.let_go()

@@ -35,16 +35,17 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import NewerVersionError
-from ringmap.storage.commit.create import links_in
-from ringmap.storage.commit.recovery import Progress
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import links_in
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.faults import Finding, faults_in
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import is_unfinished
-from ringmap.storage.read.source import Source
-from ringmap.storage.records.layout import MANIFEST, SALVAGE, Paths
-from ringmap.storage.records.table import DROPPED, EPISODE, Record
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.recovery import Progress
+from ringmap.storage.records.names import MANIFEST, SALVAGE
+from ringmap.storage.records.table import Record, are_live
 
 __all__ = ["Finding", "check", "check_folder", "check_source"]
 
@@ -79,7 +80,7 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
     return check_folder(Disk(), os.path.abspath(path), progress)
 
 
-def check_source(source: Source, faults: list[str]) -> list[Finding]:
+def check_source(source: Handle, faults: list[str]) -> list[Finding]:
     """Return what is wrong with an open buffer: with its files, and with what is in memory.
 
     Args:
@@ -114,7 +115,7 @@ def check_folder(disk: Disk, folder: str, progress: Progress | None = None) -> l
         survey.close()
 
 
-def _memory_faults(source: Source, known: set[int | None]) -> Iterator[str]:
+def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     with source.memory:
         starts, lengths = source.live.starts.copy(), source.live.lengths.astype(np.int64)
         steps, seq, first, tail, head = (
@@ -129,9 +130,9 @@ def _memory_faults(source: Source, known: set[int | None]) -> Iterator[str]:
     if not seq:
         return
     records, valid = source.table.read_range(first, seq)
-    live = records[valid & (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)]
     oldest = max(tail, source.newest_tail())
-    stored = {int(r["start"]): Record.of(r) for r in live if r["start"] >= oldest}
+    live = records[valid & are_live(records, oldest)]
+    stored = {int(r["start"]): Record.of(r) for r in live}
     held: dict[int, Any] = {
         int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest
     }

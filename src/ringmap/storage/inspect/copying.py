@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.rows import Rows
-from ringmap.storage.commit.create import make_parts, read_manifest
-from ringmap.storage.commit.recovery import bad_rows
+from ringmap.storage.commit.create import make_parts
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.read.source import Source
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.recovery import bad_rows
 from ringmap.storage.records.blobs import Segments, decode_small_state, segment_name
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record, are_live
 from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS, Copied, Home, Sidecar
 
@@ -55,7 +55,7 @@ class Look:
     starts: Array
 
 
-def look(source: Source) -> Look:
+def look(source: Handle) -> Look:
     """Return the newest state."""
     source.refresh()
     with source.memory:
@@ -77,7 +77,7 @@ class Copy:
         folder: its directory, empty but for the lock.
     """
 
-    def __init__(self, source: Source, disk: Disk, folder: str) -> None:
+    def __init__(self, source: Handle, disk: Disk, folder: str) -> None:
         self.source = source
         self.disk = disk
         self.paths = Paths(folder)
@@ -123,25 +123,23 @@ class Copy:
     def _make_columns(self, manifest: Manifest, now: Look) -> None:
         rows, shared = self.source.rows, True
         assert manifest.schema is not None
-        for i, spec in enumerate(manifest.schema.columns):
-            backend, label = BACKENDS[manifest.backends[i]], manifest.label(i)
-            path = os.path.join(self.paths.folder, *manifest.files[i].split("/"))
+        for i, one in enumerate(manifest.columns):
+            path = os.path.join(self.paths.folder, *one.file.split("/"))
             if rows is None or not now.seq:
-                backend.create(self.disk, path, spec, manifest.rows, label)
+                one.backend.create(self.disk, path, *one.about)
             else:
-                shared &= backend.create_copy(
-                    self.disk, path, spec, manifest.rows, label, rows.columns[i]
-                )
+                shared &= one.backend.create_copy(self.disk, path, *one.about, rows.columns[i])
         self._rows = Rows.open(
-            self.disk, self.paths.folder, manifest, True, min(now.head, manifest.rows), mapped=False
-        )
+            self.disk, self.paths.folder, manifest.schema, manifest.columns, manifest.ring, True, now.head,
+            mapped=False,
+        )  # fmt: skip
         if now.seq and shared:
             self._head, self._fresh = now.head, [(0, manifest.rows)]
         else:
             plain = [
-                spec.row_nbytes
-                for spec, backend in zip(manifest.schema.columns, manifest.backends, strict=True)
-                if backend == "memmap"  # the others take nobody knows how much less
+                one.spec.row_nbytes
+                for one in manifest.columns
+                if one.kind == "memmap"  # the others take nobody knows how much less
             ]
             self._refuse_without_room((now.head - now.tail) * sum(plain))
 
@@ -236,8 +234,7 @@ class Copy:
             return True
         records, _ = self._table.read_range(now.first, now.seq)
         start, count = records["start"], records["length"]
-        retired = (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)
-        retired &= (start >= now.tail) & (start < then.tail)
+        retired = are_live(records, now.tail) & (start < then.tail)
         slots, rows = start % self._rows.ring.rows, self._rows.ring.rows
         copied = np.zeros(len(records), np.bool_)
         for first, stop in fresh:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.commit.create import sizes_when_full
+from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import VERSION, Manifest
 
 __all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "writer_of"]  # fmt: skip

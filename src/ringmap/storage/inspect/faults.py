@@ -12,26 +12,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringmap.errors import DamageError, NewerVersionError
-from ringmap.storage.columns.backends import BACKENDS
-from ringmap.storage.commit.recovery import Progress, broken_order, why_impossible
+from ringmap.storage.directory.entries import FINE, NAMES
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.open_episodes.stream_file import Stream, read_stream
+from ringmap.storage.read.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.records.blobs import segment_number
-from ringmap.storage.records.layout import (
+from ringmap.storage.records.names import (
     COLUMNS,
     DATA,
-    FINE,
     MANIFEST,
-    NAMES,
     OPEN,
     SALVAGE,
     SALVAGED,
     STATE,
     STREAM,
     TABLE,
-)  # fmt: skip
+)
 from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
@@ -106,16 +104,10 @@ def _found_in(survey: Scan, progress: Progress | None) -> Iterator[Finding]:
 
 
 def _manifest(survey: Scan) -> Iterator[Finding]:
-    manifest = survey.parts.manifest
-    assert manifest is not None
-    columns = manifest.schema.columns if manifest.schema is not None else ()
-    for i, spec in enumerate(columns):
-        backend = BACKENDS.get(manifest.backends[i])
-        if backend is None:
-            continue
-        nbytes = backend.nbytes(spec, manifest.rows, manifest.label(i))
-        if manifest.sizes[i] != nbytes:
-            said = f"{manifest.files[i]} has {manifest.sizes[i]} bytes, expected {nbytes}"
+    manifest = survey.manifest
+    for one, size in zip(manifest.columns, manifest.sizes, strict=True):
+        if one.is_known and size != one.nbytes:
+            said = f"{one.file} has {size} bytes, expected {one.nbytes}"
             yield Finding(MANIFEST, f"says that {said}")
     stored = survey.reached.seq
     if manifest.witness > stored:
@@ -154,12 +146,12 @@ def _states(survey: Scan) -> Iterator[Finding]:
             state.head,
         ):
             yield Finding(STATE, f"slot {slot} disagrees with record {state.seq}, which it shows")
-    shown, newest, counts = survey.shown, survey.reached, survey.parts.manifest
-    if shown is None or counts is None:
+    shown, newest, counts = survey.shown, survey.reached, survey.manifest.table
+    if shown is None:
         return
     # A kill may come between record and state: one is not shown then. A flush has shown all that it counts.
     stored = newest.seq - 1 if survey.clean and newest.by == TABLE else 0
-    if shown.seq < max(stored, counts.table.get("seq", 0)):
+    if shown.seq < max(stored, counts.get("seq", 0)):
         again = max(
             (s for s in survey.look_at_states() if s), key=lambda s: s.generation, default=shown
         )
@@ -171,8 +163,7 @@ def _states(survey: Scan) -> Iterator[Finding]:
 
 def _table(survey: Scan) -> Iterator[Finding]:
     reached, records, valid = survey.reached, survey.records, survey.valid
-    manifest = survey.parts.manifest
-    assert manifest is not None
+    manifest = survey.manifest
     if isinstance(survey.refused, NewerVersionError):
         yield Finding(TABLE, _words_of(survey, survey.refused))
     for first, last in survey.broken():
@@ -201,13 +192,12 @@ def _table(survey: Scan) -> Iterator[Finding]:
 
 def _blobs_and_rows(survey: Scan, progress: Progress | None) -> Iterator[Finding]:
     parts, files = survey.parts, survey.files
-    assert parts.manifest is not None
     for folder in (DATA, OPEN):
         if not files.disk.is_folder(files.path(folder)):
             yield Finding(folder, "folder is missing")
     for file, at in survey.find_segments().items():
         yield Finding(file, f"swapped: its blobs lie at {at}")
-    if parts.manifest.schema is not None and len(parts.columns):
+    if parts.columns:
         for record, faults in survey.verify(progress):
             yield from (Finding(file, what, record.seq) for file, what in faults)
     newest = survey.table.read(survey.reached.seq) if survey.reached.seq else None
@@ -262,21 +252,19 @@ def sidecar_faults(survey: Scan, sidecar: type[Sidecar], newest: Record | None) 
 
 def home_of(survey: Scan) -> Home:
     """Return the directory as sidecars know it."""
-    files, manifest = survey.files, survey.parts.manifest
-    assert manifest is not None
+    files, manifest = survey.files, survey.manifest
     return Home(files.disk, files.folder, manifest.uuid, manifest.rows)
 
 
 def stream_of(survey: Scan, folder: str) -> Stream | None:
     """Return what the stream in a folder of `open/` holds, None when there is none (any more)."""
-    files, manifest = survey.files, survey.parts.manifest
-    assert manifest is not None
-    stream = None
+    files, stream = survey.files, None
     if not files.is_file(f"{folder}/{STREAM}"):  # a link leads elsewhere
         return None
     for _ in range(3):  # a frame may be under way
         try:
-            stream = read_stream(files.disk, files.path(f"{folder}/{STREAM}"), manifest.max_steps)
+            path = files.path(f"{folder}/{STREAM}")
+            stream = read_stream(files.disk, path, survey.manifest.max_steps)
         except (OSError, NotAFileError):
             return None
         if not stream.fault:
@@ -305,22 +293,15 @@ def orphans_in(survey: Scan, without: Collection[int] = ()) -> list[str]:
 
 def _strays(survey: Scan, index: int, part: Part) -> Iterator[Finding]:
     """Find what lies in a column's folder and is no part of it."""
-    manifest, files = survey.parts.manifest, survey.files
-    assert manifest is not None
-    assert manifest.schema is not None
-    backend = BACKENDS.get(manifest.backends[index])
-    if part.at is not None and backend is not None:
-        spec, label = manifest.schema.columns[index], manifest.label(index)
-        path = files.path(part.at)
-        for name in backend.strays(files.disk, path, spec, manifest.rows, label):
+    one, files = survey.manifest.column(index), survey.files
+    if part.at is not None and one.is_known:
+        for name in one.backend.strays(files.disk, files.path(part.at), *one.about):
             yield Finding(f"{part.at}/{name}", "is not part of a buffer")
 
 
 def _others(survey: Scan) -> Iterator[Finding]:
     """Find what is not part of a buffer, and segments that nothing names."""
     files, parts = survey.files, survey.parts
-    manifest = parts.manifest
-    assert manifest is not None
     ours = NAMES | {
         part.at
         for part in (parts.manifest_part, parts.table, parts.state, *parts.columns)
@@ -342,7 +323,7 @@ def _others(survey: Scan) -> Iterator[Finding]:
     for name in [*names, *files.names(OPEN)]:
         base = name.rpartition("/")[2]
         number = segment_number(base) if name.startswith(f"{DATA}/") else None
-        if name in ours or name in manifest.files or base in FINE or base.startswith(".nfs"):
+        if name in ours or name in survey.manifest.files or base in FINE or base.startswith(".nfs"):
             continue
         if name.startswith(f"{OPEN}/") and files.disk.is_folder(files.path(name)):
             strange = [inner for inner in files.names(name) if inner != f"{name}/{STREAM}"]

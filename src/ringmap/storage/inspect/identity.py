@@ -17,15 +17,15 @@ from dataclasses import replace
 from typing import Any
 
 from ringmap.errors import DamageError, NewerVersionError, UnknownFormatError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.schema import Schema, stored_spec
-from ringmap.storage.commit.create import examine
+from ringmap.storage.directory.entries import SIGNS
+from ringmap.storage.directory.opening import examine
 from ringmap.storage.inspect.raw_files import Files, Part
-from ringmap.storage.records.layout import COLUMNS, MANIFEST, SIGNS, STATE, TABLE
 from ringmap.storage.records.manifest import VERSION, Manifest, read_limit, stored_options
+from ringmap.storage.records.names import COLUMNS, MANIFEST, STATE, TABLE
 from ringmap.storage.records.table import RECORD, SPARE_SLOTS, EpisodeTable
 
-__all__ = ["Identity", "decode", "sizes_of"]
+__all__ = ["Identity", "decode"]
 
 Label = dict[str, Any]
 
@@ -121,7 +121,7 @@ class Identity:
             made = made.with_columns(Schema(specs), backends, options, locked=False)
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
-            made = replace(made, sizes=sizes_of(made))
+            made = made.with_sizes()
         except (KeyError, TypeError, ValueError):
             return None
         slots = self.slots()
@@ -142,13 +142,6 @@ class Identity:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return None
         return made if agreed and fits and not self.labels else None
-
-
-def sizes_of(manifest: Manifest) -> tuple[int, ...]:
-    """Return the sizes that the columns must have. Their backends are known."""
-    specs = manifest.schema.columns if manifest.schema is not None else ()
-    described = enumerate(zip(specs, manifest.backends, strict=True))
-    return tuple(BACKENDS[b].nbytes(s, manifest.rows, manifest.label(i)) for i, (s, b) in described)
 
 
 def _labels_of(files: Files, names: list[str]) -> dict[str, Label]:

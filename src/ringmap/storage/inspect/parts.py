@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.inspect.identity import Identity
 from ringmap.storage.inspect.raw_files import Files, Part, words_of
-from ringmap.storage.records.layout import STATE, TABLE
 from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.names import STATE, TABLE
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 
@@ -115,27 +114,24 @@ class Parts:
             self.columns = [self._find_column(manifest, i) for i in range(len(manifest.files))]
 
     def _find_column(self, manifest: Manifest, index: int) -> Part:
-        assert manifest.schema is not None
-        files, file, spec = self.files, manifest.files[index], manifest.schema.columns[index]
-        backend, wanted = BACKENDS.get(manifest.backends[index]), manifest.label(index)
-        if backend is None:
-            return Part(file, None, [f"unknown backend {manifest.backends[index]!r}"])
-        label, path, rows = self.labels.get(file), files.path(file), manifest.rows
-        there = backend.exists(files.disk, path)
-        ours = label is None and there and backend.resembles(files.disk, path, spec, rows, wanted)
-        if there and (label == wanted or ours):
-            return Part(
-                file, file, words_of(lambda: backend.faults(files.disk, path, spec, rows, wanted))
-            )
+        one, disk = manifest.column(index), self.files.disk
+        file = one.file
+        if not one.is_known:
+            return Part(file, None, [f"unknown backend {one.kind!r}"])
+        label, path, backend = self.labels.get(file), self.files.path(file), one.backend
+        there = backend.exists(disk, path)
+        ours = label is None and there and backend.resembles(disk, path, *one.about)
+        if there and (label == one.label or ours):
+            return Part(file, file, words_of(lambda: backend.faults(disk, path, *one.about)))
         if not there:
-            fault = words_of(lambda: backend.faults(files.disk, path, spec, rows, wanted))[0]
+            fault = words_of(lambda: backend.faults(disk, path, *one.about))[0]
         elif label is None:
             fault = "is no column of this buffer: neither its header nor its label says so"
         else:
             buffer = "this" if label.get("uuid") == manifest.uuid.hex() else "another"
             fault = f"swapped: it is column {label.get('name')!r} of {buffer} buffer"
-        for name in self._labelled(wanted):
-            return Part(file, name, [f"{fault}; column {spec.name!r} lies at {name}"])
+        for name in self._labelled(one.label):
+            return Part(file, name, [f"{fault}; column {one.spec.name!r} lies at {name}"])
         return Part(file, None, [fault])
 
     def _labelled(self, wanted: dict[str, Any]) -> Iterator[str]:

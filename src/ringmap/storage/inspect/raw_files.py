@@ -23,7 +23,7 @@ from ringmap.storage.columns.zarr import read_zarr_label
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.disk.system import Data, NotAFileError
-from ringmap.storage.records.layout import COLUMNS, DATA, OPEN, STREAM
+from ringmap.storage.records.names import COLUMNS, DATA, OPEN, STREAM
 from ringmap.storage.records.state import State, StateFile
 from ringmap.storage.records.table import EpisodeTable
 

@@ -11,8 +11,8 @@ import os
 from contextlib import closing
 
 from ringmap.errors import EnvironmentFault
-from ringmap.storage.commit.create import refuse_links
-from ringmap.storage.commit.recovery import Progress
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import refuse_links
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock
@@ -21,7 +21,8 @@ from ringmap.storage.inspect.salvage import Action, Salvage
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import finish, is_unfinished
 from ringmap.storage.inspect.workplace import refuse_target, workplace
-from ringmap.storage.records.layout import LOCK, SALVAGE, SALVAGED, Paths
+from ringmap.storage.read.recovery import Progress
+from ringmap.storage.records.names import LOCK, SALVAGE, SALVAGED
 
 __all__ = ["Action", "copy_repaired", "repair", "repair_folder"]
 

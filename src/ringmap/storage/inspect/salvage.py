@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -30,9 +31,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, DamageError, EnvironmentFault, NewerVersionError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.rows import combine
-from ringmap.storage.commit.recovery import Progress, broken_order, find
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.inspect.faults import (
@@ -44,12 +43,14 @@ from ringmap.storage.inspect.faults import (
     sidecar_faults,
     stream_of,
 )  # fmt: skip
-from ringmap.storage.inspect.identity import decode, sizes_of
+from ringmap.storage.inspect.identity import decode
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.inspect.swap import Swap, free_aside
+from ringmap.storage.read.recovery import Progress, broken_order, find
 from ringmap.storage.records.blobs import LAST_OFFSET, decode_blob, encode_blob
-from ringmap.storage.records.layout import (
+from ringmap.storage.records.manifest import Manifest, read_limit
+from ringmap.storage.records.names import (
     COLUMNS,
     DATA,
     MANIFEST,
@@ -59,13 +60,15 @@ from ringmap.storage.records.layout import (
     STATE,
     STREAM,
     TABLE,
-)  # fmt: skip
-from ringmap.storage.records.manifest import Manifest, read_limit
+)
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.ring.integers import Position
 from ringmap.storage.sidecars import SIDECARS
 
-__all__ = ["Action", "Salvage"]
+__all__ = ["Action", "Salvage", "longest_rise"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,22 +336,17 @@ class Salvage:
         return manifest is not None and manifest.uuid != self.manifest.uuid
 
     def _complete_column(self, index: int, part: Part) -> None:
-        manifest, disk = self.manifest, self.files.disk
-        assert manifest.schema is not None
-        spec, rows, label = manifest.schema.columns[index], manifest.rows, manifest.label(index)
-        backend = BACKENDS.get(manifest.backends[index])
-        if backend is None:
+        one, disk = self.manifest.column(index), self.files.disk
+        if not one.is_known:
             raise CorruptError(
                 f"{self.files.path(part.file)}: {part.faults[0]}: nothing can be mended"
             )
         if part.at is None:
             name = f"column-{index}"
             self._act(part.file, "make it anew, empty")
-            self._made[name] = lambda path: backend.create(disk, path, spec, rows, label)
+            self._made[name] = lambda path: one.backend.create(disk, path, *one.about)
             self.swap.step("rename", self.swap.inside(name), part.file)
-        elif words_of(
-            lambda: backend.faults(disk, self.files.path(part.at or ""), spec, rows, label)
-        ):
+        elif words_of(lambda: one.backend.faults(disk, self.files.path(part.at or ""), *one.about)):
             self._act(part.file, "give it its size, header and label back")
             self.swap.step("column", index)
 
@@ -436,8 +434,15 @@ class Salvage:
 
     def _fillers(self, dropped: set[int]) -> list[list[Record]]:
         """Return runs of dropped records that take the places of those that are lost."""
-        reached, records, lost = self.survey.reached, self.survey.records, ~self._kept(dropped)
-        found = []
+        reached, found = self.survey.reached, []
+        records, kept = self._in_order(dropped)
+        for row in records[kept & (records["tail"] != self.survey.records["tail"])]:
+            seq, tail, first = int(row["seq"]), Position(int(row["tail"])), int(row["first"])
+            record = self.table.read(seq)
+            if record is not None:
+                self._write(replace(record, tail=tail, first=first))
+                self._act(TABLE, f"mend the tail of record {seq}: its episode is whole", seq)
+        lost = ~kept
         for run in np.split(np.arange(len(records)), np.flatnonzero(np.diff(lost)) + 1):
             if not len(run) or not lost[run[0]]:
                 continue
@@ -460,27 +465,36 @@ class Salvage:
             found.append(made)
         return found
 
-    def _kept(self, dropped: set[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which records stay: the valid ones; where these contradict each other, those of whole episodes."""
-        survey, records = self.survey, self.survey.records.copy()
+    def _in_order(self, dropped: set[int]) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Return the records, and which of them stay: the valid ones, whose flags are right by now.
+
+        Where these contradict each other, the whole episodes stay. Their rows prove where they start
+        and end, but not their tails: those that are out of order become that of the next one.
+        """
+        survey, records, newest = self.survey, self.survey.records.copy(), self.survey.reached
         records["flags"] &= ~np.uint8(DROPPED)  # a damaged one contradicts no other record
         kept = np.ones(len(records), np.bool_)
         for first, last in survey.broken():
-            kept[first - survey.reached.first : last + 1 - survey.reached.first] = False
+            kept[first - newest.first : last + 1 - newest.first] = False
         runs = np.split(np.arange(len(records)), np.flatnonzero(np.diff(kept)) + 1)
         if not any(broken_order(records[run]) for run in runs if len(run) and kept[run[0]]):
-            return kept
+            return records, kept
         whole = np.isin(records["seq"], [n for n in survey.live()["seq"] if n not in dropped])
-        head, tail = 0, 0
+        head = 0
         for i in np.flatnonzero(kept):
-            record = Record.of(records[i])
-            fits = head <= record.start and tail <= record.tail <= min(
-                record.start, survey.reached.tail
-            )
-            kept[i] = whole[i] and fits
+            kept[i] = whole[i] and head <= records["start"][i]
             if kept[i]:
-                head, tail = record.head, record.tail
-        return kept
+                head = records["start"][i] + records["length"][i]
+        numbers = np.flatnonzero(kept)
+        fits = records["tail"][numbers] <= np.minimum(records["start"][numbers], newest.tail)
+        right = set(longest_rise(numbers[fits].tolist(), records["tail"]))
+        tail, oldest = newest.tail, newest.first
+        for i in numbers[::-1].tolist():
+            if i in right:
+                tail, oldest = records["tail"][i], records["first"][i]
+            else:
+                records["tail"][i], records["first"][i] = tail, oldest
+        return records, kept
 
     def _write_manifest(self, lost: set[int]) -> None:
         reached, manifest, said = self.survey.reached, self.manifest, self.manifest.table
@@ -496,9 +510,8 @@ class Salvage:
         carried = manifest.carried
         if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
             carried = {}
-        self.manifest = manifest = replace(
-            manifest, table=counts, carried=carried, sizes=sizes_of(manifest)
-        )
+        manifest = replace(manifest, table=counts, carried=carried).with_sizes()
+        self.manifest = manifest
         what = f"write it again: {count} episodes"
         if self.parts.manifest_part.at is None:
             what = f"make it again from the other files: {count} episodes; settings (history_len ...) are lost"
@@ -527,3 +540,23 @@ class Salvage:
         self._act(STATE, "show readers the repaired state")
         self._data[STATE] = data.read(StateFile.nbytes, 0)
         self._put(STATE, keeps=part.at == STATE and not faults)
+
+
+def longest_rise(at: list[int], values: Array) -> list[int]:
+    """Return the longest part of the indices `at`, in order, whose values never fall. O(n log n).
+
+    Example:
+        >>> longest_rise([0, 1, 2, 4], np.array([3, 9, 4, 0, 4]))
+        [0, 2, 4]
+    """
+    lows: list[int] = []  # of all parts of each length, the lowest last value
+    ends: list[tuple[int, Any]] = []  # of the same part: its last index, and the part before it
+    for i in at:
+        n = bisect_right(lows, int(values[i]))
+        lows[n : n + 1] = [int(values[i])]
+        ends[n : n + 1] = [(i, ends[n - 1] if n else None)]
+    part, found = ends[-1] if ends else None, list[int]()
+    while part is not None:
+        found.append(part[0])
+        part = part[1]
+    return found[::-1]

@@ -19,10 +19,13 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import DamageError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.rows import UNREADABLE, combine
-from ringmap.storage.commit.recovery import (
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.threads import pool
+from ringmap.storage.inspect.parts import Parts
+from ringmap.storage.inspect.raw_files import Files, Part
+from ringmap.storage.read.recovery import (
     Progress,
     SmallState,
     find,
@@ -30,15 +33,17 @@ from ringmap.storage.commit.recovery import (
     possible,
     small_state_of,
 )
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.threads import pool
-from ringmap.storage.inspect.parts import Parts
-from ringmap.storage.inspect.raw_files import Files, Part
-from ringmap.storage.records.blobs import LARGEST_BLOB, decode_blob, decode_data, segment_name
-from ringmap.storage.records.layout import DATA, MANIFEST, STATE, TABLE
+from ringmap.storage.records.blobs import (
+    LARGEST_BLOB,
+    LAST_SEGMENT,
+    decode_blob,
+    decode_data,
+    segment_name,
+)
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.names import DATA, MANIFEST, STATE, TABLE
 from ringmap.storage.records.state import State
 from ringmap.storage.records.table import DROPPED, EPISODE, MOST, RECORD, Record
-from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import ORIGIN, Position
 
 __all__ = ["Reached", "Scan"]
@@ -99,12 +104,17 @@ class Scan:
                 self._trust_chunks(index)
             self._columns = [self._opened(i) for i in range(len(self.parts.columns))]
 
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, for a caller that knows that there is one."""
+        assert self.parts.manifest is not None
+        return self.parts.manifest
+
     # -- the newest state --------------------------------------------------------------------
 
     def look_at_states(self) -> tuple[State | None, State | None]:
         """Return both slots of state.bin; what stays torn is damage, and no write under way."""
-        manifest, at = self.parts.manifest, self.parts.state.at
-        assert manifest is not None
+        manifest, at = self.manifest, self.parts.state.at
         for _ in range(_LOOKS):
             states = self.files.states(at or STATE, manifest.uuid)
             one, other = states
@@ -117,8 +127,7 @@ class Scan:
         return states
 
     def _look(self) -> None:
-        manifest = self.parts.manifest
-        assert manifest is not None
+        manifest = self.manifest
         self.states = self.look_at_states()
         self.shown = shown = _newest(self.states)
         boot = self.files.disk.boot_id()
@@ -156,14 +165,11 @@ class Scan:
 
     def _possible(self, records: Array) -> Array:
         """Return which records can be those of such a ring: whoever forges one gives it a checksum that holds."""
-        manifest = self.parts.manifest
-        assert manifest is not None
-        return possible(records, manifest.max_steps, self.table.slots)
+        return possible(records, self.manifest.max_steps, self.table.slots)
 
     def _find_reached(self, records: Array, valid: Array) -> Reached:
         """Return what the newest record says, unless state.bin or the manifest know of a newer one."""
-        manifest, shown = self.parts.manifest, self.shown
-        assert manifest is not None
+        manifest, shown = self.manifest, self.shown
         slots, max_steps = self.table.slots, manifest.max_steps
         claims = [Reached()]
 
@@ -268,9 +274,6 @@ class Scan:
 
     def faults_of(self, record: Record) -> list[tuple[str, str]]:
         """Return what is wrong with the bytes of a live episode, as `(file, words)`."""
-        manifest = self.parts.manifest
-        assert manifest is not None
-        assert manifest.schema is not None
         blob = self.blob(record)
         where = f"of record {record.seq} (positions {record.start} to {record.head})"
         why: dict[str, str] = {}
@@ -307,16 +310,11 @@ class Scan:
 
         Its `zarr.json`, which says otherwise, is a file like any other, and may have been swapped alone.
         """
-        part, manifest = self.parts.columns[index], self.parts.manifest
-        assert manifest is not None
-        assert manifest.schema is not None
-        backend = BACKENDS.get(manifest.backends[index])
-        path = self.files.path(part.file)
-        if part.at == part.file or backend is None or not self.files.is_array(part.file):
+        part, one = self.parts.columns[index], self.manifest.column(index)
+        if part.at == part.file or not one.is_known or not self.files.is_array(part.file):
             return
         if self._proves(index, part.file) and not self._proves(index, part.at):
-            about = manifest.schema.columns[index], manifest.rows, manifest.label(index)
-            faults = backend.faults(self.files.disk, path, *about)
+            faults = one.backend.faults(self.files.disk, self.files.path(part.file), *one.about)
             self.parts.columns[index] = Part(part.file, part.file, faults)
 
     def _proves(self, index: int, at: str | None) -> bool:
@@ -335,22 +333,15 @@ class Scan:
 
     def _opened(self, index: int, at: str | None = None) -> Column | None:
         """Open a column wherever it lies, or `at` another place, whatever state it is in."""
-        part, manifest = self.parts.columns[index], self.parts.manifest
-        assert manifest is not None
-        assert manifest.schema is not None
-        at = at or part.at
+        at, one = at or self.parts.columns[index].at, self.manifest.column(index)
         if at is None:
             return None
-        backend, spec = BACKENDS[manifest.backends[index]], manifest.schema.columns[index]
-        path = self.files.path(at)
-        return backend.plain(self.files.disk, path, spec, manifest.rows, manifest.label(index))
+        return one.backend.plain(self.files.disk, self.files.path(at), *one.about)
 
     def _sum(self, column: Column, record: Record, file: str, why: dict[str, str]) -> int:
         """Return the checksum of an episode's rows in one column; note under `file` why they can't be read."""
-        manifest, total = self.parts.manifest, xxhash.xxh3_64()
-        assert manifest is not None
-        ring = Ring(manifest.max_steps, manifest.spare)
-        for slot, steps in ring.pieces(record.start, record.length):
+        total = xxhash.xxh3_64()
+        for slot, steps in self.manifest.ring.pieces(record.start, record.length):
             for data in column.pieces(slot, steps):
                 if isinstance(data, str):
                     why[file] = f": {data}"
@@ -387,12 +378,10 @@ class Scan:
 
     def small_states(self) -> list[SmallState]:
         """Return the small states that an opening may take: that of the newest whole blob, and the manifest's."""
-        manifest = self.parts.manifest
-        assert manifest is not None
         newest = self.reached.seq
         return [
             small_state_of(newest, self.table, self.blob, {}),
-            small_state_of(0, self.table, self.blob, manifest.carried),
+            small_state_of(0, self.table, self.blob, self.manifest.carried),
         ]
 
     def find_segments(self) -> dict[str, str]:
@@ -412,7 +401,9 @@ class Scan:
             number: record
             for number, record in oldest.items()
             # One whose newest blob is where it should be was not swapped: only a record of it is wrong.
-            if self.blob(record) is None and self.blob(newest[number]) is None
+            if number <= LAST_SEGMENT
+            and self.blob(record) is None
+            and self.blob(newest[number]) is None
         }
         ours = {self.segment_file(number) for number in oldest if number not in lost}
         strays = [name for name in self.files.all() if name not in ours] if lost else []

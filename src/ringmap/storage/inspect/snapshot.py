@@ -30,9 +30,9 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.copying import Copy, Kept, Look, StartOver, look
 from ringmap.storage.inspect.workplace import workplace
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.read.source import Source
-from ringmap.storage.records.layout import LOCK
+from ringmap.storage.records.names import LOCK
 
 __all__ = ["snapshot"]
 
@@ -42,7 +42,7 @@ _LITTLE_NBYTES = 4 << 20
 
 
 def snapshot(
-    source: Source,
+    source: Handle,
     disk: Disk,
     folder: str,
     where: str,
@@ -63,7 +63,7 @@ def snapshot(
 
 
 @contextlib.contextmanager
-def _followed(source: Source) -> Iterator[Source]:
+def _followed(source: Handle) -> Iterator[Handle]:
     """Lend what follows the writer: the writer itself, or a reader whose catching up no one else sees."""
     if not isinstance(source, Reader):
         yield source
@@ -78,7 +78,7 @@ def _followed(source: Source) -> Iterator[Source]:
 # -- following the writer --------------------------------------------------------------------------
 
 
-def _make(source: Source, disk: Disk, beside: str, where: str, kept: Kept) -> None:
+def _make(source: Handle, disk: Disk, beside: str, where: str, kept: Kept) -> None:
     """Make the copy in the empty directory `beside`, whole and synced."""
     for _ in range(_TRIES):
         copy = Copy(source, disk, beside)
@@ -93,7 +93,7 @@ def _make(source: Source, disk: Disk, beside: str, where: str, kept: Kept) -> No
     raise LappedError(f"{where}: {source.folder}: writers opened the buffer again and again")
 
 
-def _follow(source: Source, copy: Copy, where: str) -> Look:
+def _follow(source: Handle, copy: Copy, where: str) -> Look:
     """Copy round by round until the copy is whole; return the state that it is."""
     writer = source if isinstance(source, Store) and source.writable_here else None
     if writer is not None:  # says now if this handle may not keep writing out

@@ -20,14 +20,14 @@ from contextlib import closing
 from typing import Any
 
 from ringmap.errors import NewerVersionError
-from ringmap.storage.columns.backends import BACKENDS
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.inspect.faults import ASIDE, home_of, sidecar_faults
 from ringmap.storage.inspect.identity import decode
 from ringmap.storage.inspect.raw_files import Files
 from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.records.layout import (
+from ringmap.storage.records.manifest import Manifest, read_limit
+from ringmap.storage.records.names import (
     COLUMNS,
     DATA,
     MANIFEST,
@@ -36,8 +36,7 @@ from ringmap.storage.records.layout import (
     SALVAGED,
     STATE,
     TABLE,
-)  # fmt: skip
-from ringmap.storage.records.manifest import Manifest, read_limit
+)
 from ringmap.storage.sidecars import SIDECARS
 
 __all__ = ["Swap", "finish", "free_aside", "is_unfinished"]
@@ -226,9 +225,8 @@ def _mend_column(files: Files, manifest: Manifest | None, index: int) -> None:
     """Give a column its size, header and label back."""
     if manifest is None or manifest.schema is None or index >= len(manifest.files):
         return
-    backend, path = BACKENDS[manifest.backends[index]], files.path(manifest.files[index])
-    spec, label = manifest.schema.columns[index], manifest.label(index)
-    backend.mend(files.disk, path, spec, manifest.rows, label)
+    one = manifest.column(index)
+    one.backend.mend(files.disk, files.path(one.file), *one.about)
 
 
 def _overwrite(disk: Disk, source: str, target: str) -> None:

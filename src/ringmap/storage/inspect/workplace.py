@@ -14,10 +14,11 @@ from collections.abc import Iterator
 
 from ringmap.errors import ExistsError, InputError, LockedError
 from ringmap.storage.commit.create import make_folder
+from ringmap.storage.directory.entries import NAMES, Paths
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
-from ringmap.storage.records.layout import LOCK, NAMES, Paths
+from ringmap.storage.records.names import LOCK
 
 __all__ = ["refuse_target", "workplace"]
 

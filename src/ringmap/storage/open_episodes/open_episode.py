@@ -27,13 +27,13 @@ import xxhash
 
 from ringmap.errors import CorruptError, InputError, ReplacedError, RoleError
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.commit.journal import Journal
+from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.open_episodes.stream_file import FRAME, read_stream
 from ringmap.storage.records.blobs import encode_data
-from ringmap.storage.records.layout import STREAM
+from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED
 
 __all__ = ["OpenEpisode", "finish_open"]
@@ -140,11 +140,11 @@ class OpenEpisode:
         self._check_open(where)
         self._store.exclusively(
             where,
-            lambda journal: self._finish(journal, terminated, truncated, episode_data, where),
+            lambda files: self._finish(files, terminated, truncated, episode_data, where),
         )
 
     def _finish(
-        self, journal: Journal, terminated: bool, truncated: bool, episode_data: Mapping[str, Any] | None,
+        self, files: CommitFiles, terminated: bool, truncated: bool, episode_data: Mapping[str, Any] | None,
         where: str,
     ) -> None:  # fmt: skip
         self._check_open(where)  # once more: a handler may have come first
@@ -165,7 +165,7 @@ class OpenEpisode:
             flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
             schema, arrays = _as_stored(store, schema, arrays, self._casting, where)
             with self._small() as small:
-                store.commit_within(journal, schema, arrays, data, flags, where, self.id, small)
+                store.commit_within(files, schema, arrays, data, flags, where, self.id, small)
         self._remove()
 
     def abandon(self) -> None:

@@ -1,6 +1,7 @@
-"""The read package: reading a ring, also while another process writes it.
+"""The read package: the committed state of a directory, and reading a ring, also while another process writes it.
 
-    source      the common part of a writer's and a reader's view
+    recovery    finds the committed state, whatever was interrupted
+    handle      an open buffer: what a writer and a reader share
     reader      follows a writer in another process, and never writes
     read_live   the protocol of two looks: copy, look at the tail again, read lost rows again
 

@@ -42,7 +42,7 @@ MOST = 10
 
 
 class Live(Protocol):
-    """A source that changes while it is read: see `Source`."""
+    """A source that changes while it is read: see `Handle`."""
 
     def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now."""

@@ -20,8 +20,11 @@ import numpy as np
 from ringmap.errors import CorruptError, EnvironmentFault, LappedError, ReplacedError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.create import hold, read_manifest
-from ringmap.storage.commit.recovery import (
+from ringmap.storage.directory.opening import hold, read_manifest
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.recovery import (
     Progress,
     RecoveredState,
     bad_episodes,
@@ -29,11 +32,8 @@ from ringmap.storage.commit.recovery import (
     is_clean,
     refuse_impossible,
 )
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.lock import holder_of
-from ringmap.storage.read.source import Source
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable
+from ringmap.storage.records.table import EpisodeTable, are_live
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["Reader"]
@@ -57,7 +57,7 @@ def _mark_of(records: Array) -> tuple[int, ...]:
     return tuple(int(records[-1][name]) for name in ("seq", *_OWN))
 
 
-class Reader(Source):
+class Reader(Handle):
     """A live view of a buffer that another handle may be writing.
 
     Args:
@@ -246,11 +246,7 @@ class Reader(Source):
             return False
         state = shown.seq, shown.tail, shown.head
         refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
-        kept = (
-            (records["kind"] == EPISODE)
-            & (records["flags"] & DROPPED == 0)
-            & (records["start"] >= shown.tail)
-        )
+        kept = are_live(records, shown.tail)
         starts, lengths = records["start"][kept], records["length"][kept]
 
         def take() -> None:
@@ -297,7 +293,9 @@ class Reader(Source):
                 f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
             )
         self.manifest = manifest
-        self.rows = Rows.open(self.disk, self.folder, manifest, False, head, self.mapped)
+        self.rows = Rows.open(
+            self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
+        )  # fmt: skip
 
     @property
     def schema(self) -> Schema | None:

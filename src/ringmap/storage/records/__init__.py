@@ -1,6 +1,6 @@
-"""The records package: the files that describe what is stored, and the layout of each.
+"""The records package: the files that describe what is stored, and the bytes of each.
 
-    layout     the table of the files in a buffer's directory
+    names      the names of these files
     manifest   manifest.json: the columns, the capacity, the uuid
     table      episodes.npy: one record of 128 bytes for each commit
     blobs      data/N.bin: checksums, episode data and the small state of each commit

@@ -9,7 +9,7 @@ out, no compaction. A number is never reused.
 
 Invariants: a record names segment, offset, size and checksum of its blob; blobs lie in
 commit order; no byte is used unless the checksum holds.
-Not here: when a segment may go (journal.py).
+Not here: when a segment may go (commit_files.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ringmap.storage.disk.files import Disk, File
 __all__ = [
     "LARGEST_BLOB",
     "LAST_OFFSET",
+    "LAST_SEGMENT",
     "SEGMENT_NBYTES",
     "Segments",
     "check_small_state",
@@ -56,6 +57,9 @@ LARGEST_BLOB = 3 << 32
 
 LAST_OFFSET = 1 << 30
 """Maximum offset of a blob: segments are closed long before."""
+
+LAST_SEGMENT = 1 << 60
+"""Maximum number of a segment that commits lead to: a larger one was forged, and no number follows from it."""
 
 _HEAD = struct.Struct("<III")
 
@@ -289,7 +293,7 @@ class Segments:
         """
         self._let_go()
         self._last_seq = dict(last_seq)
-        self._next = max([beyond, *last_seq], default=0) + 1
+        self._next = max(n for n in (0, beyond, *last_seq) if n <= LAST_SEGMENT) + 1
 
     def append(self, blob: bytes, seq: int) -> tuple[int, int]:
         """Write a blob after the last one and return `(segment, offset)`. O(1)."""

@@ -21,11 +21,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
+from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.schema import Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
-from ringmap.storage.records.layout import COLUMNS, STATE, TABLE
+from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
+from ringmap.storage.ring.arithmetic import Ring
 
 __all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "read_limit", "stored_options"]
 
@@ -58,6 +60,22 @@ class Manifest:
     def rows(self) -> int:
         """Number of rows in every column."""
         return self.max_steps + self.spare
+
+    @property
+    def ring(self) -> Ring:
+        """How positions map to rows."""
+        return Ring(self.max_steps, self.spare)
+
+    @property
+    def columns(self) -> list[StoredColumn]:
+        """The columns, in order; none before they are fixed."""
+        return [self.column(i) for i in range(len(self.files))]
+
+    def column(self, index: int) -> StoredColumn:
+        """Return one column."""
+        assert self.schema is not None
+        spec, label = self.schema.columns[index], self.label(index)
+        return StoredColumn(self.files[index], self.backends[index], spec, self.rows, label)
 
     @property
     def fixed_sizes(self) -> dict[str, int]:
@@ -93,6 +111,10 @@ class Manifest:
             self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
             locked_by_argument=locked,
         )  # fmt: skip
+
+    def with_sizes(self) -> Manifest:
+        """Return the manifest with the size of each column, whose backends are known."""
+        return replace(self, sizes=tuple(one.nbytes for one in self.columns))
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""

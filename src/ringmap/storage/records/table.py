@@ -42,6 +42,7 @@ __all__ = [
     "TRUNCATED",
     "EpisodeTable",
     "Record",
+    "are_live",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -113,6 +114,13 @@ class Record:
         """Read a record from one element of a RECORD array."""
         fields: Any = (int(row[name]) for name in cls.__dataclass_fields__)
         return cls(*fields)
+
+
+def are_live(records: Array, tail: int) -> Array:
+    """Tell which records are stored episodes from position `tail` on, judged by the records alone."""
+    kept = (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)
+    live: Array = kept & (records["start"] >= tail)
+    return live
 
 
 class EpisodeTable:

@@ -11,16 +11,30 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
 from ringmap.storage.disk.advice import clear_errors
-from ringmap.storage.read.source import Source
+from ringmap.storage.sidecars.base import Home
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 
 __all__ = ["StoredPriorities"]
 
 log = logging.getLogger("ringmap")
+
+
+class Opened(Protocol):
+    """An open buffer, as far as its priorities need it. `head`: one past its newest position."""
+
+    @property
+    def home(self) -> Home: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
 
 
 class StoredPriorities:
@@ -38,13 +52,13 @@ class StoredPriorities:
         EnvironmentFault: the disk fails.
     """
 
-    def __init__(self, source: Source, kept: Leaves | None, in_fork: bool = False) -> None:
+    def __init__(self, source: Opened, kept: Leaves | None, in_fork: bool = False) -> None:
         self._source = source
         self._path = source.home.path(PriorityFile.names[0])
         self._pid = os.getpid()
         self.file: PriorityFile | None = None
         self._is_unsure = False
-        rows, volatile = source.manifest.rows, source.disk.volatile
+        rows, volatile = source.home.rows, source.home.disk.volatile
         if kept is not None and len(kept.values) != rows:
             kept = None
         if kept is not None and volatile:
@@ -100,7 +114,7 @@ class StoredPriorities:
         """
         file, leaves = self.file, self.leaves
         if file is not None and self.writes:
-            self._source.disk.check_held("PrioritizedSampler")
+            self._source.home.disk.check_held("PrioritizedSampler")
             then = (
                 "no priority was changed here, and in the file at most these: free space or mend the disk, then call it "
                 "again"

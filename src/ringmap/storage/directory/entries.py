@@ -1,4 +1,4 @@
-"""The layout: the only table of the files in a buffer's directory.
+"""The entries: the only table of the files in a buffer's directory.
 
     entry            made               copied by a snapshot      checked and repaired as
     lock             by a writer        no                        -
@@ -13,7 +13,7 @@
 
 Only segments (`data/N.bin`), streams (`open/ID/steps.bin`), what a repair replaces, and sidecars' temporary files are ever removed.
 
-Invariants: no other module names such a file; no other file in the directory is ours.
+Invariants: no other module but records/names.py names such a file; no other file in the directory is ours.
 Not here: the content of the files; the names of columns and segments, which are in the manifest and the records.
 """
 
@@ -23,21 +23,20 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from ringmap.storage.records.names import (
+    COLUMNS,
+    DATA,
+    LOCK,
+    MANIFEST,
+    OPEN,
+    SALVAGE,
+    SALVAGED,
+    STATE,
+    TABLE,
+)
 from ringmap.storage.sidecars import SIDECARS
 
-__all__ = [
-    "COLUMNS", "DATA", "ENTRIES", "FINE", "FOLDERS", "FROM_BIRTH", "LOCK", "MANIFEST", "NAMES", "OPEN", "SALVAGE", "SALVAGED", "SIGNS", "STATE",
-    "STREAM", "TABLE", "Entry", "Paths",
-]  # fmt: skip
-
-LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
-DATA, OPEN, COLUMNS = "data", "open", "columns"
-
-STREAM = "steps.bin"
-"""The file in a folder of `open/`."""
-
-SALVAGE, SALVAGED = ".salvage", ".salvage.done"
-"""The folder of a repair that is under way, and its name once all of it is done."""
+__all__ = ["ENTRIES", "FINE", "FOLDERS", "FROM_BIRTH", "NAMES", "SIGNS", "Entry", "Paths"]
 
 _UNFINISHED = ".tmp"
 

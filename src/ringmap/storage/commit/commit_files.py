@@ -1,4 +1,4 @@
-"""The journal: the files that make a commit count, and which of their content is durable.
+"""Commit files: the files that make a commit count, and which of their content is durable.
 
     blob -> segment      record -> episode table      state -> state.bin
 
@@ -23,16 +23,16 @@ import xxhash
 
 from ringmap.errors import CorruptError, SyncFailedError
 from ringmap.storage.columns.rows import Rows
-from ringmap.storage.commit.recovery import RecoveredState, find, small_state_of
+from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.read.recovery import RecoveredState, find, small_state_of
 from ringmap.storage.records.blobs import Segments, encode_blob
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
 from ringmap.storage.records.table import DROPPED, EpisodeTable, Record
 from ringmap.storage.ring.integers import Position
 
-__all__ = ["Journal"]
+__all__ = ["CommitFiles"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,7 +41,7 @@ log = logging.getLogger("ringmap")
 _FINISHED_MAX = 32
 
 
-class Journal:
+class CommitFiles:
     """The table, state and segments of a buffer, open for writing.
 
     Args:
@@ -278,7 +278,7 @@ class Journal:
     # -- syncs -------------------------------------------------------------------------------
 
     def sync_all(self, rows: Rows | None, segments: Mapping[int, File]) -> None:
-        """Sync everything written so far, the table last. Raises OSError: the caller poisons the journal."""
+        """Sync everything written so far, the table last. Raises OSError: the caller poisons the files."""
         if rows is not None:
             rows.sync()
         for file in segments.values():
@@ -331,7 +331,7 @@ class Journal:
         self.refuse("ReplayBuffer")
 
     def refuse(self, where: str) -> NoReturn:
-        """Raise the error of a poisoned journal."""
+        """Raise the error of a poisoned files."""
         assert self.poison is not None
         raise SyncFailedError(
             self.poison.errno,

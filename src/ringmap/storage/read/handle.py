@@ -1,4 +1,4 @@
-"""The common part of a writer's and a reader's view of a buffer: looking up and reading.
+"""Handle: the part that a writer and a reader of a buffer share: looking up and reading.
 
     ordinal -> LiveEpisodes -> position -> Rows          (steps)
     ordinal -> EpisodeTable -> Record -> Segments        (episode data)
@@ -7,7 +7,7 @@ Invariants: `memory` is held while live episodes change or are searched; rows ar
 without it, and a caller that gathers looks at `newest_tail` again afterwards. A signal handler runs in the
 thread that it interrupts, which `memory` does not keep out: so no change is made in the middle of a
 search of the same thread, and no search in the middle of a change.
-A closed source keeps its rows, table and segments, which raise ClosedError: `rows` is
+A closed handle keeps its rows, table and segments, which raise ClosedError: `rows` is
 None only if nothing was ever stored.
 Not here: writing (store.py), following a writer (reader.py), clips.
 """
@@ -23,24 +23,24 @@ import numpy as np
 from ringmap.errors import ClipIndexError, CorruptError, RoleError
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.commit.recovery import RecoveredState, bad_rows
+from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import is_live
+from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
-from ringmap.storage.records.layout import Paths
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
 
-__all__ = ["Source", "is_mine"]
+__all__ = ["Handle", "is_mine"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Source:
-    """An open buffer, for reading."""
+class Handle:
+    """An open buffer, for reading: the base of `Reader` and of the writer, `Store`."""
 
     writable = False
 

@@ -7,7 +7,7 @@ records are all whole, and the episodes that no sync covers are verified.
 
 Invariants: the search changes nothing; a state below a witness (state.bin, its mark, the
 manifest) is damage, and never taken.
-Not here: how a writer then repairs the files (journal.py).
+Not here: how a writer then repairs the files (commit_files.py).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ringmap.storage.records.table import (
     RETIRE,
     EpisodeTable,
     Record,
+    are_live,
 )
 from ringmap.storage.ring.integers import ORIGIN, Position
 
@@ -94,7 +95,7 @@ class RecoveredState:
     def live(self) -> Array:
         """Return the records of the live episodes, oldest first."""
         r = self.records
-        kept = (r["kind"] == EPISODE) & (r["flags"] & DROPPED == 0) & (r["start"] >= self.tail)
+        kept = are_live(r, self.tail)
         # Usually all are, and a copy of a million takes longer than the rest of an opening.
         live: Array = r if kept.all() else r[kept]
         return live
@@ -147,6 +148,11 @@ def find(
         raise CorruptError(
             f"{path}: the newest whole state is that of record {found.seq}, but record {witness} was "
             "stored durably: the table is damaged or an old copy; run ringmap.check on the buffer"
+        )
+    if found.first > max(found.seq, 1):
+        raise CorruptError(
+            f"{path}: record {found.seq} calls record {found.first} the oldest live one, which is newer; "
+            "run ringmap.check on the buffer"
         )
     if found.seq and not len(found.records):  # a scan has them already
         found.records, valid = table.read_range(found.first, found.seq)

@@ -1,0 +1,19 @@
+"""The names of the files and folders that every buffer has, in its directory.
+
+Not here: when each is made, and which others there may be (directory/entries.py).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "COLUMNS", "DATA", "LOCK", "MANIFEST", "OPEN", "SALVAGE", "SALVAGED", "STATE", "STREAM", "TABLE",
+]  # fmt: skip
+
+LOCK, MANIFEST, TABLE, STATE = "lock", "manifest.json", "episodes.npy", "state.bin"
+DATA, OPEN, COLUMNS = "data", "open", "columns"
+
+STREAM = "steps.bin"
+"""The file in a folder of `open/`."""
+
+SALVAGE, SALVAGED = ".salvage", ".salvage.done"
+"""The folder of a repair that is under way, and its name once all of it is done."""
