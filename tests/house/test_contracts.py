@@ -17,6 +17,7 @@ def test_lower_floors_never_import_upper_ones():
 PLANTED = {
     "errors": "import ringmap.storage",
     "storage/planted": "def late():\n    import torch",
+    "datasets/planted": "def late():\n    import ringmap.formats.base",
     "formats/a": "",
     "formats/b": "import ringmap.formats.a",
 }
@@ -31,6 +32,7 @@ def test_control(tmp_path):
         run(*LINT_IMPORTS, "--config", ROOT / "pyproject.toml", cwd=tmp_path)
     for broken in ("Lower floors", "storage and clips know neither", "Formats never import"):
         assert re.search(rf"{broken}.* BROKEN", str(raised.value)), broken
+    assert "ringmap.datasets is not allowed to import ringmap.formats" in str(raised.value)
 
 
 def test_one_loop_reads_again():

@@ -1,6 +1,6 @@
 """An episode before it is written to a dataset: the key of its data, its writers, and the write modes.
 
-Not here: formats (base.py), the columns of an episode (schema.py).
+Not here: formats (base.py), the columns of an episode (checked_episode.py).
 """
 
 from __future__ import annotations

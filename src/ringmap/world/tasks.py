@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.world.infos import Row
 from ringmap.world.stage import Stage

@@ -1,7 +1,7 @@
 """Encode and decode images with pillow, in parallel threads if that is faster (it releases the GIL).
 
 Invariants: a decoded image has the requested shape: grey keeps its channel axis.
-Not here: which columns are images (`ringmap.datasets.layout.is_image`), video.
+Not here: which columns are images (`ringmap.datasets.image_axes.is_image`), video.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import xxhash
 
 from ringmap.errors import NewerVersionError
 from ringmap.formats.common import disk
-from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.untrusted import open_fd
 from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec

@@ -19,10 +19,10 @@ import xxhash
 
 from ringmap.datasets.base import num_rows
 from ringmap.errors import CorruptError, ReplacedError
-from ringmap.formats.common.episodes import EpisodeCache
+from ringmap.formats.common.directory import damage_named, offsets_of, steps_of
+from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.images import decode_into
 from ringmap.formats.common.log import FILE, FILM, Encoded, Log, Place, Record
-from ringmap.formats.common.source import damage_named, offsets_of, steps_of
 from ringmap.formats.common.swap import LOG, staging_folder
 from ringmap.formats.common.untrusted import check_row
 from ringmap.storage.columns.schema import ColumnSpec, Schema

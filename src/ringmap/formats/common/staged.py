@@ -34,6 +34,7 @@ from ringmap.errors import (
     RingmapError,
     UnknownFormatError,
 )
+from ringmap.formats.checked_episode import CheckedEpisode
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import Encoded, Log, Record
 from ringmap.formats.common.pending import Again, Pending, base_of, log_path
@@ -46,7 +47,6 @@ from ringmap.formats.common.swap import (
     staging_folder,
 )
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.schema import CheckedEpisode
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["StagedWriter"]

@@ -28,14 +28,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmap.datasets.base import num_rows
-from ringmap.datasets.layout import is_image
+from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError
+from ringmap.formats.checked_episode import CheckedEpisode
 from ringmap.formats.common import disk
+from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.images import LARGEST
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
-from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
@@ -44,7 +45,6 @@ from ringmap.formats.common.untrusted import (
     kind_at,
     read_json,
 )
-from ringmap.formats.schema import CheckedEpisode
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 

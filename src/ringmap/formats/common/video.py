@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
+from ringmap.formats.common.directory import DirectorySource
 from ringmap.formats.common.images import in_threads
-from ringmap.formats.common.source import DirectorySource
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at
 from ringmap.storage.disk.system import NotAFileError
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ringmap.errors import ReadOnlyError, RoleError
+from ringmap.formats.checked_episode import CheckedEpisode, check_episode
 from ringmap.formats.episode import validate_write_mode
-from ringmap.formats.schema import CheckedEpisode, check_episode
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.records.blobs import encode_data
 

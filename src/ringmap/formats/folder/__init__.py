@@ -6,14 +6,14 @@
 
 The layout of stable-worldmodel, in both directions, with names, dtypes and shapes kept in
 `ep_len.json` beside it. JPEG by default, which is lossy; PNG is not.
-Not here: reading (source.py), writing (writer.py), what it shares with `video` (common/tabular.py).
+Not here: reading (reader.py), writing (writer.py), what it shares with `video` (common/tabular.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 
 __all__ = ["Folder"]
@@ -24,13 +24,13 @@ class Folder(StoredFormat):
     """Datasets as folders of .npz files and images. Lossless with `image_format="png"`."""
 
     name = "folder"
-    source = "ringmap.formats.folder.source:FolderSource"
+    source = "ringmap.formats.folder.reader:FolderSource"
     writer = "ringmap.formats.folder.writer:FolderWriter"
     logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by `ep_len.npz`, and no videos."""
-        from ringmap.formats.folder.source import LAYOUT
+        from ringmap.formats.folder.reader import LAYOUT
 
         return LAYOUT.is_dataset(os.fspath(path))

@@ -14,7 +14,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.images import check_image_format, encode
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.tabular import TabularWriter
-from ringmap.formats.folder.source import LAYOUT, image_name
+from ringmap.formats.folder.reader import LAYOUT, image_name
 
 __all__ = ["FolderWriter"]
 

@@ -5,7 +5,7 @@
 
 Invariants: a call that raises changes nothing, and the next one works; a `with` block that
 overwrites and ends with an exception leaves the old file.
-Not here: what an episode must look like (formats/schema.py), bytes of a column (layout.py).
+Not here: what an episode must look like (formats/checked_episode.py), bytes of a column (columns.py).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 
 from ringmap.datasets.base import num_rows
 from ringmap.errors import EnvironmentFault, InputError, RingmapError
-from ringmap.formats.common.source import damage_named
+from ringmap.formats.checked_episode import CheckedEpisode
+from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.hdf5.layout import (
+from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,
     Column,
     create_column,
     find_columns,
 )
-from ringmap.formats.hdf5.session import Session
-from ringmap.formats.hdf5.source import (
+from ringmap.formats.hdf5.reader import (
     NAMES_ATTRIBUTE,
     episode_attribute,
     read_table,
 )
-from ringmap.formats.schema import CheckedEpisode
+from ringmap.formats.hdf5.session import Session
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["HDF5Writer"]

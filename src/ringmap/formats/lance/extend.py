@@ -4,7 +4,7 @@
 
 Invariants: episode data is there before the episodes that it belongs to; a file counts only when it is as long as
 Lance says: cut short by a limit or a quota, it is not committed.
-Not here: the log (formats/common), what columns look like (layout.py).
+Not here: the log (formats/common), what columns look like (columns.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.formats.common.log import Record
-from ringmap.formats.lance.layout import (
+from ringmap.formats.lance.columns import (
     EPISODE,
     METADATA,
     STEP,

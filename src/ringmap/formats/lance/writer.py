@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.layout import is_image, stored_layout
+from ringmap.datasets.image_axes import is_image, stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.checked_episode import CheckedEpisode
 from ringmap.formats.common.images import check_image_format, encode
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.lance import Lance
-from ringmap.formats.lance.extend import create, extend
-from ringmap.formats.lance.layout import (
+from ringmap.formats.lance.columns import (
     METADATA,
     Field,
     episodes_path,
@@ -28,7 +28,7 @@ from ringmap.formats.lance.layout import (
     sized_fields,
     table_of,
 )
-from ringmap.formats.schema import CheckedEpisode
+from ringmap.formats.lance.extend import create, extend
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["LanceWriter"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import read_json
 from ringmap.formats.registry import register_format
 
@@ -28,7 +28,7 @@ class LeRobot(StoredFormat):
     """LeRobot datasets, version 3. Read-only."""
 
     name = "lerobot"
-    source = "ringmap.formats.lerobot.source:LeRobotSource"
+    source = "ringmap.formats.lerobot.reader:LeRobotSource"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

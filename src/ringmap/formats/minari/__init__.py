@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 
 __all__ = ["Minari"]
@@ -23,7 +23,7 @@ class Minari(StoredFormat):
     """Minari datasets. Read-only."""
 
     name = "minari"
-    source = "ringmap.formats.minari.source:MinariSource"
+    source = "ringmap.formats.minari.reader:MinariSource"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

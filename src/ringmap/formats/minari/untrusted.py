@@ -4,7 +4,7 @@
     main_data.hdf5               -> links and storage elsewhere are followed, shapes are believed
 
 Invariants: reads only; nothing that is refused was handed to minari, nor to a decoder of images.
-Not here: reading (source.py).
+Not here: reading (reader.py).
 """
 
 from __future__ import annotations

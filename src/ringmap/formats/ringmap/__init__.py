@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 from ringmap.storage.records.layout import MANIFEST, TABLE
 
@@ -21,7 +21,7 @@ class Ringmap(StoredFormat):
     """Buffers on disk. Read-only."""
 
     name = "ringmap"
-    source = "ringmap.formats.ringmap.source:BufferSource"
+    source = "ringmap.formats.ringmap.reader:BufferSource"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

@@ -6,14 +6,14 @@
 
 The layout of stable-worldmodel, in both directions. H.264 is lossy; `lossless=True` is not.
 PyAV (the extra `video`) is imported when a dataset is opened.
-Not here: reading (source.py), writing (writer.py), frames (common/video.py), columns (common/tabular.py).
+Not here: reading (reader.py), writing (writer.py), frames (common/video.py), columns (common/tabular.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 
 __all__ = ["Video"]
@@ -24,13 +24,13 @@ class Video(StoredFormat):
     """Datasets as folders of .npz files and videos. Lossless with `lossless=True`."""
 
     name = "video"
-    source = "ringmap.formats.video.source:VideoSource"
+    source = "ringmap.formats.video.reader:VideoSource"
     writer = "ringmap.formats.video.writer:VideoWriter"
     logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by `ep_len.npz` and videos."""
-        from ringmap.formats.video.source import LAYOUT
+        from ringmap.formats.video.reader import LAYOUT
 
         return LAYOUT.is_dataset(os.fspath(path))

@@ -16,7 +16,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.tabular import TabularWriter
 from ringmap.formats.common.video import Encoding, encode_video
-from ringmap.formats.video.source import LAYOUT, video_name
+from ringmap.formats.video.reader import LAYOUT, video_name
 
 __all__ = ["VideoWriter"]
 

@@ -1,6 +1,6 @@
 """The writing side of a Zarr group.
 
-Not here: the log (common/staged.py), arrays (layout.py).
+Not here: the log (common/staged.py), arrays (columns.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringmap.errors import InputError
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
-from ringmap.formats.zarr.layout import (
+from ringmap.formats.zarr.columns import (
     CHUNK_NBYTES,
     columns_of,
     create,

@@ -9,7 +9,7 @@
 
 Invariants: rows beyond the last end count for nothing, and an end is there only when its rows are; adding twice
 what is not counted yet is adding once.
-Not here: reading (source.py).
+Not here: reading (reader.py).
 """
 
 from __future__ import annotations

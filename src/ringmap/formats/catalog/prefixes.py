@@ -3,7 +3,7 @@
     "minari:name"   prefix up to the first ":"   -> the loader of that prefix, called with the rest
 
 The built-in loaders look in the download folder of the library of that name, and download nothing themselves.
-Not here: paths and names of our own (catalog.py), reading (formats/, d4rl.py).
+Not here: paths and names of our own ((load.py)), reading (formats/, d4rl.py).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _lerobot(name: str, **options: Any) -> Any:
 
 
 def _d4rl(name: str, **options: Any) -> Any:
-    from ringmap.datasets.d4rl import D4RLDataset
+    from ringmap.formats.catalog.d4rl import D4RLDataset
 
     root = Path(os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets").expanduser()
     plain = name.replace("_", "-")  # halfcheetah-medium-v2 lies in halfcheetah_medium-v2.hdf5

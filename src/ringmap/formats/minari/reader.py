@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.episodes import EpisodeCache
-from ringmap.formats.common.source import DirectorySource, damage_named, offsets_of
+from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
+from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.minari.untrusted import refuse_episode, refuse_harm
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 

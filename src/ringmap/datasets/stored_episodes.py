@@ -1,6 +1,6 @@
 """Read the stored episodes of any dataset or buffer, and their columns, for a writer.
 
-Not here: writing (formats/), copies of whole datasets (transfer.py).
+Not here: writing (formats/), copies of whole datasets (formats/catalog/).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.storage.columns.schema import Schema, as_columns
 
 __all__ = ["episodes_of", "schema_of"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import ReplacedError
-from ringmap.formats.common.source import DirectorySource, offsets_of, steps_of
+from ringmap.formats.common.directory import DirectorySource, offsets_of, steps_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import is_live

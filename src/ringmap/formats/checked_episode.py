@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.episode import split_episode_data
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns

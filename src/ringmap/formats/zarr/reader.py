@@ -1,6 +1,6 @@
 """The reading side of a Zarr group: chunks decompressed once, and kept while they are in use.
 
-Not here: arrays (layout.py), tensors and clips (`ringmap.datasets.stored`).
+Not here: arrays (columns.py), tensors and clips (`ringmap.datasets.stored`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.images import in_threads
-from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
 from ringmap.formats.zarr import Zarr
-from ringmap.formats.zarr.layout import (
+from ringmap.formats.zarr.columns import (
     DATA_BYTES,
     DATA_ENDS,
     NAMES,

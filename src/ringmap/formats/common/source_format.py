@@ -1,7 +1,7 @@
 """A format whose datasets are read through the format's own source.
 
     class Lance(StoredFormat):
-        source = "ringmap.formats.lance.source:LanceSource"
+        source = "ringmap.formats.lance.reader:LanceSource"
         writer = "ringmap.formats.lance.writer:LanceWriter"
 
 Both are names, and are imported when they are used: packages of an unused format need not be installed.

@@ -3,7 +3,7 @@
     source -> load_episode, get_episode_data -> writer.write_episode -> dest
 
 Invariants: sources that do not fit together are refused, by name, before the destination is touched.
-Not here: reading and writing (formats/), datasets joined without a copy (joined.py).
+Not here: reading and writing (formats/), datasets joined without a copy (datasets/joined.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.catalog import load_arrays
-from ringmap.datasets.episodes import episodes_of, schema_of
+from ringmap.datasets.stored_episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
+from ringmap.formats.catalog.load import load_arrays
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 

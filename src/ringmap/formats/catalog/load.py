@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmap.datasets.base import Dataset
-from ringmap.datasets.prefixes import load_prefixed
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.formats.catalog.prefixes import load_prefixed
 from ringmap.formats.common.swap import restore
 from ringmap.formats.registry import detect_format, get_format, list_formats, refuse_missing
 

@@ -2,7 +2,7 @@
 
 Invariants: what is pickled is a path and the episode table, never a handle or data; a process
 that opens the path again and finds other episodes there refuses, instead of mixing two files.
-Not here: tensors, clips (`ringmap.datasets.stored`), the columns themselves (layout.py).
+Not here: tensors, clips (`ringmap.datasets.stored`), the columns themselves (columns.py).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ringmap.errors import (
     UnknownColumnError,
     UnknownFormatError,
 )
-from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
-from ringmap.formats.hdf5.journal import mend
-from ringmap.formats.hdf5.layout import (
+from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,
     Column,
     find_columns,
 )
+from ringmap.formats.hdf5.journal import mend
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.records.blobs import decode_data

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.formats.common.source import steps_of
+from ringmap.formats.common.directory import steps_of
 
 __all__ = ["CACHE_NBYTES", "EpisodeCache"]
 

@@ -5,7 +5,7 @@
     as_mapping              a batch that was asked for as a whole
 
 PyTorch is used only if it is already imported: without it there is no DataLoader.
-Not here: the list of clips (batch.py), tensors and shared memory (loader.py).
+Not here: the list of clips (batch.py), tensors and shared memory (worker_slots.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def allocate(layout: Layout) -> dict[str, Array] | None:
     """Return arrays to gather into that travel to the process of the DataLoader without a copy, in a worker."""
     if worker() is None:
         return None
-    from ringmap.datasets.loader import worker_slots
+    from ringmap.datasets.worker_slots import worker_slots
 
     return worker_slots().allocate(layout)
 
@@ -49,13 +49,13 @@ def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
     """Return a batch that was asked for as a whole: in a worker, one that is copied into a slot when it is sent."""
     if worker() is None:
         return columns
-    from ringmap.datasets.loader import SlotBatch
+    from ringmap.datasets.worker_slots import SlotBatch
 
     return SlotBatch(columns)
 
 
 def _register() -> None:
     if "torch" in sys.modules:
-        from ringmap.datasets.loader import register
+        from ringmap.datasets.worker_slots import register
 
         register()

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
-from ringmap.formats.common.episodes import EpisodeCache
+from ringmap.formats.common.directory import damage_named, offsets_of, steps_of
+from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.images import opened
-from ringmap.formats.common.source import damage_named, offsets_of, steps_of
 from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
     check_row,

@@ -11,7 +11,7 @@ The attributes are ours; a reader that does not know them sees the plain layout 
 stable-worldmodel (Data guide, HDF5): one dataset per column over all steps.
 Invariants: what `create_column` and `write` stored, `find_columns` and `windows` give back equal, dtype
 and all; nothing is followed out of the file: no links, no external storage, no pickle.
-Not here: when what is written (writer.py), which rows are a clip (source.py).
+Not here: when what is written (writer.py), which rows are a clip (reader.py).
 """
 
 from __future__ import annotations

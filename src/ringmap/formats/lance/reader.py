@@ -2,7 +2,7 @@
 
     starts, length, stride -> rows -> each once, sorted -> take -> decode each image once -> in order
 
-Not here: the columns themselves (layout.py), tensors and clips (`ringmap.datasets.stored`).
+Not here: the columns themselves (columns.py), tensors and clips (`ringmap.datasets.stored`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.images import decode_into
-from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
 from ringmap.formats.lance import Lance
-from ringmap.formats.lance.layout import (
+from ringmap.formats.lance.columns import (
     EPISODE,
     METADATA,
     committed,
