@@ -3,7 +3,7 @@
     "minari:name"   prefix up to the first ":"   -> the loader of that prefix, called with the rest
 
 The built-in loaders look in the download folder of the library of that name, and download nothing themselves.
-Not here: paths and names of our own ((load.py)), reading (formats/, d4rl.py).
+Not here: paths and names of our own (load.py), reading (formats/, d4rl.py).
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ from ringmap.errors import (
     RingmapError,
     UnknownColumnError,
 )
+from ringmap.formats.media.films import Decoders
 from ringmap.storage.columns.schema import Schema
 
-__all__ = ["DirectorySource", "damage_named", "offsets_of", "steps_of"]
+__all__ = ["DecodingSource", "DirectorySource", "damage_named", "offsets_of", "steps_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -147,6 +148,22 @@ class DirectorySource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+
+class DecodingSource(DirectorySource):
+    """A source that keeps decoders open: a process's own, and none in a pickled copy."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._decoders = Decoders()
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again."""
+        super().close()
+        self._decoders.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
 
 
 @contextlib.contextmanager

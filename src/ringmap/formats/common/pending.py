@@ -21,10 +21,10 @@ from ringmap.datasets.base import num_rows
 from ringmap.errors import CorruptError, ReplacedError
 from ringmap.formats.common.directory import damage_named, offsets_of, steps_of
 from ringmap.formats.common.episode_cache import EpisodeCache
-from ringmap.formats.common.images import decode_into
 from ringmap.formats.common.log import FILE, FILM, Encoded, Log, Place, Record
 from ringmap.formats.common.swap import LOG, staging_folder
 from ringmap.formats.common.untrusted import check_row
+from ringmap.formats.media.images import decode_into
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 
@@ -298,7 +298,7 @@ def _pixels(value: Array | Encoded, spec: ColumnSpec, length: int) -> Array:
         raise CorruptError(f"column {spec.name!r} in the log holds fewer than {length} pictures")
     out = np.empty((length, *spec.shape), np.uint8)
     if value.how == FILM:
-        from ringmap.formats.common.video import Decoder
+        from ringmap.formats.media.films import Decoder
 
         decoder = Decoder(f"column {spec.name!r} in the log", value.values[0])
         try:

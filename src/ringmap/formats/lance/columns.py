@@ -27,10 +27,10 @@ import numpy as np
 
 from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError, RoleError
-from ringmap.formats.common.images import LARGEST, size_of
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, check_name, check_row, refuse_links
+from ringmap.formats.media.images import LARGEST, size_of
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 
 __all__ = [

@@ -16,7 +16,6 @@ import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
-from ringmap.formats.common.images import decode_into
 from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
     EPISODE,
@@ -28,6 +27,7 @@ from ringmap.formats.lance.columns import (
     sized_fields,
     table_of,
 )
+from ringmap.formats.media.images import decode_into
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 

@@ -15,7 +15,6 @@ import numpy as np
 from ringmap.datasets.image_axes import is_image, stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.checked_episode import CheckedEpisode
-from ringmap.formats.common.images import check_image_format, encode
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.lance import Lance
@@ -29,6 +28,7 @@ from ringmap.formats.lance.columns import (
     table_of,
 )
 from ringmap.formats.lance.extend import create, extend
+from ringmap.formats.media.images import check_image_format, encode
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 
 __all__ = ["LanceWriter"]

@@ -15,7 +15,6 @@ import os
 from typing import Any
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.images import size_of
 from ringmap.formats.common.untrusted import (
     LARGEST_ROW,
     kind_at,
@@ -23,6 +22,7 @@ from ringmap.formats.common.untrusted import (
     refuse_links,
     refuse_sparse,
 )
+from ringmap.formats.media.images import size_of
 
 __all__ = ["refuse_episode", "refuse_harm"]
 

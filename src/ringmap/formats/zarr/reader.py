@@ -17,7 +17,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
-from ringmap.formats.common.images import in_threads
+from ringmap.formats.media.images import in_threads
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.columns import (
     DATA_BYTES,

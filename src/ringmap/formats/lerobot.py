@@ -1,6 +1,14 @@
-"""The episodes of a LeRobot dataset as columns, videos among them.
+"""The LeRobot format: local datasets of version 3, read by their documented layout.
 
-Not here: the layout's words (this package's docstring), frames (common/video.py).
+    meta/info.json                        features, paths, frames per second
+    meta/episodes/chunk-*/file-*.parquet  one row per episode: length, which files, from when in a video
+    meta/tasks.parquet                    task_index -> task
+    data/chunk-*/file-*.parquet           one row per frame: many episodes in a file
+    videos/<key>/chunk-*/file-*.mp4       many episodes in a file
+
+pyarrow reads the tables, PyAV the videos (the extra `lerobot`); LeRobot's own package is not needed.
+Source: LeRobot documentation, LeRobotDataset v3.0.
+Not here: frames (media/films.py), older versions (LeRobot converts them), downloads.
 """
 
 from __future__ import annotations
@@ -15,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnknownFormatError
-from ringmap.formats.common.directory import damage_named, offsets_of, steps_of
+from ringmap.formats.common.directory import DecodingSource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.episode_cache import EpisodeCache
-from ringmap.formats.common.images import opened
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
     check_row,
@@ -26,10 +34,12 @@ from ringmap.formats.common.untrusted import (
     refuse_elsewhere,
     refuse_vast,
 )
-from ringmap.formats.common.video import DecodingSource, decode_runs
+from ringmap.formats.media.films import decode_runs
+from ringmap.formats.media.images import opened
+from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["LeRobotSource"]
+__all__ = ["LeRobot", "LeRobotSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,6 +47,23 @@ _STEPS_PER_BYTE = 100
 """Rows that a byte of Parquet may hold; the number of each takes a few bits."""
 
 _LONGEST_TASK = 1 << 16
+
+
+@register_format
+class LeRobot(StoredFormat):
+    """LeRobot datasets, version 3. Read-only."""
+
+    name = "lerobot"
+    source = "ringmap.formats.lerobot:LeRobotSource"
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by `meta/info.json` and its version."""
+        try:
+            found = read_json(os.path.join(os.fspath(path), "meta", "info.json"))
+        except (OSError, CorruptError):
+            return False
+        return isinstance(found, dict) and "codebase_version" in found
 
 
 class LeRobotSource(DecodingSource):

@@ -1,9 +1,9 @@
-"""Frames of an episode to a video file and back, by PyAV.
+"""Frames to a video file and back, by PyAV.
 
     frames (T, H, W, C) -> padded to even sizes -> encoder -> ep_0.mp4
     ep_0.mp4 -> seek to the keyframe before -> decode -> cropped to (H, W)
 
-Invariants: frame t is at pts t, in decoding order (no B-frames), a keyframe every `KEYFRAMES`.
+Invariants: with keyframes, frame t is at pts t, in decoding order (no B-frames), a keyframe every `KEYFRAMES`.
 A decoder that a fork copied is never used nor closed: closing it would wait for threads that are not there.
 Not here: which frames a batch needs (each format).
 """
@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.directory import DirectorySource
-from ringmap.formats.common.images import in_threads
 from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at
+from ringmap.formats.media.images import in_threads
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = [
@@ -33,8 +32,8 @@ __all__ = [
     "MAX_DECODERS",
     "Decoder",
     "Decoders",
-    "DecodingSource",
     "Encoding",
+    "FilmWriter",
     "decode_runs",
     "encode_video",
 ]
@@ -64,46 +63,78 @@ class Encoding:
         crf: quality, 0 to 51: less is better.
         fps: frames per second that a player shows.
         lossless: keep every value: RGB instead of YUV, and quantizer 0.
+        keyframes: frames from one keyframe to the next, in decoding order; None: as the codec likes, which is smaller,
+            for a file that is only played.
     """
 
     codec: str = "libx264"
     crf: int = 18
     fps: int = 30
     lossless: bool = False
+    keyframes: int | None = KEYFRAMES
 
 
-def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
-    """Write `frames`, (T, H, W, 1 or 3) uint8, to a path or a file object.
+class FilmWriter:
+    """A video that is being encoded, frame by frame, all of one size. Use it in a `with` block.
+
+    Args:
+        file: a path or a file object.
+        encoding: how.
 
     Raises:
         av.FFmpegError (an OSError or ValueError): the codec is not there, or refuses its options.
     """
-    import av
 
-    # Grey goes as RGB: encoders and decoders differ in the range that they take grey's values to have.
-    frames = np.broadcast_to(frames, (*frames.shape[:3], 3))
-    height, width = (max(SMALLEST, n + n % 2) for n in frames.shape[1:3])
-    pad = ((0, height - frames.shape[1]), (0, width - frames.shape[2]))
-    codec, options = encoding.codec, {"crf": str(encoding.crf)}
-    pixels = "yuv420p"
-    if encoding.lossless:
-        codec, options, pixels = "libx264rgb", {"qp": "0"}, "rgb24"
-    with av.open(file, "w", format="mp4") as container:
-        stream: Any = container.add_stream(codec, rate=Fraction(encoding.fps), options=options)
-        stream.width, stream.height, stream.pix_fmt = width, height, pixels
-        stream.codec_context.gop_size = KEYFRAMES
-        stream.codec_context.max_b_frames = 0
+    def __init__(self, file: Any, encoding: Encoding) -> None:
+        import av
+
+        self._encoding, self._number = encoding, 0
+        codec, options, pixels = encoding.codec, {"crf": str(encoding.crf)}, "yuv420p"
+        if encoding.lossless:
+            codec, options, pixels = "libx264rgb", {"qp": "0"}, "rgb24"
+        self._container: Any = av.open(file, "w", format="mp4")
+        stream: Any = self._container.add_stream(codec, rate=Fraction(encoding.fps), options=options)  # fmt: skip
+        stream.pix_fmt = pixels
+        if encoding.keyframes is not None:
+            stream.codec_context.gop_size = encoding.keyframes
+            stream.codec_context.max_b_frames = 0
         stream.codec_context.time_base = Fraction(1, encoding.fps)
-        for number, picture in enumerate(frames):
-            if pad != ((0, 0), (0, 0)):
-                picture = np.pad(picture, (*pad, (0, 0)), mode="edge")
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
-            frame.pts = number
-            frame.time_base = Fraction(1, encoding.fps)
-            for packet in stream.encode(frame):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
+        self._stream = stream
+
+    def add(self, picture: Array) -> None:
+        """Add a frame, uint8 (H, W, 3)."""
+        import av
+
+        height, width = (max(SMALLEST, n + n % 2) for n in picture.shape[:2])
+        pad = ((0, height - picture.shape[0]), (0, width - picture.shape[1]))
+        if not self._number:
+            self._stream.height, self._stream.width = height, width
+        if pad != ((0, 0), (0, 0)):
+            picture = np.pad(picture, (*pad, (0, 0)), mode="edge")
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
+        frame.pts, frame.time_base = self._number, Fraction(1, self._encoding.fps)
+        self._number += 1
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._number:
+            self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def __enter__(self) -> FilmWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
+    """Write `frames`, (T, H, W, 1 or 3) uint8, as `FilmWriter` does."""
+    # Grey goes as RGB: encoders and decoders differ in the range that they take grey's values to have.
+    with FilmWriter(file, encoding) as film:
+        for picture in np.broadcast_to(frames, (*frames.shape[:3], 3)):
+            film.add(picture)
 
 
 class Decoder:
@@ -131,7 +162,7 @@ class Decoder:
             self._container = av.open(
                 path if data is None else io.BytesIO(data), format="mp4", options={"protocol_whitelist": "file"}
             )  # fmt: skip
-            self._stream = self._container.streams.video[0]
+            self._stream: Any = self._container.streams.video[0]
             self._stream.codec_context.options = {"max_pixels": str(LARGEST_PICTURE)}
             height, width = self.size
         except (OSError, ValueError, IndexError) as error:
@@ -241,22 +272,6 @@ class Decoders:
     def __del__(self) -> None:
         if self._pid != os.getpid():
             _inherited.append(self._idle)
-
-
-class DecodingSource(DirectorySource):
-    """A source that keeps decoders open: a process's own, and none in a pickled copy."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._decoders = Decoders()
-
-    def close(self) -> None:
-        """Close the files; the next read opens them again."""
-        super().close()
-        self._decoders.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
 
 
 def decode_runs(

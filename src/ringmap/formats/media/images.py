@@ -1,4 +1,4 @@
-"""Encode and decode images with pillow, in parallel threads if that is faster (it releases the GIL).
+"""Encode, decode and resize images with pillow, in parallel threads if that is faster (it releases the GIL).
 
 Invariants: a decoded image has the requested shape: grey keeps its channel axis.
 Not here: which columns are images (`ringmap.datasets.image_axes.is_image`), video.
@@ -24,7 +24,8 @@ from ringmap.storage.disk.system import cores
 from ringmap.storage.disk.threads import pool
 
 __all__ = [
-    "IMAGE_FORMATS", "LARGEST", "check_image_format", "decode_into", "encode", "in_threads", "opened", "size_of",
+    "IMAGE_FORMATS", "LARGEST", "check_image_format", "decode_into", "encode", "enlarged", "in_threads", "is_picture",
+    "opened", "resample_of", "resized", "rgb", "size_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -134,6 +135,56 @@ def decode_into(out: Array, files: Sequence[Any], spec: ColumnSpec) -> None:
 
     large = math.prod(spec.shape[:2]) >= _WORTH_THREADS
     in_threads(one, list(zip(out, files, strict=True)), _MIN_PER_THREAD if large else len(files))
+
+
+def is_picture(value: Any) -> bool:
+    """Return whether this is a picture: uint8, (H, W) or (H, W, 1, 3 or 4)."""
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype == np.uint8
+        and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4)))
+    )
+
+
+def rgb(pictures: Array) -> Array:
+    """Return pictures (..., H, W, 1, 3 or 4) with three channels."""
+    return np.repeat(pictures, 3, axis=-1) if pictures.shape[-1] == 1 else pictures[..., :3]
+
+
+def enlarged(pictures: Array, least: int) -> Array:
+    """Return pictures (..., H, W, C) with no side shorter than `least`, each pixel as a square."""
+    factor = max(1, -(-least // min(pictures.shape[-3:-1])))
+    return pictures.repeat(factor, axis=-3).repeat(factor, axis=-2)
+
+
+def resample_of(given: str | int | None) -> int:
+    """Return PIL's constant of a resampling filter, by name ("nearest"), constant, or None (bilinear).
+
+    Raises:
+        InputError: there is no such filter.
+    """
+    from PIL import Image
+
+    known = {member.name.lower(): int(member) for member in Image.Resampling}
+    found = known.get(given.lower()) if isinstance(given, str) else given
+    if given is None:
+        return known["bilinear"]
+    if found is None or found not in known.values():
+        raise InputError(
+            f"image_resample: expected one of {list(known)} or PIL's constant, got {given!r}"
+        )
+    return int(found)
+
+
+def resized(frame: Array, shape: tuple[int, int], resample: int) -> Array:
+    """Return a picture (H, W, C) or (H, W), uint8, in another size (H, W)."""
+    if frame.shape[:2] == shape:
+        return frame
+    from PIL import Image
+
+    flat = frame[..., 0] if frame.ndim == 3 and frame.shape[2] == 1 else frame
+    made = np.asarray(Image.fromarray(flat).resize(shape[::-1], Image.Resampling(resample)))
+    return made[..., None] if made.ndim < frame.ndim else made
 
 
 def in_threads(

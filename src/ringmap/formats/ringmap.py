@@ -1,7 +1,9 @@
-"""The rows of a buffer's directory, as it was when it was opened.
+"""The ringmap format: a buffer's own directory, read as a dataset without conversion.
 
+What is read is the buffer as it was when it was opened. To write one, make a `ReplayBuffer` with
+`path=`; its writer may be at work meanwhile.
 Invariants: an episode that the buffer's writer evicted since is an error, never other rows.
-Not here: how a buffer is read (storage/read/reader.py), tensors and clips (datasets/stored.py).
+Not here: how a buffer is read (storage/read/reader.py), live reading (`ReplayBuffer.open`).
 """
 
 from __future__ import annotations
@@ -14,15 +16,32 @@ import numpy as np
 
 from ringmap.errors import ReplacedError
 from ringmap.formats.common.directory import DirectorySource, offsets_of, steps_of
+from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
+from ringmap.storage.records.layout import MANIFEST, TABLE
 from ringmap.storage.ring.integers import Ordinal
 
-__all__ = ["BufferSource"]
+__all__ = ["BufferSource", "Ringmap"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@register_format
+class Ringmap(StoredFormat):
+    """Buffers on disk. Read-only."""
+
+    name = "ringmap"
+    source = "ringmap.formats.ringmap:BufferSource"
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by the manifest and the table of episodes."""
+        folder = os.fspath(path)
+        return all(os.path.isfile(os.path.join(folder, f)) for f in (MANIFEST, TABLE))
 
 
 class BufferSource(DirectorySource):
