@@ -81,23 +81,14 @@ class FolderSource(TabularSource):
 class FolderWriter(TabularWriter):
     """Writes episodes to a folder. Use it in a `with` block.
 
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded in parallel.
+
     Args:
-        path: the folder; those above it are made.
-        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
-            "error" refuses it.
         image_format: "jpeg" (quality 95, full chroma) is lossy, "png" is not. Of a dataset that is
             appended to, the one that it has.
-        progress: show a progress bar in `write_episodes`.
 
     Raises:
         InputError: an option is wrong.
-        ExistsError: on entering, with mode "error", where something is.
-        LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
-
-    Processes and threads: one writer at a time, which a lock sees to, one thread at a time; images
-    are encoded in parallel. Killed at any moment, it leaves every episode readable whose call had
-    returned; a power cut may cost what was written since the block began.
 
     Example:
         >>> import os, tempfile

@@ -35,7 +35,7 @@ from ringmap.formats.common.untrusted import (
     refuse_vast,
 )
 from ringmap.formats.media.films import decode_runs
-from ringmap.formats.media.images import opened
+from ringmap.formats.media.images import decode_into
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
@@ -169,15 +169,12 @@ class LeRobotSource(DecodingSource):
     ) -> dict[str, Array]:
         specs = {spec.name: spec for spec in self.schema.columns}
 
-        def empty(name: str, shape: tuple[int, ...]) -> Array:
-            if (
-                specs[name].dtype == "U"
-            ):  # as wide as the widest text of any episode that is asked for
-                return np.empty(shape, object)
-            return np.empty((*shape, *specs[name].shape), specs[name].dtype)
-
+        # Texts without a width become as wide as the widest one that is asked for.
+        rows_of = {n: (s.shape, object if s.dtype == "U" else s.dtype) for n, s in specs.items()}
         plain = [name for name in columns if name not in self._videos]
-        found = handle.windows(plain, self.offsets, starts, length, stride, empty) if plain else {}
+        found = (
+            handle.windows(plain, self.offsets, starts, length, stride, rows_of) if plain else {}
+        )
         found = {n: v.astype(str) if v.dtype == object else v for n, v in found.items()}
         rows = steps_of(starts, length, stride)
         for name in columns:
@@ -232,7 +229,8 @@ class LeRobotSource(DecodingSource):
                 continue
             column = table.column(spec.name)
             if self._info["features"][spec.name]["dtype"] == "image":
-                found[spec.name] = _images(column, spec)
+                images = found[spec.name] = np.empty((len(table), *spec.shape), np.uint8)
+                decode_into(images, [value["bytes"] for value in column.to_pylist()], spec)
             elif spec.dtype.kind == "U":
                 found[spec.name] = np.array(column.to_pylist(), str)
             else:
@@ -296,16 +294,3 @@ def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
     else:
         height, width, channels = shape
     return height, width, channels
-
-
-def _images(column: Any, spec: ColumnSpec) -> Array:
-    pictures = []
-    for value in column.to_pylist():
-        with opened(value["bytes"], f"column {spec.name!r}") as image:
-            if (image.height, image.width) != spec.shape[:2]:
-                raise CorruptError(
-                    f"column {spec.name!r}: an image of {(image.height, image.width)}, expected {spec.shape[:2]}"
-                )
-            pixels = np.asarray(image.convert("L" if spec.shape[-1] == 1 else "RGB"))
-        pictures.append(pixels.reshape(spec.shape))
-    return np.stack(pictures) if pictures else np.empty((0, *spec.shape), np.uint8)

@@ -74,12 +74,8 @@ class BufferSource(DirectorySource):
         self._uuid = reader.manifest.uuid
         return reader
 
-    def close(self) -> None:
-        """Close the files; the next read opens them again."""
-        with self._alone():
-            if self._found is not None:
-                self._found.close()
-            self._found = None
+    def _release(self, handle: Reader) -> None:
+        handle.close()
 
     def _windows(
         self, handle: Reader, columns: Sequence[str], starts: Array, length: int, stride: int

@@ -99,25 +99,16 @@ class VideoSource(DecodingSource, TabularSource):
 class VideoWriter(TabularWriter):
     """Writes episodes to a folder, images as videos. Use it in a `with` block.
 
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. The encoder has threads of its own.
+
     Args:
-        path: the folder; those above it are made.
-        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
-            "error" refuses it.
         lossless: keep every value of the images: H.264 in RGB with quantizer 0.
         codec: the encoder, as PyAV names it.
         crf: quality, 0 to 51: less is better, and larger.
         fps: frames per second that a player shows.
-        progress: show a progress bar in `write_episodes`.
 
     Raises:
         InputError: an option is wrong.
-        ExistsError: on entering, with mode "error", where something is.
-        LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
-
-    Processes and threads: one writer at a time, which a lock sees to, one thread at a time; the
-    encoder has threads of its own. Killed at any moment, it leaves every episode readable whose call
-    had returned; a power cut may cost what was written since the block began.
     """
 
     format = Video

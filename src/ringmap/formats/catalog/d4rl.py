@@ -138,7 +138,7 @@ def _column(file: Any, name: str) -> Any:
     from ringmap.formats.common.untrusted import refuse_sparse
 
     found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
+    if not isinstance(found, h5py.Dataset):
         raise CorruptError(
             f"{file.filename}: {name!r} is no dataset of this file; links are not followed"
         )

@@ -1,7 +1,7 @@
-"""Read a folder: pickling, forks, and when to refuse.
+"""Read a folder or a file: pickling, forks, and when to refuse.
 
 Invariants: a pickle holds a path and the episode table, never a handle or data; a process that
-opens the path again and finds another folder refuses, instead of mixing two datasets.
+opens the path again and finds another folder or file refuses, instead of mixing two datasets.
 Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
 """
 
@@ -43,16 +43,16 @@ _inherited: list[Any] = []
 
 
 class DirectorySource:
-    """The columns of a folder, for `StoredDataset`.
+    """The columns of a folder or file, for `StoredDataset`.
 
-    A subclass supplies `_open` and `_windows`, and sets `schema`, `lengths`, `offsets` and
+    A subclass supplies `_open` and `_windows`, may supply `_release` and `_episode_data`, and sets `schema`, `lengths`, `offsets` and
     `episode_columns` from its first handle.
 
     Args:
-        path: the folder.
+        path: the folder or file.
 
     Raises:
-        NotFoundError: there is no such folder.
+        NotFoundError: there is none.
         CorruptError: it is damaged.
     """
 
@@ -65,7 +65,7 @@ class DirectorySource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
         if not os.path.exists(self.path):
-            raise NotFoundError(f"{self.path}: no such folder")
+            raise NotFoundError(f"{self.path}: no such file or folder")
         found = os.stat(self.path)
         self._identity = (found.st_dev, found.st_ino)
         self._forget()
@@ -73,6 +73,9 @@ class DirectorySource:
     def _open(self) -> Any:
         """Return a handle for this process, which `_windows` reads through."""
         raise NotImplementedError
+
+    def _release(self, handle: Any) -> None:
+        """Close a handle of this process."""
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
@@ -93,7 +96,7 @@ class DirectorySource:
 
         Raises:
             CorruptError: they can't be read.
-            ReplacedError: the path now holds another folder.
+            ReplacedError: the path now holds something else.
         """
         known = self.schema.names
         for name in columns:
@@ -110,6 +113,8 @@ class DirectorySource:
     def close(self) -> None:
         """Close the files; the next read opens them again."""
         with self._alone():
+            if self._found is not None:
+                self._release(self._found)
             self._found = None
 
     def _alone(self) -> threading.RLock:

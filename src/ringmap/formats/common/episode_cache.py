@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,19 +50,19 @@ class EpisodeCache:
 
     def windows(
         self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int,
-        empty: Callable[[str, tuple[int, ...]], Array],
+        rows_of: Mapping[str, tuple[tuple[int, ...], Any]],
     ) -> dict[str, Array]:  # fmt: skip
-        """Read windows of columns, which may span episodes. `empty` allocates an array of a column's rows."""
+        """Read windows of columns, which may span episodes. `rows_of`: shape and dtype of a row of each column."""
         rows = steps_of(starts, length, stride)
         flat = rows.ravel()
-        found = {name: empty(name, (len(flat),)) for name in columns}
+        found = {name: np.empty((len(flat), *rows_of[name][0]), rows_of[name][1]) for name in columns}  # fmt: skip
         episodes = np.searchsorted(offsets, flat, side="right") - 1
         for number in np.unique(episodes).tolist():
             there = np.flatnonzero(episodes == number)
             episode = self.episode(number)
             for name in columns:
                 if (
-                    episode[name].dtype.kind in "SU"
+                    found[name].dtype.kind in "SU"
                 ):  # as wide as the widest episode's: a narrower array cuts texts
                     wide = np.promote_types(found[name].dtype, episode[name].dtype)
                     found[name] = found[name].astype(wide, copy=False)

@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.formats.checked_episode import CheckedEpisode, check_episode
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.pending import Again, Pending, logged_only, pending_at
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.swap import restore
-from ringmap.formats.episode import EPISODE_DATA_KEY
+from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, check_episode
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.records.blobs import encode_data
 

@@ -239,12 +239,9 @@ class _Joined:
     def _logged(
         self, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
-        specs = {spec.name: spec for spec in self.schema.columns}
         self._opened()
-        return self._cache.windows(
-            columns, self._offsets, starts, length, stride,
-            lambda name, shape: np.empty((*shape, *specs[name].shape), specs[name].dtype),
-        )  # fmt: skip
+        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
+        return self._cache.windows(columns, self._offsets, starts, length, stride, rows_of)
 
     def _use(self, log: Log) -> None:
         self._log = log

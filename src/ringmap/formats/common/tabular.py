@@ -30,7 +30,6 @@ import numpy as np
 from ringmap.datasets.base import num_rows
 from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError
-from ringmap.formats.checked_episode import CheckedEpisode
 from ringmap.formats.common import disk
 from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.log import FILE, Encoded, Record
@@ -45,6 +44,7 @@ from ringmap.formats.common.untrusted import (
     kind_at,
     read_json,
 )
+from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.media.images import LARGEST
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
@@ -64,6 +64,8 @@ MEDIA = ("jpeg", "jpg", "png", "mp4")
 
 _MOST = 1 << 31
 _MANY = 1 << 16
+
+_PIECE_NBYTES = 16 << 20
 
 _MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
 _OURS = (TABLE, DATA, FILE, FILE + ".new", TABLE + ".new", DATA + ".new")
@@ -231,8 +233,10 @@ class TabularWriter(StagedWriter):
                 if column.how == TABULAR:
                     file = os.path.join(path, f"{column.file}.npz")
                     writer = stack.enter_context(NpzWriter(file, column.spec, start + sum(new)))
-                    if start:
-                        writer.write(open_npz(file)[:start])
+                    step = max(1, _PIECE_NBYTES // max(1, column.spec.row_nbytes))
+                    for at in range(0, start, step):
+                        # Another map for each piece: all touched pages of one would stay in memory.
+                        writer.write(open_npz(file)[at : min(at + step, start)])
                     writers[column.spec.name] = writer
                 else:
                     disk.make_folder(os.path.join(path, column.file))

@@ -59,11 +59,6 @@ class Column:
 
     def __init__(self, name: str, dataset: Any) -> None:
         self.dataset = dataset
-        if dataset.is_virtual or dataset.external:
-            raise CorruptError(
-                f"{dataset.file.filename}: column {name!r} keeps its rows in other files, which are "
-                "not followed; copy it into this file (h5repack)"
-            )
         refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)

@@ -1,15 +1,14 @@
 """The reading side of an HDF5 file: rows of its columns, from any process.
 
-Invariants: what is pickled is a path and the episode table, never a handle or data; a process
-that opens the path again and finds other episodes there refuses, instead of mixing two files.
-Not here: tensors, clips (`ringmap.datasets.stored`), the columns themselves (columns.py).
+Invariants: a process that opens the path again and finds other episodes there refuses, instead of mixing two files.
+Not here: pickling and forks (common/directory.py), tensors, clips (`ringmap.datasets.stored`), the columns themselves
+(columns.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,15 +21,13 @@ from ringmap.errors import (
     LockedError,
     NotFoundError,
     ReplacedError,
-    UnknownColumnError,
     UnknownFormatError,
 )
-from ringmap.formats.common.directory import damage_named
+from ringmap.formats.common.directory import DirectorySource, damage_named
 from ringmap.formats.common.untrusted import kind_at, refuse_sparse
 from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,
-    Column,
     find_columns,
 )
 from ringmap.formats.hdf5.journal import mend
@@ -53,11 +50,7 @@ NAMES_ATTRIBUTE = "ringmap_episode_columns"
 """Attribute of `ep_len`: JSON list of the names of all episode data, first seen first."""
 
 
-_inherited: list[Any] = []
-"""Handles that a forked child got from its parent, and must neither use nor close."""
-
-
-class HDF5Source:
+class HDF5Source(DirectorySource):
     """The columns of an HDF5 file, as `StoredDataset` reads them.
 
     Args:
@@ -73,132 +66,75 @@ class HDF5Source:
     by itself.
     """
 
-    _file: Any
-    _table: Any
-    _columns: dict[str, Column]
+    _is_loaded = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
-        self._forget()
-        self._lengths: Array | None = None
-        with self._alone():
-            self._open()
-            with damage_named(self.path):
-                self.episode_columns: list[str] = _names(self._table)
-        self.schema = Schema(tuple(column.spec for column in self._columns.values()))
+        super().__init__(path)
+        file = self._handle()
+        self.lengths, self.offsets = file.lengths, file.offsets
+        with damage_named(self.path):
+            self.episode_columns = _names(file.table)
+        self.schema = Schema(tuple(column.spec for column in file.columns.values()))
+        self._is_loaded = True
 
-    @property
-    def lengths(self) -> Array:
-        """Steps of each episode, int32."""
-        assert self._lengths is not None
-        return self._lengths
-
-    @property
-    def offsets(self) -> Array:
-        """Row of each episode's first step, int64."""
-        return self._offsets
-
-    def windows(
-        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
-    ) -> dict[str, Array]:
-        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
-
-        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
-
-        Raises:
-            CorruptError: HDF5 can't read them.
-            ReplacedError: the path holds another file by now.
-        """
-        with self._alone():
-            opened, found = self._open(), {}
-            for name in columns:
-                if name not in opened:
-                    raise UnknownColumnError(
-                        f"{self.path}: no column {name!r}; there are {list(opened)}"
-                    )
-                with damage_named(f"{self.path}: column {name!r}"):
-                    found[name] = opened[name].windows(starts, length, stride)
-            return found
-
-    def episode_data(self, episode: int) -> dict[str, Any]:
-        """Return the values that are constant within one episode; {} when it has none."""
-        with self._alone():
-            self._open()
-            with damage_named(f"{self.path}: data of episode {episode}"):
-                return read_episode_data(self._table, episode)
-
-    def close(self) -> None:
-        """Close the file; the next read opens it again."""
-        with self._alone():
-            if self._file is not None:
-                self._file.close()
-            self._drop()
-
-    def _alone(self) -> threading.RLock:
-        if self._pid != os.getpid():  # a forked child: another thread may have held the lock
-            self._forget()
-        return self._lock
-
-    def _open(self) -> dict[str, Column]:
-        if self._file is not None:
-            return self._columns
-        file = open_for_reading(self.path)
-        try:
-            with damage_named(self.path):
-                lengths, offsets = read_table(file)
-                columns = find_columns(file)
-            if self._lengths is None:
-                rows = num_rows(lengths, offsets)
-                for column in columns.values():
-                    if len(column) < rows:
-                        raise CorruptError(
-                            f"{self.path}: column {column.spec.name!r} has {len(column)} rows, but "
-                            f"the episodes need {rows}; its writer was killed, or it is no column"
-                        )
-                self._lengths, self._offsets = lengths, offsets
-                self._inode = os.stat(self.path).st_ino
-            else:
-                self._compare(lengths, offsets, columns)
-        except BaseException:
-            file.close()
-            raise
-        self._file, self._columns = file, columns
-        self._table = file[EPISODE_LENGTHS]
-        return columns
-
-    def _compare(self, lengths: Array, offsets: Array, columns: dict[str, Column]) -> None:
-        count = len(self.lengths)
-        known = {spec.name: spec for spec in self.schema.columns}
-        same = (
-            self._inode == os.stat(self.path).st_ino
-            and np.array_equal(lengths[:count], self.lengths)
-            and np.array_equal(offsets[:count], self._offsets)
-            and known == {name: column.spec for name, column in columns.items()}
-        )
-        if not same:
+    def _open(self) -> _File:
+        found = _File(self.path)
+        if self._is_loaded and not self._continues(found):
+            found.file.close()
             raise ReplacedError(
                 f"{self.path}: holds other episodes than when this dataset was loaded; load it again"
             )
+        return found
 
-    def _forget(self) -> None:
-        # Closing what a fork copied would free the lock that the parent relies on: it stays open.
-        if getattr(self, "_file", None) is not None:
-            _inherited.append((self._file, self._columns, self._table))
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._drop()
+    def _continues(self, found: _File) -> bool:
+        """Return whether a file that was opened again holds what it held; a writer may have added episodes."""
+        count = len(self.lengths)
+        known = {spec.name: spec for spec in self.schema.columns}
+        return (
+            np.array_equal(found.lengths[:count], self.lengths)
+            and np.array_equal(found.offsets[:count], self.offsets)
+            and known == {name: column.spec for name, column in found.columns.items()}
+        )
 
-    def _drop(self) -> None:
-        self._file = self._table = None
-        self._columns = {}
+    def _release(self, handle: _File) -> None:
+        handle.file.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        mine = ("_lock", "_file", "_pid", "_columns", "_table")
-        return {name: value for name, value in self.__dict__.items() if name not in mine}
+    def _windows(
+        self, handle: _File, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        found = {}
+        with self._alone():
+            opened = self._handle().columns  # another thread may have closed `handle`
+            for name in columns:
+                with damage_named(f"{self.path}: column {name!r}"):
+                    found[name] = opened[name].windows(starts, length, stride)
+        return found
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    def _episode_data(self, handle: _File, episode: int) -> dict[str, Any]:
+        with self._alone():
+            return read_episode_data(self._handle().table, episode)
+
+
+class _File:
+    """An open file, its columns and its table of episodes."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open_for_reading(path)
+        try:
+            with damage_named(path):
+                self.lengths, self.offsets = read_table(self.file)
+                self.columns = find_columns(self.file)
+            rows = num_rows(self.lengths, self.offsets)
+            for name, column in self.columns.items():
+                if len(column) < rows:
+                    raise CorruptError(
+                        f"{path}: column {name!r} has {len(column)} rows, but the episodes need {rows}; its writer was "
+                        "killed, or it is no column"
+                    )
+        except BaseException:
+            self.file.close()
+            raise
+        self.table = self.file[EPISODE_LENGTHS]
 
 
 def open_for_reading(path: str) -> Any:

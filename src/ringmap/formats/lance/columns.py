@@ -10,7 +10,7 @@
 The table `ringmap` in the schema's metadata says which column is which; without it (a dataset that
 another program made) binary columns are images and lists are what they are.
 Invariants: what `to_arrow` stored, `from_arrow` gives back equal, dtype and all.
-Not here: the folder (writer.py), commits (extend.py), which rows to take (reader.py).
+Not here: the folder and its commits (writer.py), which rows to take (reader.py).
 """
 
 from __future__ import annotations

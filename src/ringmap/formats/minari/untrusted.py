@@ -117,10 +117,7 @@ def _check_dataset(found: Any) -> None:
     import h5py
 
     path = f"{found.file.filename}: {found.name}"
-    if found.is_virtual or found.external:
-        raise CorruptError(f"{path}: keeps its rows in other files, which are not followed")
-    if found.shape:
-        refuse_sparse(found.file.filename, found.name, found)
+    refuse_sparse(found.file.filename, found.name, found)
     if h5py.check_string_dtype(found.dtype) is not None:  # what a Text space holds
         _check_texts(found, path)
     elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.log import Record
+from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.untrusted import check_name, check_row
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
@@ -169,16 +169,8 @@ def extend(path: str, episodes: Iterable[Record]) -> None:
     group = open_group(path, "r+")
     ends = episode_ends(group, path)
     columns = columns_of(group, path, ends) if len(ends) else []
-    pending: list[Record] = []
-    size = 0
-    for record in episodes:
-        pending.append(record)
-        size += record.length * sum(spec.row_nbytes for spec in record.schema.columns)
-        if size >= _GROUP_NBYTES:
-            columns, ends = _add(group, columns, ends, pending)
-            pending, size = [], 0
-    if pending:
-        _add(group, columns, ends, pending)
+    for records in groups_of(episodes, _GROUP_NBYTES):
+        columns, ends = _add(group, columns, ends, records)
 
 
 def _add(
