@@ -122,7 +122,7 @@ class EpisodeWriter:
         """Append episodes as they come, each safe when the next one is asked for.
 
         Raises:
-            As `write_episode`; the episodes before stay.
+            RoleError, InputError, OSError: as `write_episode`; the episodes before stay.
         """
         if self.progress:
             from tqdm import tqdm
