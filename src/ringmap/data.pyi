@@ -4,11 +4,8 @@ from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.torchrl_storage import torchrl_storage
 from ringmap.datasets.base import Dataset
-from ringmap.datasets.catalog import get_cache_dir, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.datasets.joined import ConcatDataset, MergeDataset
-from ringmap.datasets.prefixes import list_prefixes, register_dataset
-from ringmap.datasets.transfer import convert, merge
 from ringmap.formats.base import (
     EPISODE_DATA_KEY,
     WRITE_MODES,
@@ -17,6 +14,9 @@ from ringmap.formats.base import (
     split_episode_data,
     validate_write_mode,
 )
+from ringmap.formats.catalog.convert import convert, merge
+from ringmap.formats.catalog.load import get_cache_dir, load_dataset
+from ringmap.formats.catalog.prefixes import list_prefixes, register_dataset
 from ringmap.formats.registry import (
     FORMATS,
     detect_format,

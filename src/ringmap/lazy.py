@@ -1,7 +1,7 @@
 """Modules that only name things, each loaded from its home when it is first used.
 
     ringmap/data.py     __getattr__, __dir__, __all__ = attach(__name__, __file__)
-    ringmap/data.pyi    from ringmap.datasets.catalog import load_dataset
+    ringmap/data.pyi    from ringmap.formats.catalog.load import load_dataset
 
 The stub beside the module is the one list of names: type checkers read it, and `attach` does. So `import ringmap`
 takes next to no time, and what is not used need not be installed.

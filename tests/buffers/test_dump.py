@@ -250,3 +250,22 @@ def test_images_come_back_as_they_were_stored(buffer, tmp_path):
     again = buffer(max_steps=20, name="again")
     again.extend_from(load_dataset(tmp_path / "out.h5"))
     same(again.load_episode(0), {"pixels": frames})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_walk_over_a_large_column_leaves_no_map_in_memory(tmp_path):
+    """Pages of a map that were touched count as memory of the process: here they would be 96 MiB."""
+
+    def mapped():
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("RssFile")) << 10
+
+    steps = 96
+    with ReplayBuffer(steps, path=tmp_path / "buffer") as buf:
+        for number in range(0, steps, 8):
+            buf.write_episode({"x": np.full((8, 1 << 20), number, np.uint8)})
+        before = mapped()
+        seen = [int(episode["x"][0][0]) for episode in buf.episodes()]
+        seen += [int(buf.load_episode(number)["x"][-1, -1]) for number in range(len(buf.lengths))]
+        assert seen == 2 * list(range(0, steps, 8))
+        assert mapped() - before < 16 << 20

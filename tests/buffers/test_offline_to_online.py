@@ -23,7 +23,6 @@ from ringmap.data import (
     load_dataset,
     register_dataset,
 )
-from ringmap.datasets import prefixes
 from ringmap.errors import (
     ExistsError,
     InputError,
@@ -32,6 +31,7 @@ from ringmap.errors import (
     NotFoundError,
     ReadOnlyError,
 )
+from ringmap.formats.catalog import prefixes
 from ringmap.samplers import PrioritizedSampler
 
 FRACTIONS = (0.5, 0.25, 0.1, 1 / 3, 0.85)

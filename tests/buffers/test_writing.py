@@ -11,7 +11,7 @@ import torch
 from ringmap import ReplayBuffer
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.data import WRITE_MODES
-from ringmap.datasets.layout import EpisodeDict
+from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
 from tests.buffers.steps import COLUMNS, columns, episode, same, snapshot, stored
 from tests.disks import FaultyDisk, FullDisk, Through

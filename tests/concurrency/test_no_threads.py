@@ -15,7 +15,7 @@ from ringmap.storage.inspect import check as _
 from ringmap.storage.inspect import snapshot as _
 from ringmap.storage.inspect import scan as _
 import ringmap.buffers.prefetch
-from ringmap.formats.common import images
+from ringmap.formats.media import images
 
 path = sys.argv[1]
 episode = lambda k: {"obs": np.full((40, 64, 64, 3), k, np.uint8)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import Dataset, load_dataset
-from ringmap.datasets.layout import (
+from ringmap.datasets.image_axes import (
     EpisodeDict,
     stored_layout,
     to_channels_first,

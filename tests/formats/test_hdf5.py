@@ -253,7 +253,7 @@ def test_a_plain_reader_needs_no_recovery_between_commits(tmp_path):
 
 
 def journal_episode(writer, episode):
-    from ringmap.formats.schema import check_episode
+    from ringmap.formats.episode import check_episode
 
     return check_episode(episode, writer._schema, "test")
 

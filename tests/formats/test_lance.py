@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import RoleError
-from ringmap.formats.lance import layout
+from ringmap.formats.lance import columns
 from ringmap.testing.formats import FormatTests
 
 
@@ -18,11 +18,11 @@ class TestLance(FormatTests):
 
 
 def test_a_forked_process_is_refused_every_time(monkeypatch):
-    layout.lance()
-    monkeypatch.setattr(layout, "_used_by", os.getpid() + 1)  # as after a fork
+    columns.lance()
+    monkeypatch.setattr(columns, "_used_by", os.getpid() + 1)  # as after a fork
     for _ in range(2):
         with pytest.raises(RoleError, match="multiprocessing_context='spawn'"):
-            layout.lance()
+            columns.lance()
 
 
 def test_forked_workers_say_what_to_do(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ringmap.errors import InputError
-from ringmap.formats.schema import check_episode
+from ringmap.formats.episode import check_episode
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 DTYPES = ["?", "i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8", "c8", "c16"]

@@ -18,6 +18,7 @@ PLANTED = {
     "errors": "import ringmap.storage",
     "storage/disk/npy": "import ringmap.storage.records.names",
     "storage/columns/planted": "def late():\n    import torch",
+    "datasets/planted": "def late():\n    import ringmap.formats.base",
     "formats/a": "",
     "formats/b": "import ringmap.formats.a",
 }
@@ -37,6 +38,7 @@ def test_control(tmp_path):
         "Formats never",
     ):
         assert re.search(rf"{broken}.* BROKEN", str(raised.value)), broken
+    assert "ringmap.datasets is not allowed to import ringmap.formats" in str(raised.value)
 
 
 def test_one_loop_reads_again():

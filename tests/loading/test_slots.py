@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ringmap import ReplayBuffer
-from ringmap.datasets import loader as glue
+from ringmap.datasets import worker_slots as glue
 from tests import ROOT
 from tests.loading.conftest import end, everything, prove
 

@@ -4,9 +4,9 @@ import pytest
 from ringmap import World
 from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import InputError, RoleError
+from ringmap.formats.media.images import resized
 from ringmap.policy import BasePolicy, ExpertPolicy, RandomPolicy
 from ringmap.world.envs.two_room import TwoRoom
-from ringmap.world.wrappers import resized
 
 SHAPE = (32, 32)
 

@@ -1,7 +1,7 @@
 """The form in which columns are returned: NumPy arrays, tensors or a TensorDict, and the device of tensors.
 
 Invariants: tensors that stay on the CPU share the memory of the arrays; text becomes lists, since no tensor holds it.
-Not here: what the columns hold, how flat columns become nested (nested.py), PyTorch's loader (datasets/loader.py).
+Not here: what the columns hold, how flat columns become nested (nested.py), PyTorch's loader (datasets/worker_slots.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Emit:
         return {name: self._tensor(values) for name, values in columns.items()}
 
     def _tensor(self, values: Any) -> Any:
-        from ringmap.datasets.loader import as_tensor
+        from ringmap.datasets.worker_slots import as_tensor
 
         made = as_tensor(values) if isinstance(values, np.ndarray) else values
         if not hasattr(made, "to"):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ringmap.buffers.engine import Engine
 from ringmap.datasets.batch import ClipBatch, Layout, worker
-from ringmap.datasets.to_loader import allocate, as_clip, as_mapping, of_columns
+from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
 
 __all__ = ["ClipBuffer", "mapping", "one", "several"]
 

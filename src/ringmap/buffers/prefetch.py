@@ -170,7 +170,7 @@ def _maker(draw: Callable[[], Batch[Any]], tensors: bool, pinned: bool) -> Calla
     def make() -> Batch[Any]:
         batch = draw()
         if tensors:
-            from ringmap.datasets.loader import as_tensor
+            from ringmap.datasets.worker_slots import as_tensor
 
             batch = batch.mapped(as_tensor)
             if pinned:

@@ -36,7 +36,7 @@ from ringmap.buffers.options import (
 )
 from ringmap.buffers.sampled import Sampled
 from ringmap.clips.samplers.base import Sampler
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClosedError, InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import resolve_format

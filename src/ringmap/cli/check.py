@@ -62,7 +62,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
 
 def _of_dataset(path: str) -> list[tuple[str, Finding]]:
     """Return what is wrong with a dataset: every step and value of every episode is read."""
-    from ringmap.datasets.catalog import load_arrays
+    from ringmap.formats.catalog.load import load_arrays
     from ringmap.storage.inspect.check import Finding
 
     found: list[tuple[str, Finding]] = []

@@ -18,7 +18,7 @@ def convert(
 
     Episode data comes along, as far as the format holds it.
     """
-    from ringmap.datasets.transfer import convert as convert_dataset
+    from ringmap.formats.catalog.convert import convert as convert_dataset
 
     chosen = format_for(dest, format, mode, "convert")
     dataset = episodes_at(source, "convert")

@@ -189,7 +189,7 @@ def _compared(reader: ReplayBuffer, dumped: str) -> str:
     """Compare a dump with the buffer, value by value; return how many there are."""
     import numpy as np
 
-    from ringmap.datasets.catalog import load_arrays
+    from ringmap.formats.catalog.load import load_arrays
 
     dataset, values = load_arrays(dumped), 0
     for number in range(reader.num_episodes):

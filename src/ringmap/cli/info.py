@@ -118,7 +118,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _show_dataset(path: str, as_json: bool) -> None:
-    from ringmap.datasets.catalog import load_arrays
+    from ringmap.formats.catalog.load import load_arrays
     from ringmap.formats.registry import detect_format
     from ringmap.storage.inspect.describe import nbytes_of
 

@@ -33,7 +33,7 @@ def merge(
 
     One after the other, in the order given. Sources that do not fit together are refused before anything is written.
     """
-    from ringmap.datasets.transfer import merge as merge_datasets
+    from ringmap.formats.catalog.convert import merge as merge_datasets
 
     *given, dest = sources if output is None else [*sources, output]
     if not given:

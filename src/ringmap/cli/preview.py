@@ -13,6 +13,7 @@ from ringmap.cli.console import clean, count, show
 from ringmap.cli.options import Force, Place
 from ringmap.cli.resolve import episodes_at, free_path
 from ringmap.errors import InputError
+from ringmap.formats.media.images import enlarged, rgb
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,7 +109,7 @@ def _as_pictures(values: Array) -> Array | None:
         values = np.moveaxis(values, 1, -1)
     if values.shape[-1] not in (1, 3, 4) or min(values.shape[1:3]) < 2:
         return None
-    return np.repeat(values, 3, axis=-1) if values.shape[-1] == 1 else values[..., :3]
+    return rgb(values)
 
 
 def _frames(dataset: Any, episode: int, name: str) -> Array:
@@ -128,10 +129,8 @@ def _sheet(target: str, dataset: Any, chosen: Sequence[int], name: str, most: in
     for number in chosen:
         found = _frames(dataset, number, name)
         at = np.unique(np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int))
-        strips.append((number % len(lengths), len(found), found[at]))
+        strips.append((number % len(lengths), len(found), enlarged(found[at], _SMALLEST)))
     height, width = strips[0][2].shape[1:3]
-    factor = max(1, -(-_SMALLEST // min(height, width)))
-    height, width = height * factor, width * factor
     caption = 14
     columns = max(len(frames) for _, _, frames in strips)
     sheet = Image.new(
@@ -144,8 +143,7 @@ def _sheet(target: str, dataset: Any, chosen: Sequence[int], name: str, most: in
         top = _GAP + row * (height + caption + _GAP)
         pen.text((_GAP, top), clean(f"episode {number}, {count(length, 'step')}"), fill="black")
         for i, frame in enumerate(frames):
-            large = frame.repeat(factor, axis=0).repeat(factor, axis=1)
-            sheet.paste(Image.fromarray(large), (_GAP + i * (width + _GAP), top + caption))
+            sheet.paste(Image.fromarray(frame), (_GAP + i * (width + _GAP), top + caption))
     sheet.save(target, format="PNG")
     return sum(len(frames) for _, _, frames in strips)
 
@@ -154,14 +152,11 @@ def _video(target: str, dataset: Any, chosen: Sequence[int], name: str, fps: int
     """Write a video; return how many frames it has."""
     from pathlib import Path
 
-    from ringmap.world.video import VideoFile
+    from ringmap.world.episode_videos import open_film, show_in
 
     parts = [_frames(dataset, number, name) for number in chosen]
-    film = VideoFile(Path(target), fps)
-    try:
+    with open_film(Path(target), fps) as film:
         for frames in parts:
             for frame in frames:
-                film.add(frame)
-    finally:
-        film.close()
+                show_in(film, frame)
     return sum(map(len, parts))

@@ -142,7 +142,7 @@ def episodes_at(path: str, where: str) -> Any:
         from ringmap.buffers.replay import ReplayBuffer
 
         return ReplayBuffer.open(path)
-    from ringmap.datasets.catalog import load_arrays
+    from ringmap.formats.catalog.load import load_arrays
 
     return load_arrays(path)
 
@@ -168,7 +168,7 @@ def say_written(dest: str, name: str) -> None:
 
     held = ""
     if get_format(name).can_read():
-        from ringmap.datasets.catalog import load_arrays
+        from ringmap.formats.catalog.load import load_arrays
 
         lengths = load_arrays(dest, name).lengths
         held = f": it holds {count(len(lengths), 'episode')}, {count(int(lengths.sum()), 'step')}"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
-from ringmap.datasets.layout import stored_layout
-from ringmap.datasets.to_loader import as_clip
+from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
 from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes

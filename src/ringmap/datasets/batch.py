@@ -1,11 +1,11 @@
 """A batch of clips as PyTorch's DataLoader asks for it: a list of clips that is one block already.
 
     __getitems__(ids) -> ClipBatch {column: (B, H, ...)}     one gather per column
-        default_collate  takes the block as it is            loader.py
+        default_collate  takes the block as it is            worker_slots.py
         collate_fn=mine  gets B clips, each {column: (H, ...)}, made when it looks
 
 Invariants: a batch that was changed, or accessed, is collated clip by clip as any list.
-Not here: tensors, and how they travel between processes (loader.py); what makes these batches (to_loader.py).
+Not here: tensors, and how they travel between processes (worker_slots.py); what makes these batches (loader_batches.py).
 """
 
 from __future__ import annotations

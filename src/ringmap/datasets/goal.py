@@ -20,7 +20,7 @@ import numpy as np
 from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids
 from ringmap.datasets.batch import worker
-from ringmap.datasets.to_loader import as_clip
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import missing
 from ringmap.storage.disk.forks import Forkable

@@ -5,7 +5,7 @@
 
 Invariants: only the parts are held, and nothing is copied; each part is read once per batch. A part
 that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the call.
-Not here: goals (goal.py), datasets merged into a new file (transfer.py).
+Not here: goals (goal.py), datasets merged into a new file (formats/catalog/).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from ringmap.clips.index import ClipIndex
 from ringmap.datasets.base import Dataset, clip_ids, num_rows
-from ringmap.datasets.layout import EpisodeDict
+from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.ring.live import LiveEpisodes
 

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
-from ringmap.datasets.layout import EpisodeDict, is_image, to_channels_first
-from ringmap.datasets.to_loader import as_clip, of_columns
+from ringmap.datasets.image_axes import EpisodeDict, is_image, to_channels_first
+from ringmap.datasets.loader_batches import as_clip, of_columns
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema

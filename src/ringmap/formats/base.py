@@ -9,7 +9,7 @@ Every writer takes per-step lists and bulk arrays alike; an empty episode change
 the schema of the first episode holds from then on, and an episode that does not fit raises
 before a byte is written; if it is killed at any moment, every episode stays readable whose
 `write_episode` had returned. `ringmap.testing.FormatTests` tests all of this.
-Not here: the list of formats (registry.py), what an episode must look like (schema.py).
+Not here: the list of formats (registry.py), what an episode must look like (episode.py).
 """
 
 from __future__ import annotations

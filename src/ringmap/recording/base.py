@@ -19,7 +19,6 @@ from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.dumping import dump, place_of
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.keys import Keys
-from ringmap.recording.modes import listed, resolved
 from ringmap.recording.recorder import Recorder
 
 __all__ = ["WHERE", "Recording"]
@@ -27,6 +26,8 @@ __all__ = ["WHERE", "Recording"]
 log = logging.getLogger("ringmap")
 
 WHERE = "ReplayBufferCollectionWrapper"
+
+_MODES = ("auto", "shared", "per_env")
 
 
 class Recording:
@@ -50,8 +51,8 @@ class Recording:
         autoreset_mode: AutoresetMode | None = None,
     ) -> None:
         self._num_slots: int | None = getattr(env, "num_envs", None) if isinstance(env, VectorEnv) else None  # fmt: skip
-        buffers = listed(replay_buffers)
-        self._replay_mode = resolved(replay_mode, self._num_slots, len(buffers), WHERE)
+        buffers = _listed(replay_buffers)
+        self._replay_mode = _resolved(replay_mode, self._num_slots, len(buffers), WHERE)
         if (dump_on_episode_end or dump_on_reset_boundary) and dump_path is None:
             raise InputError(f"{WHERE}: dump_on_... needs a dump_path")
         mode = self._mode_of(env) if autoreset_mode is None else autoreset_mode
@@ -139,8 +140,8 @@ class Recording:
         """
         where = f"{WHERE}.set_replay_buffers"
         recorder = self._recorder
-        buffers = listed(replay_buffers)
-        mode = resolved(replay_mode or self._replay_mode, self._num_slots, len(buffers), where)
+        buffers = _listed(replay_buffers)
+        mode = _resolved(replay_mode or self._replay_mode, self._num_slots, len(buffers), where)
         sinks = self._sinks(buffers)
         if require_same_space:
             for new in sinks:
@@ -223,3 +224,40 @@ class Recording:
 def _shown(sink: Sink) -> str:
     kind = "transitions of " if sink.by_step else ""
     return f"{kind}{'any' if sink.columns is None else [str(spec) for spec in sink.columns]}"
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return the buffers that were given, one or several, as a list."""
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _resolved(mode: str, num: int | None, count: int, where: str) -> str:
+    """Return how many buffers go with how many environments: "shared", one for all, or "per_env", one for each.
+
+    Args:
+        mode: as it was asked for.
+        num: environments; None for a single one that is no vector.
+        count: buffers.
+        where: the method to name in an error.
+
+    Raises:
+        InputError: the buffers do not fit the mode.
+    """
+    if mode not in _MODES:
+        raise InputError(f"{where}: replay_mode must be one of {_MODES}, got {mode!r}")
+    envs = "a single environment" if num is None else f"{num} environments"
+    if mode == "auto":
+        if count == 1:
+            return "shared"
+        if num is not None and num > 1 and count == num:
+            return "per_env"
+        raise InputError(
+            f"{where}: {count} buffers for {envs}; expected 1{'' if num in (None, 1) else f', or {num}'}"
+        )
+    if mode == "shared" and count != 1:
+        raise InputError(f"{where}: replay_mode='shared' takes one buffer, got {count}")
+    if mode == "per_env" and (num is None or count != num):
+        raise InputError(
+            f"{where}: replay_mode='per_env' takes a vector environment and a buffer for each, got {count} for {envs}"
+        )
+    return mode

@@ -1,9 +1,9 @@
 """The rows of open episodes: one block for all slots, cut into episodes when they end.
 
-    row     0     1     2    of slot i                     an episode of T steps has T + 1 rows
-    obs     o0    o1    o2   ┐ a batch is copied in with   the layout of `World.collect`
-    action  a0    a1    --   │ one assignment per leaf,
-    reward  --    r1    r2   ┘ each slot at its own row    -- is blank
+    row     0     1     2    of slot i
+    obs     o0    o1    o2   ┐ a batch is copied in with   the layout of `World.collect`:
+    action  a0    a1    --   │ one assignment per leaf,    datasets/episode_rows.py
+    reward  --    r1    r2   ┘ each slot at its own row
 
 Invariants: the block is private: neither the environment's next step nor the agent can change it;
 slot i's newest row is `at[i]`, -1 where no episode is open.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.blanks import blank
+from ringmap.datasets.episode_rows import blank, rows_of
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
@@ -153,19 +153,15 @@ class OpenRows:
         for name in names:
             kind = name.partition("/")[0]
             if name in self.arrays:
-                rows = made[name] = self.arrays[name][slot, start:stop]
-                if kind == "action" and whole:
-                    rows[-1] = self.blanks[name]
-                elif kind == "reward" and not start:
-                    rows[0] = np.nan
+                rows = self.arrays[name][slot, start:stop]
+                made[name] = rows_of(kind, rows, self.blanks[name], not start, whole)
             elif name in _AT_THE_END:
                 made[name] = np.zeros(count, np.bool_)
                 made[name][-1] = whole and ending[name]
             elif kind == "next_obs":
                 name_now = name.removeprefix("next_")
-                rows = self.arrays[name_now][slot]
-                parts = rows[start + 1 : stop + (not whole)]
-                made[name] = np.concatenate([parts, self.blanks[name_now][None]]) if whole else parts  # fmt: skip
+                rows = self.arrays[name_now][slot, start : stop + (not whole)]
+                made[name] = rows_of("next", rows, self.blanks[name_now], ends=whole)
             elif name == "t":
                 made[name] = np.arange(start, stop)
             elif name == "is_first":

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from ringmap.datasets.base import Dataset
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
 from ringmap.formats.registry import detect_format, get_format
 from ringmap.testing.datasets import DatasetTests, Episode, make_episode, make_episodes

@@ -26,8 +26,7 @@ from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
 from ringmap.world.infos import Row
 from ringmap.world.progress import Progress, identity_of
-from ringmap.world.rollout import Turn, bar_of, count_of, options_of, roll
-from ringmap.world.stage import Stage
+from ringmap.world.rollout import Stage, Turn, bar_of, count_of, options_of, roll
 from ringmap.world.wrappers import named
 
 if TYPE_CHECKING:

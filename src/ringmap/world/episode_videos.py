@@ -1,6 +1,6 @@
 """Videos of the episodes of an evaluation: what each frame shows.
 
-Not here: the mp4 file (video.py), which episodes there are (rollout.py).
+Not here: encoding (formats/media/), which episodes there are (rollout.py).
 """
 
 from __future__ import annotations
@@ -12,15 +12,38 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import InputError
+from ringmap.extras import require
+from ringmap.formats.media.films import Encoding, FilmWriter
+from ringmap.formats.media.images import enlarged, is_picture, resample_of, resized, rgb
 from ringmap.world.infos import Row
 from ringmap.world.rollout import Turn
 from ringmap.world.tasks import Task
-from ringmap.world.video import VideoFile, as_frame, frame_of
-from ringmap.world.wrappers import resample_of, resized
 
-__all__ = ["Beside", "EpisodeVideos", "alone"]
+__all__ = ["FPS", "Beside", "EpisodeVideos", "alone", "open_film", "show_in"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+FPS = 15
+_SMALLEST = 192
+"""Smaller frames are enlarged: players blur enlarged frames."""
+
+
+def open_film(path: Path, fps: int = FPS) -> FilmWriter:
+    """Begin an mp4 file; folders above it are made.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+    """
+    require("video", "writing a video")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FilmWriter(str(path), Encoding(fps=fps, keyframes=None))
+
+
+def show_in(film: FilmWriter, frame: Array) -> None:
+    """Add a frame, uint8 (H, W, 3), large enough to be seen."""
+    film.add(enlarged(frame, _SMALLEST))
 
 
 class EpisodeVideos:
@@ -28,7 +51,7 @@ class EpisodeVideos:
 
     def __init__(self, folder: Path, stem: str, picture: Callable[[Turn, Row], Array]) -> None:
         self._folder, self._stem, self._picture = folder, stem, picture
-        self._open: dict[int, VideoFile] = {}
+        self._open: dict[int, FilmWriter] = {}
 
     def __enter__(self) -> EpisodeVideos:
         return self
@@ -41,12 +64,11 @@ class EpisodeVideos:
         """Begin a file, with the first frame."""
         picture = self._picture(turn, row)  # before a file is created: the row may have no frame
         path = Path(os.path.abspath(self._folder)) / f"{self._stem}_{turn.number}.mp4"
-        film = self._open[turn.number] = VideoFile(path)
-        film.add(picture)
+        show_in(self._open.setdefault(turn.number, open_film(path)), picture)
 
     def stepped(self, turn: Turn, row: Row) -> None:
         """Add a frame."""
-        self._open[turn.number].add(self._picture(turn, row))
+        show_in(self._open[turn.number], self._picture(turn, row))
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         """Finish the file."""
@@ -73,3 +95,33 @@ class Beside:
         panels = [frame, *(resized(as_frame(f), shape, resample_of(None)) for f in shown)]
         line = np.full((shape[0], 1, 3), 255, np.uint8)
         return np.concatenate([panels[0], line, panels[1], line, panels[2]], axis=1)
+
+
+def frame_of(row: dict[str, Any]) -> Array:
+    """Return the frame that an environment's row shows, uint8 (H, W, 3).
+
+    Raises:
+        InputError: it shows none.
+    """
+    for name in (
+        "_pixels",
+        "pixels",
+        *sorted(n for n in row if n.startswith(("_pixels.", "pixels."))),
+    ):
+        value = row.get(name)
+        if isinstance(value, np.ndarray):
+            return as_frame(value)
+    raise InputError("World.evaluate: a video needs pixels; make the world with add_pixels=True")
+
+
+def as_frame(picture: Array) -> Array:
+    """Return a picture as uint8 (H, W, 3).
+
+    Raises:
+        InputError: it is none.
+    """
+    if not is_picture(picture):
+        raise InputError(
+            f"World.evaluate: a video needs uint8 pictures (H, W, 3), got {picture.dtype} {picture.shape}"
+        )
+    return rgb(picture[..., None] if picture.ndim == 2 else picture)

@@ -2,12 +2,10 @@
 
     env     reset      step(a0)    step(a1), ends
     row     0          1           2
-    obs     o0         o1          o2
-    action  a0         a1          NaN (integers: 0)     taken AT this observation
-    reward  NaN        r1          r2                    that came WITH it
+    info    blank, o0  a0, o1      a1, o2        the action that led there
+    action  a0         a1          blank         moved up by one row: taken at the observation of its row
 
-An episode of T steps has T + 1 rows. An info at time t holds the action that led there, so
-the actions move up by one row.
+Which rows are blank is said in datasets/episode_rows.py.
 
 Invariants: every column spans the whole episode.
 Not here: who is rolled out (rollout.py), who writes (collecting.py).
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.blanks import blank
+from ringmap.datasets.episode_rows import blank_like, rows_of
 from ringmap.errors import RolloutError
 from ringmap.world.infos import Row
 
@@ -67,7 +65,7 @@ class EpisodeRows:
                         f"{self._label}: info {name!r} appeared first at step {self._count}; a column spans "
                         "the episode: report it from the first step on, or begin its name with '_'"
                     )
-                held = columns[name] = [_blank(value)] * self._count
+                held = columns[name] = [blank_like(value)] * self._count
             elif np.shape(held[-1]) != np.shape(value):
                 raise RolloutError(
                     f"{self._label}: info {name!r} changed its shape at step {self._count}, from "
@@ -85,10 +83,6 @@ class EpisodeRows:
     def columns(self) -> dict[str, list[Any]]:
         """Return the episode, its actions moved to the rows at which they were taken."""
         return {
-            name: values[1:] + values[:1] if name in self._actions else values
+            name: rows_of("next", values, values[0]) if name in self._actions else values
             for name, values in self._columns.items()
         }
-
-
-def _blank(like: Any) -> Any:
-    return "" if isinstance(like, str) else blank(like.shape, like.dtype)

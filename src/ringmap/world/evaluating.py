@@ -21,8 +21,7 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.world.episode_videos import Beside, EpisodeVideos, alone
 from ringmap.world.infos import Row
-from ringmap.world.rollout import Turn, Watcher, bar_of, count_of, options_of, roll
-from ringmap.world.stage import Stage
+from ringmap.world.rollout import Stage, Turn, Watcher, bar_of, count_of, options_of, roll
 from ringmap.world.tasks import calls_of, goal_of, says, task_of
 
 __all__ = ["evaluate_dataset", "evaluate_episodes"]

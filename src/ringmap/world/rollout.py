@@ -24,7 +24,7 @@ from ringmap.errors import InputError
 from ringmap.world.infos import Row
 from ringmap.world.pool import EnvPool
 
-__all__ = ["Turn", "Watcher", "bar_of", "count_of", "options_of", "roll"]
+__all__ = ["Stage", "Turn", "Watcher", "bar_of", "count_of", "options_of", "roll"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -89,6 +89,25 @@ def bar_of(what: str, count: int, progress: bool, done: int = 0) -> Any:
     return tqdm(
         total=count, initial=done, desc=what, unit="ep", delay=_BAR_AFTER_S, disable=not progress
     )
+
+
+class Stage(Protocol):
+    """A `World`, as far as collecting and evaluating use it."""
+
+    env_name: str
+    num_envs: int
+    image_shape: tuple[int, int] | None
+    image_resample: str | int | None
+    goal_transform: Callable[[Any], Any] | None
+    envs: EnvPool
+
+    def check_ready(self, where: str) -> None:
+        """Raise RoleError unless there is a policy."""
+        ...
+
+    def act(self, mask: Array) -> list[Any]:
+        """Return the policy's action for each environment, checked for those of `mask`."""
+        ...
 
 
 class Watcher(Protocol):

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.layout import stored_layout
+from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
+from ringmap.formats.media.images import is_picture, resample_of, resized
 from ringmap.world.infos import Row
-from ringmap.world.stage import Stage
-from ringmap.world.wrappers import is_picture, resample_of, resized
+from ringmap.world.rollout import Stage
 
 __all__ = ["Task", "calls_of", "goal_of", "says", "task_of"]
 

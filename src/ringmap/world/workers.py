@@ -1,11 +1,11 @@
-"""Worker processes: a Gymnasium AsyncVectorEnv in which each environment is an `EnvGroup`.
+"""Worker processes: Gymnasium's AsyncVectorEnv, with a `worker=` of our own that serves an `EnvGroup`.
 
-    EnvPool ── actions, masks ──► AsyncVectorEnv ══ pipe ══► CrewEnv ── EnvGroup ── env, env, ...
+    EnvPool ── actions, masks ──► AsyncVectorEnv ══ pipe ══► serve ── EnvGroup ── env, env, ...
        ▲                               ▲                        │
        └── rows ◄── shared memory ─────┴── large arrays ◄───────┘
 
-The "observation" of a group is a block of shared memory that holds the arrays of all its infos.
-A small `Reply` through the pipe says where each array is, and holds the values that do
+The shared memory that AsyncVectorEnv makes for observations is a block of bytes for each worker, which holds the
+large arrays of all infos. A small `Reply` through the pipe says where each array is, and holds the values that do
 not fit. AsyncVectorEnv manages the processes.
 
 Invariants: the results equal, bit for bit, those of an `EnvGroup` in this process.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,22 +37,30 @@ _LARGE_NBYTES = 1024
 """Smaller arrays are sent in the reply: a pipe takes them at once, and packing costs more."""
 
 
-class Anything(gymnasium.Space[Any]):
-    """A space of any object: AsyncVectorEnv passes such actions on unchanged."""
+class Share(gymnasium.Env[Array, Any]):
+    """What AsyncVectorEnv asks an environment for: the space of the shared memory, and one of any actions.
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Anything)
+    Args:
+        env_fns: the environments of one worker, which `serve` makes.
+        nbytes: size of its block of shared memory.
+    """
 
-    def __hash__(self) -> int:
-        return 0
+    def __init__(self, env_fns: Sequence[EnvFn], nbytes: int) -> None:
+        self.env_fns = tuple(env_fns)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (nbytes,), np.uint8)
+        self.action_space = gymnasium.Space()  # no kind that AsyncVectorEnv would check or copy
 
-    def contains(self, x: Any) -> bool:
-        """Return True."""
-        return True
 
-    def sample(self, *_: Any, **__: Any) -> Any:
-        """Return None."""
-        return None
+@dataclass(frozen=True)
+class ShareMaker:
+    """Makes a `Share`, in the process of the pool and in a worker alike; it makes no environment."""
+
+    env_fns: tuple[EnvFn, ...]
+    nbytes: int
+
+    def __call__(self) -> Share:
+        """Make it."""
+        return Share(self.env_fns, self.nbytes)
 
 
 @dataclass(frozen=True)
@@ -64,62 +72,6 @@ class Packed:
     dtype: np.dtype[Any]
 
 
-class CrewEnv(gymnasium.Env[Array, Any]):
-    """A group as one environment, for AsyncVectorEnv to run.
-
-    Args:
-        env_fns: its environments; none in the process that only asks for the spaces.
-        nbytes: size of the block.
-    """
-
-    action_space = Anything()
-
-    def __init__(self, env_fns: Sequence[EnvFn], nbytes: int) -> None:
-        self.observation_space = gymnasium.spaces.Box(0, 255, (nbytes,), np.uint8)
-        self.crew = EnvGroup(env_fns)
-        self.block = np.zeros(nbytes, np.uint8)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Array, dict[str, Any]]:
-        """Do nothing: environments are reset by `step`, which has a command for each group."""
-        return self.block, {}
-
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Call the method of the group that `action` names, with its arguments."""
-        name, args = action
-        return (
-            self.block,
-            0.0,
-            False,
-            False,
-            {"letter": Reply(self._packed(getattr(self.crew, name)(*args)))},
-        )
-
-    def close(self) -> None:
-        """Close the group."""
-        self.crew.close()
-
-    def _packed(self, answers: list[Any]) -> list[Any]:
-        at = 0
-        packed: list[Any] = []
-        for answer in answers:
-            if not isinstance(answer, Outcome):
-                packed.append(answer)
-                continue
-            row = dict(answer.row)
-            for name, value in row.items():
-                if not isinstance(value, np.ndarray) or value.nbytes < _LARGE_NBYTES:
-                    continue
-                if at + value.nbytes <= len(self.block):
-                    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-                    self.block[at : at + value.nbytes] = flat
-                    row[name] = Packed(at, value.shape, value.dtype)
-                    at += value.nbytes
-            packed.append(replace(answer, row=row))
-        return packed
-
-
 @dataclass(frozen=True)
 class Reply:
     """The answers of a group, in a wrapper whose contents AsyncVectorEnv does not read."""
@@ -127,17 +79,63 @@ class Reply:
     answers: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class CrewMaker:
-    """Makes a `CrewEnv`, but without environments in the process that asks for the spaces."""
+def serve(
+    index: int, share_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, *_: Any
+) -> None:  # fmt: skip
+    """Call the methods of a group as the commands that come through the pipe say: Gymnasium's `worker=`.
 
-    env_fns: tuple[EnvFn, ...]
-    nbytes: int
-    asking: int
+    Args:
+        index: the number of this worker.
+        share_fn: makes its `Share`.
+        pipe: takes `(command, data)`, and is given `(answer, whether it worked)`.
+        parent_pipe: the other end, which is not for this process.
+        shared_memory: the blocks of all workers.
+        error_queue: takes an error that ends this worker.
+        _: settings for environments that reset themselves; newer releases have more of them.
+    """
+    share = share_fn()
+    group = EnvGroup(share.env_fns)
+    parent_pipe.close()
+    nbytes = share.observation_space.shape[0]
+    block = np.frombuffer(shared_memory.get_obj(), np.uint8)[index * nbytes : (index + 1) * nbytes]
+    try:
+        while True:
+            command, data = pipe.recv()
+            if command == "step":
+                method, args = data
+                reply = Reply(_packed(getattr(group, method)(*args), block))
+                pipe.send(((None, 0.0, False, False, {"reply": reply}), True))
+            elif command == "_check_spaces":
+                pipe.send(((True, True), True))
+            else:  # "close"
+                pipe.send((None, True))
+                return
+    except (KeyboardInterrupt, Exception) as error:
+        error_queue.put((index, type(error), str(error), traceback.format_exc()))
+        pipe.send((None, False))
+    finally:
+        group.close()
 
-    def __call__(self) -> CrewEnv:
-        """Make it."""
-        return CrewEnv(() if os.getpid() == self.asking else self.env_fns, self.nbytes)
+
+def _packed(answers: list[Any], block: Array) -> list[Any]:
+    """Return answers whose large arrays lie in the block, as far as there is room."""
+    at = 0
+    packed: list[Any] = []
+    for answer in answers:
+        if not isinstance(answer, Outcome):
+            packed.append(answer)
+            continue
+        row = dict(answer.row)
+        for name, value in row.items():
+            if not isinstance(value, np.ndarray) or value.nbytes < _LARGE_NBYTES:
+                continue
+            if at + value.nbytes <= len(block):
+                flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+                block[at : at + value.nbytes] = flat
+                row[name] = Packed(at, value.shape, value.dtype)
+                at += value.nbytes
+        packed.append(replace(answer, row=row))
+    return packed
 
 
 class WorkerCrews:
@@ -158,15 +156,14 @@ class WorkerCrews:
         self.shares = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         self.name = name
         self._broken = False
-        makers = [
-            CrewMaker(tuple(env_fns[s]), max(1, nbytes * (s.stop - s.start)), os.getpid())
-            for s in self.shares
-        ]
         # One size for all: AsyncVectorEnv wants equal spaces.
-        most = max(maker.nbytes for maker in makers)
+        most = max(1, *(nbytes * (s.stop - s.start) for s in self.shares))
         try:
             self._envs = AsyncVectorEnv(
-                [replace(maker, nbytes=most) for maker in makers], copy=False, context=context
+                [ShareMaker(tuple(env_fns[s]), most) for s in self.shares],
+                copy=False,
+                context=context,
+                worker=serve,
             )
         except (EOFError, ConnectionError) as error:
             raise RolloutError(
@@ -213,7 +210,7 @@ class WorkerCrews:
             self._broken = True
             raise
         answers: list[Any] = []
-        for share, reply in zip(block, infos["letter"], strict=True):
+        for share, reply in zip(block, infos["reply"], strict=True):
             answers += [_unpacked(answer, share) for answer in reply.answers]
         return answers
 

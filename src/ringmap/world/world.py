@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, RingmapError, RoleError
+from ringmap.formats.media.images import resample_of
 from ringmap.world.actions import split_actions
 from ringmap.world.collecting import DEFAULT_FORMAT, collect
 from ringmap.world.policies import FunctionPolicy
 from ringmap.world.pool import EnvPool
-from ringmap.world.wrappers import MegaWrapper, resample_of
+from ringmap.world.wrappers import MegaWrapper
 
 __all__ = ["EnvRecipe", "World"]
 

@@ -19,7 +19,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from ringmap.errors import InputError, RolloutError
+from ringmap.errors import RolloutError
+from ringmap.formats.media.images import is_picture, resample_of, resized
 from ringmap.world.actions import blank_action
 
 __all__ = [
@@ -28,54 +29,12 @@ __all__ = [
     "LiftToInfo",
     "MegaWrapper",
     "ResizeGoal",
-    "is_picture",
     "named",
-    "resample_of",
-    "resized",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Info = dict[str, Any]
 ImageTransform = Callable[[Any], Any]
-
-
-def resample_of(given: str | int | None) -> int:
-    """Return PIL's constant of a resampling filter, by name ("nearest"), constant, or None (bilinear).
-
-    Raises:
-        InputError: there is no such filter.
-    """
-    from PIL import Image
-
-    known = {member.name.lower(): int(member) for member in Image.Resampling}
-    found = known.get(given.lower()) if isinstance(given, str) else given
-    if given is None:
-        return known["bilinear"]
-    if found is None or found not in known.values():
-        raise InputError(
-            f"image_resample: expected one of {list(known)} or PIL's constant, got {given!r}"
-        )
-    return int(found)
-
-
-def resized(frame: Array, shape: tuple[int, int], resample: int) -> Array:
-    """Return a picture (H, W, C) or (H, W), uint8, in another size (H, W)."""
-    if frame.shape[:2] == shape:
-        return frame
-    from PIL import Image
-
-    flat = frame[..., 0] if frame.ndim == 3 and frame.shape[2] == 1 else frame
-    made = np.asarray(Image.fromarray(flat).resize(shape[::-1], Image.Resampling(resample)))
-    return made[..., None] if made.ndim < frame.ndim else made
-
-
-def is_picture(value: Any) -> bool:
-    """Return whether this is a picture: uint8, (H, W) or (H, W, 1, 3 or 4)."""
-    return (
-        isinstance(value, np.ndarray)
-        and value.dtype == np.uint8
-        and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4)))
-    )
 
 
 class CheckObservation(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -8,7 +8,7 @@
 
 Invariants: the offline data are never changed; a batch has offline rows first, and exactly as many as
 `split` returns; both parts have the same columns, or nothing is returned.
-Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (offline_fraction.py), ids of datasets (datasets/prefixes.py).
+Not here: how rows are drawn and stored (batch_source.py, steps.py), how many (offline_fraction.py), ids of datasets (formats/catalog/prefixes.py).
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class OfflineToOnlineReplayBuffer(Unindexed):
             raise InputError(
                 f"{_WHERE}: batch_size is needed with a dataset by id or path, {given!r}"
             )
-        from ringmap.datasets.catalog import load_dataset
-        from ringmap.datasets.prefixes import takes
+        from ringmap.formats.catalog.load import load_dataset
+        from ringmap.formats.catalog.prefixes import takes
 
         if takes(str(given), "batch_size"):
             options = {"batch_size": batch_size, **options}

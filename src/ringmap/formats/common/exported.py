@@ -20,8 +20,7 @@ from ringmap.formats.common.log import Record
 from ringmap.formats.common.pending import Again, Pending, logged_only, pending_at
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.swap import restore
-from ringmap.formats.episode import EPISODE_DATA_KEY
-from ringmap.formats.schema import CheckedEpisode, check_episode
+from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, check_episode
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.records.blobs import encode_data
 
@@ -99,7 +98,7 @@ class ExportWriter(StagedWriter):
             )
 
     def _look(self, path: str) -> tuple[Array, Schema | None]:
-        from ringmap.datasets.episodes import schema_of
+        from ringmap.datasets.stored_episodes import schema_of
 
         dataset = self._format.open_reader(path, layout="HWC")
         try:
@@ -108,7 +107,7 @@ class ExportWriter(StagedWriter):
             dataset.close()
 
     def _stored(self, path: str) -> Iterable[Record]:
-        from ringmap.datasets.episodes import episodes_of
+        from ringmap.datasets.stored_episodes import episodes_of
 
         name = type(self).__name__
         dataset = self._format.open_reader(path, layout="HWC")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,13 @@ import xxhash
 
 from ringmap.errors import NewerVersionError
 from ringmap.formats.common import disk
-from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.untrusted import open_fd
 from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
-__all__ = ["FILE", "FILM", "Encoded", "Log", "Place", "Record"]
+__all__ = ["FILE", "FILM", "Encoded", "Log", "Place", "Record", "groups_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,6 +108,19 @@ class Record:
     def as_episode(self) -> dict[str, Any]:
         """Return the episode in the form that `write_episode` takes."""
         return {**self.columns, **({EPISODE_DATA_KEY: self.data} if self.packed else {})}
+
+
+def groups_of(records: Iterable[Record], nbytes: int) -> Iterator[list[Record]]:
+    """Yield records in lists of about so many bytes."""
+    group, size = list[Record](), 0
+    for record in records:
+        group.append(record)
+        size += sum(value.nbytes for value in record.columns.values())
+        if size >= nbytes:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True)

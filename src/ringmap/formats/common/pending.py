@@ -19,12 +19,12 @@ import xxhash
 
 from ringmap.datasets.base import num_rows
 from ringmap.errors import CorruptError, ReplacedError
-from ringmap.formats.common.episodes import EpisodeCache
-from ringmap.formats.common.images import decode_into
+from ringmap.formats.common.directory import damage_named, offsets_of, steps_of
+from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.log import FILE, FILM, Encoded, Log, Place, Record
-from ringmap.formats.common.source import damage_named, offsets_of, steps_of
 from ringmap.formats.common.swap import LOG, staging_folder
 from ringmap.formats.common.untrusted import check_row
+from ringmap.formats.media.images import decode_into
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 
@@ -239,12 +239,9 @@ class _Joined:
     def _logged(
         self, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
-        specs = {spec.name: spec for spec in self.schema.columns}
         self._opened()
-        return self._cache.windows(
-            columns, self._offsets, starts, length, stride,
-            lambda name, shape: np.empty((*shape, *specs[name].shape), specs[name].dtype),
-        )  # fmt: skip
+        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
+        return self._cache.windows(columns, self._offsets, starts, length, stride, rows_of)
 
     def _use(self, log: Log) -> None:
         self._log = log
@@ -298,7 +295,7 @@ def _pixels(value: Array | Encoded, spec: ColumnSpec, length: int) -> Array:
         raise CorruptError(f"column {spec.name!r} in the log holds fewer than {length} pictures")
     out = np.empty((length, *spec.shape), np.uint8)
     if value.how == FILM:
-        from ringmap.formats.common.video import Decoder
+        from ringmap.formats.media.films import Decoder
 
         decoder = Decoder(f"column {spec.name!r} in the log", value.values[0])
         try:

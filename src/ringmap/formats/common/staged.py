@@ -46,7 +46,7 @@ from ringmap.formats.common.swap import (
     staging_folder,
 )
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.schema import CheckedEpisode
+from ringmap.formats.episode import CheckedEpisode
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["StagedWriter"]
@@ -55,13 +55,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class StagedWriter(EpisodeWriter):
-    """Writes episodes to a log, and exports them in groups. A format supplies the exports.
-
-    Args:
-        path: the dataset; its parent folders are created.
-        mode: one of `WRITE_MODES`.
-        progress: show a progress bar in `write_episodes`.
-    """
+    """Writes episodes to a log, and exports them in groups. A format supplies the exports."""
 
     extends: bool = True
     """Whether `_extend` adds to a dataset; otherwise the whole dataset is exported again."""

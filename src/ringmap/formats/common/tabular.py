@@ -28,14 +28,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmap.datasets.base import num_rows
-from ringmap.datasets.layout import is_image
+from ringmap.datasets.image_axes import is_image
 from ringmap.errors import CorruptError
 from ringmap.formats.common import disk
-from ringmap.formats.common.images import LARGEST
+from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.common.log import FILE, Encoded, Record
 from ringmap.formats.common.names import file_name
 from ringmap.formats.common.npz import NpzWriter, open_members, open_npz, save_npz
-from ringmap.formats.common.source import DirectorySource, damage_named, steps_of
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
@@ -44,11 +44,12 @@ from ringmap.formats.common.untrusted import (
     kind_at,
     read_json,
 )
-from ringmap.formats.schema import CheckedEpisode
+from ringmap.formats.episode import CheckedEpisode
+from ringmap.formats.media.images import LARGEST
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.records.blobs import decode_data
 
-__all__ = ["TABULAR", "Column", "TabularLayout", "TabularSource", "TabularWriter", "plan_columns"]
+__all__ = ["TABULAR", "Column", "TabularFormat", "TabularSource", "TabularWriter", "plan_columns"]
 
 log = logging.getLogger("ringmap")
 
@@ -63,6 +64,8 @@ MEDIA = ("jpeg", "jpg", "png", "mp4")
 
 _MOST = 1 << 31
 _MANY = 1 << 16
+
+_PIECE_NBYTES = 16 << 20
 
 _MEDIA = re.compile(r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)")
 _OURS = (TABLE, DATA, FILE, FILE + ".new", TABLE + ".new", DATA + ".new")
@@ -95,37 +98,36 @@ def plan_columns(schema: Schema, how_images: str) -> list[Column]:
     ]  # fmt: skip
 
 
-class TabularLayout:
-    """Which files of such folders are what.
+class TabularFormat(StoredFormat):
+    """A format of such folders."""
 
-    Args:
-        name: of the format.
-    """
+    logs = True
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def find_media(self, folder: str) -> tuple[str, tuple[int, int, int]] | None:
+    @classmethod
+    def find_media(cls, folder: str) -> tuple[str, tuple[int, int, int]] | None:
         """Return how the images of a folder, which another program made, are stored, and their shape."""
         raise NotImplementedError
 
-    def is_dataset(self, path: str) -> bool:
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by the episode table, and the kind of the images."""
+        path = os.fspath(path)
         if not os.path.isfile(os.path.join(path, f"{LENGTHS}.npz")):
             return False
         table = os.path.join(path, TABLE)
         if os.path.isfile(table):
             with contextlib.suppress(OSError, CorruptError):
                 found = read_json(table)
-                return isinstance(found, dict) and found.get("format") == self.name
+                return isinstance(found, dict) and found.get("format") == cls.name
         videos = any(
             name.endswith(".mp4")
             for folder in _folders(path)
             for name in os.listdir(os.path.join(path, folder))[:16]
         )
-        return videos == (self.name == "video")
+        return videos == (cls.name == "video")
 
-    def columns(self, path: str) -> list[Column]:
+    @classmethod
+    def columns(cls, path: str) -> list[Column]:
         """Return the columns of a dataset, in order; those of other programs by the names of their files."""
         table = os.path.join(path, TABLE)
         if os.path.isfile(table):
@@ -140,7 +142,7 @@ class TabularLayout:
                 rows = open_npz(os.path.join(path, name))
                 columns.append(Column(ColumnSpec(stem, rows.shape[1:], rows.dtype), stem, TABULAR))
         for name in _folders(path):
-            media = self.find_media(os.path.join(path, name))
+            media = cls.find_media(os.path.join(path, name))
             if media is not None:
                 spec = ColumnSpec(name, media[1], np.dtype(np.uint8))
                 columns.append(Column(spec, name, media[0]))
@@ -150,7 +152,7 @@ class TabularLayout:
 class TabularWriter(StagedWriter):
     """Writes such folders: columns, episode data, offsets, and last the lengths, each file in one step."""
 
-    layout: ClassVar[TabularLayout]
+    format: ClassVar[type[TabularFormat]]
 
     _columns: Sequence[Column] = ()
     _told = False
@@ -172,7 +174,7 @@ class TabularWriter(StagedWriter):
     # -- as a StagedWriter -------------------------------------------------------------------
 
     def _is_dataset(self, path: str) -> bool:
-        return self.layout.is_dataset(path)
+        return self.format.detect(path)
 
     def _owns(self, relative: str) -> bool:
         folder, name = os.path.split(relative)
@@ -182,11 +184,11 @@ class TabularWriter(StagedWriter):
 
     def _look(self, path: str) -> tuple[Array, Schema | None]:
         with damage_named(path):
-            columns = self.layout.columns(path)
+            columns = self.format.columns(path)
             return _episodes(path)[0], Schema(tuple(c.spec for c in columns)) if columns else None
 
     def _open(self, path: str) -> None:
-        self._columns = self.layout.columns(path) if path else ()
+        self._columns = self.format.columns(path) if path else ()
         self._told = False
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
@@ -208,14 +210,14 @@ class TabularWriter(StagedWriter):
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         disk.make_folder(path)
-        _save_table(path, self.layout.name, [])
+        _save_table(path, self.format.name, [])
         save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.empty(0, np.int64))
         save_npz(os.path.join(path, f"{LENGTHS}.npz"), np.empty(0, np.int32))
         self._extend(path, episodes)
 
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
         lengths, offsets = _episodes(path)
-        columns, new, packed = self.layout.columns(path), list[int](), list[bytes]()
+        columns, new, packed = self.format.columns(path), list[int](), list[bytes]()
         start = num_rows(lengths, offsets)
         names: dict[str, None] = {}
         for record in episodes:
@@ -231,8 +233,10 @@ class TabularWriter(StagedWriter):
                 if column.how == TABULAR:
                     file = os.path.join(path, f"{column.file}.npz")
                     writer = stack.enter_context(NpzWriter(file, column.spec, start + sum(new)))
-                    if start:
-                        writer.write(open_npz(file)[:start])
+                    step = max(1, _PIECE_NBYTES // max(1, column.spec.row_nbytes))
+                    for at in range(0, start, step):
+                        # Another map for each piece: all touched pages of one would stay in memory.
+                        writer.write(open_npz(file)[at : min(at + step, start)])
                     writers[column.spec.name] = writer
                 else:
                     disk.make_folder(os.path.join(path, column.file))
@@ -247,7 +251,7 @@ class TabularWriter(StagedWriter):
         if any(packed) or os.path.exists(os.path.join(path, DATA)):
             _add_data(path, len(lengths), packed, list(names))
         if not len(lengths):
-            _save_table(path, self.layout.name, columns)  # what it names is there
+            _save_table(path, self.format.name, columns)  # what it names is there
         fresh = start + np.cumsum(new, dtype=np.int64) - new
         save_npz(os.path.join(path, f"{OFFSETS}.npz"), np.concatenate([offsets, fresh]))
         made = np.concatenate([lengths, np.array(new, np.int32)])
@@ -259,14 +263,14 @@ class TabularSource(DirectorySource):
 
     Args:
         path: the folder.
-        layout: of the format.
+        format: which of the two.
     """
 
-    def __init__(self, path: str | os.PathLike[str], layout: TabularLayout) -> None:
+    def __init__(self, path: str | os.PathLike[str], format: type[TabularFormat]) -> None:
         super().__init__(path)
         with damage_named(self.path):
             self.lengths, self.offsets = _episodes(self.path)
-            self.columns = {c.spec.name: c for c in layout.columns(self.path)}
+            self.columns = {c.spec.name: c for c in format.columns(self.path)}
             self.episode_columns = _data_names(self.path)
             self._handle()
             self._refuse_vast()

@@ -194,11 +194,20 @@ def refuse_vast(what: str, declared: int, stored: int, ratio: int) -> None:
 
 
 def refuse_sparse(path: str, name: str, dataset: Any) -> None:
-    """Raise if a dataset of an HDF5 file (h5py) declares rows or chunks that its file can't hold: HDF5 makes room for them first.
+    """Raise if a dataset of an HDF5 file (h5py) keeps rows in other files, or declares more than its file can hold.
+
+    HDF5 would follow the first, and make room for the second before it reads.
 
     Raises:
         CorruptError: it does.
     """
+    if dataset.is_virtual or dataset.external:
+        raise CorruptError(
+            f"{path}: column {name!r} keeps its rows in other files, which are not followed; copy it into this file "
+            "(h5repack)"
+        )
+    if not dataset.shape:
+        return
     plist, itemsize = dataset.id.get_create_plist(), dataset.dtype.itemsize
     row = math.prod(dataset.shape[1:]) * itemsize
     check_row(path, name, row)

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ringmap.errors import ReadOnlyError, RoleError
-from ringmap.formats.episode import validate_write_mode
-from ringmap.formats.schema import CheckedEpisode, check_episode
+from ringmap.formats.episode import CheckedEpisode, check_episode, validate_write_mode
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.records.blobs import encode_data
 
@@ -24,14 +23,23 @@ __all__ = ["EpisodeWriter"]
 
 
 class EpisodeWriter:
-    """The part of a writer that every format has.
+    """The part of a writer that every format has. Use a writer in a `with` block.
 
     A subclass supplies `_begin`, `_end` and `_store`, and keeps `_schema`; it may supply `_as_stored`.
 
     Args:
-        path: where to; a link to a dataset stays one.
-        mode: one of `WRITE_MODES`.
+        path: the dataset, a file or folder; folders above it are made. A link to a dataset stays one.
+        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds, "error" refuses it.
         progress: show a progress bar in `write_episodes`.
+
+    Raises:
+        InputError: an option is wrong.
+        ExistsError: on entering, with mode "error", where something is.
+        LockedError: on entering, while another writer is at work; for HDF5, while the file is open elsewhere at all.
+        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
+
+    Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed at any moment, it
+    leaves every episode readable whose call had returned; a power cut may cost what was written since the block began.
     """
 
     _schema: Schema | None = None
@@ -114,7 +122,7 @@ class EpisodeWriter:
         """Append episodes as they come, each safe when the next one is asked for.
 
         Raises:
-            As `write_episode`; the episodes before stay.
+            RoleError, InputError, OSError: as `write_episode`; the episodes before stay.
         """
         if self.progress:
             from tqdm import tqdm

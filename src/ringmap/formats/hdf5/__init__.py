@@ -7,7 +7,7 @@
       ep_offset   (E,) int64         row of each episode's first step
 
 The layout of stable-worldmodel, in both directions. h5py is imported when a file is opened.
-Not here: columns (layout.py), reading (source.py), writing (writer.py and below).
+Not here: columns (columns.py), reading (reader.py), writing (writer.py and below).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ringmap.errors import InputError, NotFoundError
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class HDF5(StoredFormat):
 
     name = "hdf5"
     lossless = True
-    source = "ringmap.formats.hdf5.source:HDF5Source"
+    source = "ringmap.formats.hdf5.reader:HDF5Source"
     writer = "ringmap.formats.hdf5.writer:HDF5Writer"
 
     @classmethod

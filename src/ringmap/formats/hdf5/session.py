@@ -23,8 +23,8 @@ import numpy as np
 
 from ringmap.errors import CorruptError, ExistsError, InputError, LockedError, UnknownFormatError
 from ringmap.formats.common import disk
+from ringmap.formats.hdf5.columns import EPISODE_LENGTHS, EPISODE_OFFSETS
 from ringmap.formats.hdf5.journal import SUFFIX, open_locked, recover
-from ringmap.formats.hdf5.layout import EPISODE_LENGTHS, EPISODE_OFFSETS
 from ringmap.formats.hdf5.pages import JournaledFile
 
 __all__ = ["Session"]

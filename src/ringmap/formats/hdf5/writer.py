@@ -5,7 +5,7 @@
 
 Invariants: a call that raises changes nothing, and the next one works; a `with` block that
 overwrites and ends with an exception leaves the old file.
-Not here: what an episode must look like (formats/schema.py), bytes of a column (layout.py).
+Not here: what an episode must look like (formats/episode.py), bytes of a column (columns.py).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 
 from ringmap.datasets.base import num_rows
 from ringmap.errors import EnvironmentFault, InputError, RingmapError
-from ringmap.formats.common.source import damage_named
+from ringmap.formats.common.directory import damage_named
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.hdf5.layout import (
+from ringmap.formats.episode import CheckedEpisode
+from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,
     Column,
     create_column,
     find_columns,
 )
-from ringmap.formats.hdf5.session import Session
-from ringmap.formats.hdf5.source import (
+from ringmap.formats.hdf5.reader import (
     NAMES_ATTRIBUTE,
     episode_attribute,
     read_table,
 )
-from ringmap.formats.schema import CheckedEpisode
+from ringmap.formats.hdf5.session import Session
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["HDF5Writer"]
@@ -45,25 +45,16 @@ _PART_NBYTES = 60_000
 class HDF5Writer(EpisodeWriter):
     """Writes episodes to an HDF5 file. Use it in a `with` block.
 
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`.
+
     Args:
-        path: the file; folders above it are made.
-        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
-            "error" refuses it.
         compression: as h5py takes it ("gzip", "lzf", a filter's number); None for none.
         compression_opts: as h5py takes it.
         shuffle: reorder bytes before compressing; None for when there is compression.
         chunk_nbytes: about how large a chunk of a column is.
-        progress: show a progress bar in `write_episodes`.
 
     Raises:
         InputError: an option is wrong.
-        ExistsError: on entering, with mode "error", where something is.
-        LockedError: on entering, while another reader or writer has the file open.
-        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
-
-    Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed
-    at any moment, it leaves every episode readable whose call had returned; a power cut may cost
-    what was written since the block began.
 
     Example:
         >>> import os, tempfile

@@ -5,14 +5,14 @@
 
 The layout of stable-worldmodel, with every dtype kept; `compat=True` writes theirs to the letter.
 pylance is imported when a dataset is opened.
-Not here: columns (layout.py), reading (source.py), writing (writer.py).
+Not here: columns (columns.py), reading (reader.py), writing (writer.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 
 __all__ = ["Lance"]
@@ -24,7 +24,7 @@ class Lance(StoredFormat):
 
     name = "lance"
     lossless = True
-    source = "ringmap.formats.lance.source:LanceSource"
+    source = "ringmap.formats.lance.reader:LanceSource"
     writer = "ringmap.formats.lance.writer:LanceWriter"
     logs = True
 

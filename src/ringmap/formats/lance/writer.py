@@ -1,35 +1,48 @@
-"""The writing side of a Lance dataset: images encoded, the rest as it is.
+"""The writing side of a Lance dataset: images encoded, the rest as it is; one commit of Lance per group of episodes.
 
-Not here: the log (common/staged.py), rows in Lance (extend.py).
+    rows -> files of rows, checked -> commit (Lance: a new version, by one rename)
+
+Invariants: episode data is there before the episodes that it belongs to; a file counts only when it is as long as
+Lance says: cut short by a limit or a quota, it is not committed.
+Not here: the log (common/staged.py), what columns look like (columns.py).
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.layout import is_image, stored_layout
+from ringmap.datasets.image_axes import is_image, stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
-from ringmap.formats.common.images import check_image_format, encode
-from ringmap.formats.common.log import FILE, Encoded, Record
+from ringmap.formats.common.log import FILE, Encoded, Record, groups_of
 from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lance import Lance
-from ringmap.formats.lance.extend import create, extend
-from ringmap.formats.lance.layout import (
+from ringmap.formats.lance.columns import (
+    EPISODE,
     METADATA,
+    STEP,
     Field,
+    arrow_schema,
+    committed,
     episodes_path,
+    fields_of,
+    lance,
     opened,
     plan_fields,
     sized_fields,
     table_of,
-)
-from ringmap.formats.schema import CheckedEpisode
+    to_arrow,
+)  # fmt: skip
+from ringmap.formats.media.images import check_image_format, encode
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.records.blobs import decode_data
 
 __all__ = ["LanceWriter"]
 
@@ -37,30 +50,25 @@ log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+PACKED = "ringmap"
+
+_GROUP_NBYTES = 128 << 20
+
 _FOLDERS = ("_versions", "_transactions", "_indices", "_deletions", "_refs", "data", "tree")
 
 
 class LanceWriter(StagedWriter):
     """Writes episodes to a Lance dataset. Use it in a `with` block.
 
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. Images are encoded in parallel.
+
     Args:
-        path: the folder, NAME.lance; folders above it are made.
-        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
-            "error" refuses it.
         image_format: "png" is lossless, "jpeg" (quality 95) is smaller.
         compat: write stable-worldmodel's exact layout: numbers as flat float32 lists, images as
             JPEG. Lossy.
-        progress: show a progress bar in `write_episodes`.
 
     Raises:
         InputError: an option is wrong.
-        ExistsError: on entering, with mode "error", where something is.
-        LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
-
-    Processes and threads: one writer at a time, which a lock sees to, one thread at a time; images
-    are encoded in parallel. Killed at any moment, it leaves every episode readable whose call had
-    returned; a power cut may cost what was written since the block began.
 
     Example:
         >>> import os, tempfile
@@ -135,11 +143,11 @@ class LanceWriter(StagedWriter):
         return {"images": self.image_format, "compat": self._compat}
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
-        create(path)
-        extend(path, episodes)
+        _create(path)
+        _extend(path, episodes)
 
     def _extend(self, path: str, episodes: Iterable[Record]) -> None:
-        extend(path, episodes)
+        _extend(path, episodes)
 
 
 def _flattened(ep_data: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,3 +159,122 @@ def _flattened(ep_data: Mapping[str, Any]) -> dict[str, Any]:
         if rows.dtype.kind in "biuf" and not is_image(spec):
             made[name] = rows.reshape(len(rows), -1).astype(np.float32)
     return {**made, EPISODE_DATA_KEY: data} if data else made
+
+
+def _create(path: str) -> None:
+    """Make an empty dataset."""
+    import pyarrow as pa
+
+    none = pa.array([], pa.int32())
+    lance().write_dataset(pa.table({EPISODE: none, STEP: none}), path, mode="create")
+
+
+def _extend(path: str, episodes: Iterable[Record]) -> None:
+    """Add episodes to the dataset at `path`."""
+    dataset = opened(path)
+    rows = dataset.count_rows()
+    schema, fields, later = dataset.schema, list[Field](), 0
+    for group in groups_of(episodes, _GROUP_NBYTES):
+        if any(record.packed for record in group) or committed(episodes_path(path)):
+            _add_data(episodes_path(path), group)
+        if not rows:
+            fields = plan_fields(group[0].schema, group[0].notes["images"])
+            schema = arrow_schema(fields, group[0].notes["compat"])
+        elif not fields:
+            fields = fields_of(schema, path)
+            last = dataset.take([rows - 1], columns=[EPISODE]).column(0)[0].as_py()
+            later = last + 1 - group[0].number  # another program's numbers need not count from 0
+        _commit(path, _batches(group, fields, schema, later), schema, fresh=not rows)
+        rows = 1
+
+
+def _batches(group: list[Record], fields: list[Field], schema: Any, later: int) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for record in group:
+        arrays = [
+            pa.array(np.full(record.length, record.number + later, np.int32)),
+            pa.array(np.arange(record.length, dtype=np.int32)),
+        ]
+        names = [EPISODE, STEP]
+        for field in fields:
+            if field.how != "none":
+                names.append(field.name)
+                arrays.append(to_arrow(field, record.columns[field.spec.name]))
+        batch = pa.record_batch(arrays, names=names)
+        yield pa.record_batch([batch.column(name) for name in schema.names], schema=schema)
+
+
+def _commit(path: str, batches: Iterator[Any], schema: Any, fresh: bool) -> None:
+    """Write rows into files, and commit them: after what is there, or in its place."""
+    import pyarrow as pa
+    from lance.fragment import write_fragments
+
+    module = lance()
+    there = committed(path)
+    version = module.dataset(path).version if there else None
+    reader = pa.RecordBatchReader.from_batches(schema, batches)
+    mode = ("overwrite" if there else "create") if fresh else "append"
+    made = write_fragments(reader, path, schema=schema, mode=mode)
+    for fragment in made:
+        for file in fragment.files:
+            stored = os.path.getsize(os.path.join(path, "data", file.path))
+            if file.file_size_bytes not in (None, stored):
+                raise OSError(
+                    errno.EFBIG,
+                    f"{stored} of {file.file_size_bytes} bytes were written; is there a limit on the size of files?",
+                    file.path,
+                )
+    kind = module.LanceOperation
+    what = kind.Overwrite(schema, made) if fresh else kind.Append(made)
+    module.LanceDataset.commit(path, what, read_version=version)
+
+
+def _add_data(path: str, group: list[Record]) -> None:
+    """Add one row per episode; the whole table is written again when its columns have to change."""
+    known: list[tuple[int, bytes]] = []
+    old = None
+    if committed(path):
+        old = opened(path)
+        if PACKED in old.schema.names:
+            table = old.to_table(columns=[EPISODE, PACKED])
+            known = list(zip(table[EPISODE].to_pylist(), table[PACKED].to_pylist(), strict=True))
+    there = len(known)
+    fresh = [(r.number, r.packed) for r in group if r.number >= there]
+    if not there:  # no episode so far had any
+        fresh = [(number, b"") for number in range(group[0].number)] + fresh
+    if not fresh:
+        return
+    new = _table(fresh)
+    if old is not None and old.schema.equals(new.schema, check_metadata=True):
+        _commit(path, iter(new.to_batches()), new.schema, fresh=False)
+    else:
+        new = _table(known + fresh)
+        _commit(path, iter(new.to_batches()), new.schema, fresh=True)
+
+
+def _table(rows: list[tuple[int, bytes]]) -> Any:
+    """Return the table of episode data: our own packing, and a plain column for each name that fits one."""
+    import pyarrow as pa
+
+    data = [decode_data(packed) for _, packed in rows]
+    names = list(dict.fromkeys(name for values in data for name in values))
+    columns = {
+        EPISODE: pa.array([number for number, _ in rows], pa.int32()),
+        PACKED: pa.array([packed for _, packed in rows], pa.binary()),
+    }
+    for name in names:
+        if name in columns or not name or any(c in ".`\"'" or c < " " for c in name):
+            continue
+        values = [v.get(name) for v in data]
+        values = [v.item() if isinstance(v, np.generic) else v for v in values]
+        try:
+            columns[name] = pa.array(
+                [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
+            )
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError, TypeError):
+            continue
+        if pa.types.is_null(columns[name].type):
+            del columns[name]
+    made = pa.table(columns)
+    return made.replace_schema_metadata({METADATA: json.dumps(names).encode()})

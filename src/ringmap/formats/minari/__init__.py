@@ -5,17 +5,28 @@
 
 An episode of T steps has T + 1 observations: `next_observation` is `observation` one step later, and
 holds the last. Spaces of several parts become columns: observation/position, ...
-Not here: downloads (`minari download`).
+Not here: what is looked at before (untrusted.py), downloads (`minari download`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ringmap.formats.common.stored import StoredFormat
+import numpy as np
+
+from ringmap.errors import CorruptError
+from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
+from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.minari.untrusted import refuse_episode, refuse_harm
 from ringmap.formats.registry import register_format
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["Minari"]
+__all__ = ["Minari", "MinariSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @register_format
@@ -23,7 +34,7 @@ class Minari(StoredFormat):
     """Minari datasets. Read-only."""
 
     name = "minari"
-    source = "ringmap.formats.minari.source:MinariSource"
+    source = "ringmap.formats.minari:MinariSource"
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -32,3 +43,98 @@ class Minari(StoredFormat):
         return os.path.isfile(os.path.join(folder, "metadata.json")) and any(
             name == "main_data.hdf5" or name.isdigit() for name in os.listdir(folder)
         )
+
+
+class MinariSource(DirectorySource):
+    """The columns of a Minari dataset, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder that holds `data`.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        CorruptError: it is damaged, or an episode differs from the first in its columns.
+
+    Cost: opening reads the metadata of all episodes; a read loads whole episodes, which are kept.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        with damage_named(self.path):
+            dataset, cache = self._handle()
+            found = dataset.storage.get_episode_metadata(dataset.episode_indices.tolist())
+            self._metadata = [dict(one) for one in found]
+            self.lengths = np.array([int(m["total_steps"]) for m in self._metadata], np.int32)
+            self.offsets = offsets_of(self.lengths)
+            specs = []
+            if len(self.lengths):
+                for name, rows in cache.episode(0).items():
+                    text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
+                    specs.append(
+                        ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype)
+                    )
+        self.schema = Schema(tuple(specs))
+        skipped = ("total_steps", "id")
+        names = [n for m in self._metadata for n in m if n not in skipped]
+        self.episode_columns = list(dict.fromkeys(names))
+
+    def _open(self) -> Any:
+        from minari import MinariDataset
+
+        folder = os.path.join(self.path, "data")
+        refuse_harm(folder)
+        dataset = MinariDataset(folder)
+
+        def load(number: int) -> dict[str, Array]:
+            refuse_episode(folder, int(dataset.episode_indices[number]))
+            return _columns_of(dataset[number])
+
+        return dataset, EpisodeCache(load)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        cache: EpisodeCache = handle[1]
+        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
+        return cache.windows(columns, self.offsets, starts, length, stride, rows_of)
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        names = self.episode_columns
+        data = self._metadata[episode]
+        return {n: _plain(data[n]) for n in names if n in data and data[n] is not None}
+
+
+def _columns_of(episode: Any) -> dict[str, Array]:
+    steps = len(episode.rewards)
+    columns: dict[str, Array] = {}
+    _add(columns, "observation", episode.observations, steps)
+    _add(columns, "action", episode.actions, steps)
+    columns["reward"] = np.asarray(episode.rewards)
+    columns["terminated"] = np.asarray(episode.terminations, bool)
+    columns["truncated"] = np.asarray(episode.truncations, bool)
+    _add(columns, "info", episode.infos or {}, steps)
+    return columns
+
+
+def _add(columns: dict[str, Array], name: str, value: Any, steps: int) -> None:
+    """Add the leaves of a nested value; one of T + 1 rows as two columns, now and next."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _add(columns, f"{name}/{key}", inner, steps)
+    elif isinstance(value, tuple):
+        for number, inner in enumerate(value):
+            _add(columns, f"{name}/{number}", inner, steps)
+    else:
+        rows = np.asarray(value)
+        if rows.dtype.kind == "O":
+            rows = rows.astype(str)
+        if len(rows) == steps + 1:
+            columns[name], columns[f"next_{name}"] = rows[:-1], rows[1:]
+        elif len(rows) == steps:
+            columns[name] = rows
+        else:
+            raise CorruptError(f"{name} has {len(rows)} rows for {steps} steps")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

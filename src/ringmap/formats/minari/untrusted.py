@@ -4,7 +4,7 @@
     main_data.hdf5               -> links and storage elsewhere are followed, shapes are believed
 
 Invariants: reads only; nothing that is refused was handed to minari, nor to a decoder of images.
-Not here: reading (source.py).
+Not here: reading (reader.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 from typing import Any
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.images import size_of
 from ringmap.formats.common.untrusted import (
     LARGEST_ROW,
     kind_at,
@@ -23,6 +22,7 @@ from ringmap.formats.common.untrusted import (
     refuse_links,
     refuse_sparse,
 )
+from ringmap.formats.media.images import size_of
 
 __all__ = ["refuse_episode", "refuse_harm"]
 
@@ -117,10 +117,7 @@ def _check_dataset(found: Any) -> None:
     import h5py
 
     path = f"{found.file.filename}: {found.name}"
-    if found.is_virtual or found.external:
-        raise CorruptError(f"{path}: keeps its rows in other files, which are not followed")
-    if found.shape:
-        refuse_sparse(found.file.filename, found.name, found)
+    refuse_sparse(found.file.filename, found.name, found)
     if h5py.check_string_dtype(found.dtype) is not None:  # what a Text space holds
         _check_texts(found, path)
     elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file

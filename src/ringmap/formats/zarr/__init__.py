@@ -5,14 +5,14 @@
       meta/episode_ends       (E,) int64: rows at which episodes end, exclusive
 
 Zarr format 2, which diffusion-policy-style loaders read. zarr is imported when a dataset is opened.
-Not here: arrays (layout.py), reading (source.py), writing (writer.py).
+Not here: arrays (columns.py), reading (reader.py), writing (writer.py).
 """
 
 from __future__ import annotations
 
 import os
 
-from ringmap.formats.common.stored import StoredFormat
+from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 
 __all__ = ["Zarr"]
@@ -24,7 +24,7 @@ class Zarr(StoredFormat):
 
     name = "zarr"
     lossless = True
-    source = "ringmap.formats.zarr.source:ZarrSource"
+    source = "ringmap.formats.zarr.reader:ZarrSource"
     writer = "ringmap.formats.zarr.writer:ZarrWriter"
     logs = True
 

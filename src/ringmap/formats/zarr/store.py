@@ -9,7 +9,7 @@ Writing, it holds metadata back until `publish`, so that whatever a kill leaves,
 rows that are not there.
 Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
 replaced in one step.
-Not here: which arrays are columns (layout.py), how large packed bytes become (storage/columns/decompression_limit.py).
+Not here: which arrays are columns (columns.py), how large packed bytes become (storage/columns/decompression_limit.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The writing side of a Zarr group.
 
-Not here: the log (common/staged.py), arrays (layout.py).
+Not here: the log (common/staged.py), arrays (columns.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringmap.errors import InputError
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
-from ringmap.formats.zarr.layout import (
+from ringmap.formats.zarr.columns import (
     CHUNK_NBYTES,
     columns_of,
     create,
@@ -33,23 +33,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ZarrWriter(StagedWriter):
     """Writes episodes to a Zarr group. Use it in a `with` block.
 
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`.
+
     Args:
-        path: the folder; those above it are made.
-        mode: "append" extends a dataset, "overwrite" replaces it when the block succeeds,
-            "error" refuses it.
         level: of compression (Blosc, zstd), 1 to 9; None for none.
         chunk_nbytes: about how large a chunk of a column is before compression.
-        progress: show a progress bar in `write_episodes`.
 
     Raises:
         InputError: an option is wrong.
-        ExistsError: on entering, with mode "error", where something is.
-        LockedError: on entering, while another writer is at work.
-        UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
-
-    Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed
-    at any moment, it leaves every episode readable whose call had returned; a power cut may cost
-    what was written since the block began.
 
     Example:
         >>> import os, tempfile, zarr

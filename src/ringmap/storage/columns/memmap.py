@@ -296,10 +296,13 @@ class MemmapColumn:
         return slot, slot + count
 
     def read(self, slot: int, count: int) -> Array:
-        """Return a copy of `count` rows from `slot`."""
-        mapped = self.view() if self._mapped else None
-        if mapped is not None and not self.is_large:
-            return mapped[slot : slot + count].copy()
+        """Return a copy of `count` rows from `slot`.
+
+        Of a large column by reads: pages of a map that were touched stay in the memory of this process, all of them
+        once every episode was read.
+        """
+        if self._mapped and not self.is_large:
+            return self.view()[slot : slot + count].copy()
         rows = np.empty((count, *self.spec.shape), self.spec.dtype)
         room, size = _bytes_of(rows), self._row
         step = max(1, _AHEAD // max(1, size))
@@ -309,10 +312,7 @@ class MemmapColumn:
             stop, then = min(at + step, count), min(at + 2 * step, count)
             if self.is_large:  # the next piece is read ahead while this one is copied
                 self._file.will_need(_PAGE + (slot + stop) * size, (then - stop) * size)
-            if mapped is not None:
-                rows[at:stop] = mapped[slot + at : slot + stop]
-            else:
-                self._read_runs(room, [at * size, stop * size], [_PAGE + (slot + at) * size])
+            self._read_runs(room, [at * size, stop * size], [_PAGE + (slot + at) * size])
         return rows
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:

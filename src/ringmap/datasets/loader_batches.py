@@ -1,0 +1,61 @@
+"""Batches for a DataLoader: in a form that it uses without a copy, if there is one.
+
+    allocate(layout)            arrays to gather into, in a worker
+    of_columns, as_clip     what `__getitems__` returns
+    as_mapping              a batch that was asked for as a whole
+
+PyTorch is used only if it is already imported: without it there is no DataLoader.
+Not here: the list of clips (batch.py), tensors and shared memory (worker_slots.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
+
+__all__ = ["allocate", "as_clip", "as_mapping", "of_columns"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def allocate(layout: Layout) -> dict[str, Array] | None:
+    """Return arrays to gather into that travel to the process of the DataLoader without a copy, in a worker."""
+    if worker() is None:
+        return None
+    from ringmap.datasets.worker_slots import worker_slots
+
+    return worker_slots().allocate(layout)
+
+
+def of_columns(columns: dict[str, Array], size: int) -> ClipBatch:
+    """Return a batch as `__getitems__` does."""
+    _register()
+    return ClipBatch(columns, size)
+
+
+def as_clip(clip: Any) -> Any:
+    """Return a transformed clip as one that the DataLoader collates into a slot, if it is a plain dict."""
+    if type(clip) is not dict:
+        return clip
+    _register()
+    return Clip(clip)
+
+
+def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
+    """Return a batch that was asked for as a whole: in a worker, one that is copied into a slot when it is sent."""
+    if worker() is None:
+        return columns
+    from ringmap.datasets.worker_slots import SlotBatch
+
+    return SlotBatch(columns)
+
+
+def _register() -> None:
+    if "torch" in sys.modules:
+        from ringmap.datasets.worker_slots import register
+
+        register()

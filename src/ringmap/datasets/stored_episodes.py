@@ -1,0 +1,39 @@
+"""Read the stored episodes of any dataset or buffer, and their columns, for a writer.
+
+Not here: writing (formats/), copies of whole datasets (formats/catalog/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.image_axes import stored_layout
+from ringmap.storage.columns.schema import Schema, as_columns
+
+__all__ = ["episodes_of", "schema_of"]
+
+
+def episodes_of(dataset: Any, with_data: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request."""
+    for number in range(len(dataset.lengths)):
+        episode, data = dict(stored_layout(dataset.load_episode(number))), {}
+        if with_data:
+            found = dataset.get_episode_data(number)
+            data = {name: values[0] for name, values in found.items() if values[0] is not None}
+        yield episode, data
+
+
+def schema_of(dataset: Any, where: str) -> Schema | None:
+    """Return the columns of a dataset; None when it has no episodes."""
+    if not len(dataset.lengths):
+        return None
+    schema = getattr(dataset, "schema", None)
+    if isinstance(schema, Schema) and getattr(dataset, "transform", None) is None:
+        return schema
+    filled = np.flatnonzero(np.asarray(dataset.lengths))
+    if not len(filled):
+        return None
+    return Schema.of(as_columns(stored_layout(dataset.load_episode(int(filled[0]))), where))

@@ -1,0 +1,195 @@
+"""Copy a dataset into another format, or several into one: episode by episode, in constant memory.
+
+    source -> load_episode, get_episode_data -> writer.write_episode -> dest
+
+Invariants: sources that do not fit together are refused, by name, before the destination is touched.
+Not here: reading and writing (formats/), datasets joined without a copy (datasets/joined.py).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.stored_episodes import episodes_of, schema_of
+from ringmap.errors import InputError
+from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
+from ringmap.formats.catalog.load import load_arrays
+from ringmap.formats.registry import resolve_format
+from ringmap.storage.columns.schema import ColumnSpec
+
+__all__ = ["convert", "merge"]
+
+
+def convert(
+    source: Any,
+    dest: str | os.PathLike[str],
+    *,
+    dest_format: str | None = None,
+    source_format: str | None = None,
+    mode: str = "error",
+    progress: bool = True,
+    **writer_options: Any,
+) -> None:
+    """Write a dataset in another format, episode data included.
+
+    Args:
+        source: a path, a name (see `load_dataset`), or a dataset or buffer.
+        dest: where to.
+        dest_format: name of the format to write; by default the one that the suffix of `dest` names
+            (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
+        source_format: name of the format to read; found out by default.
+        mode: what to do where something is: "error", "append" or "overwrite".
+        progress: show a progress bar.
+        writer_options: for the format's writer.
+
+    Raises:
+        NotFoundError, UnknownFormatError, InputError: the source can't be read, an option is wrong,
+            both are the same, or the suffix of `dest` names another format than `dest_format`.
+        ExistsError: mode="error" and something is at `dest`.
+        ValueError: the writer refuses an episode.
+
+    Cost: reads and writes everything; holds one episode.
+
+    Example:
+        >>> import tempfile
+        >>> from ringmap.data import ReplayBuffer, load_dataset
+        >>> buf = ReplayBuffer(10)
+        >>> buf.write_episode({"state": [[0.0], [1.0]], "action": [0, 1]})
+        >>> path = tempfile.mkdtemp() + "/copy.h5"
+        >>> convert(buf, path, dest_format="hdf5", progress=False)
+        >>> load_dataset(path).lengths.tolist()
+        [2]
+    """
+    chosen = _format_of(dest, dest_format, mode, "convert")
+    parts = [_opened(source, source_format, "convert")]
+    _copy(parts, dest, chosen, progress, "convert", {**writer_options, "mode": mode})
+
+
+def merge(
+    sources: Sequence[Any],
+    dest: str | os.PathLike[str],
+    *,
+    dest_format: str | None = None,
+    mode: str = "error",
+    progress: bool = True,
+    **writer_options: Any,
+) -> None:
+    """Write the episodes of several datasets into one, one dataset after the other.
+
+    Args:
+        sources: paths, names, datasets or buffers, of the same columns, per-step shapes and dtypes.
+        dest: where to.
+        dest_format: name of the format to write; by default the one that the suffix of `dest` names
+            (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
+        mode: what to do where something is: "error", "append" or "overwrite".
+        progress: show a progress bar.
+        writer_options: for the format's writer.
+
+    Raises:
+        InputError: (ValueError) there are no sources; one has other columns, which it names; the suffix of
+            `dest` names another format. The destination was not touched.
+        NotFoundError, UnknownFormatError: a source can't be read.
+
+    Cost: reads and writes everything; holds one episode.
+    """
+    if not sources:
+        raise InputError("merge: Need at least one dataset")
+    chosen = _format_of(dest, dest_format, mode, "merge")
+    parts = [_opened(source, None, "merge") for source in sources]
+    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode})
+
+
+def _copy(
+    parts: list[tuple[str, Any]],
+    dest: str | os.PathLike[str],
+    chosen: type[Format],
+    progress: bool,
+    where: str,
+    options: dict[str, Any],
+) -> None:
+    for name, part in parts:
+        path = getattr(part, "path", None)
+        if (
+            path is not None
+            and os.path.exists(dest)
+            and os.path.realpath(path) == os.path.realpath(dest)
+        ):
+            raise InputError(f"{where}: {name} is both source and destination; choose another dest")
+    widths = _aligned(parts, where)
+    data_names = list(dict.fromkeys(n for _, p in parts for n in p.episode_column_names))
+    keeps = chosen.supports_episode_data
+    if data_names and not keeps:
+        warnings.warn(
+            f"{where}: format {chosen.name!r} holds no episode data; left out: {data_names}",
+            stacklevel=3,
+        )
+    total = sum(len(part.lengths) for _, part in parts)
+    episodes = _with_data(parts, keeps and bool(data_names), widths)
+    if progress:
+        from tqdm import tqdm
+
+        episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
+    with chosen.open_writer(dest, **options) as writer:
+        writer.write_episodes(episodes)
+
+
+def _format_of(
+    dest: str | os.PathLike[str], name: str | None, mode: str, where: str
+) -> type[Format]:
+    return resolve_format(
+        dest, name, mode=validate_write_mode(mode), default="lance", where=where, option="dest_format=NAME"
+    )  # fmt: skip
+
+
+def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, Any]:
+    if isinstance(source, str | os.PathLike):
+        return str(source), load_arrays(source, source_format)
+    if not hasattr(source, "load_episode"):
+        raise InputError(
+            f"{where}: a source is a path, a name, a dataset or a buffer, got {type(source).__name__}"
+        )
+    return repr(source), source
+
+
+def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]]) -> Any:
+    for _, part in parts:
+        for episode, data in episodes_of(part, keeps):
+            wide = {n: np.asarray(episode[n]).astype(d) for n, d in widths.items() if n in episode}
+            yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
+
+
+def _aligned(parts: list[tuple[str, Any]], where: str) -> dict[str, np.dtype[Any]]:
+    """Return the widest dtype of each column of text, or refuse parts that do not fit together."""
+    widths: dict[str, np.dtype[Any]] = {}
+    first: tuple[str, dict[str, ColumnSpec]] | None = None
+    for name, part in parts:
+        schema = schema_of(part, where)
+        if schema is None:
+            continue  # no episodes: nothing that could not fit
+        specs = {spec.name: spec for spec in schema.columns}
+        if first is None:
+            first = name, specs
+        for column in {**first[1], **specs}:
+            if column not in specs or column not in first[1]:
+                lacks, has = (name, first[0]) if column not in specs else (first[0], name)
+                raise InputError(
+                    f"{where}: {lacks} has no column {column!r}, which {has} has; sources must have the "
+                    "same columns"
+                )
+            mine, known = specs[column], first[1][column]
+            text = mine.dtype.kind in "SU" and mine.dtype.kind == known.dtype.kind
+            if mine.shape != known.shape or (mine.dtype != known.dtype and not text):
+                raise InputError(
+                    f"{where}: column {column!r} is {mine.dtype} {mine.shape} in {name}, but "
+                    f"{known.dtype} {known.shape} in {first[0]}; convert one of them first"
+                )
+            if text:
+                widths[column] = max(
+                    widths.get(column, mine.dtype), mine.dtype, key=lambda d: d.itemsize
+                )
+    return {name: dtype for name, dtype in widths.items() if dtype.itemsize}

@@ -1,0 +1,181 @@
+"""Where datasets are found by name.
+
+    "runs/replay.h5"  an existing path: that one
+    "pusht"           $STABLEWM_HOME/datasets/pusht, pusht.h5, ... (default: ~/.stable_worldmodel)
+    "user/repo"       $STABLEWM_HOME/datasets/user/repo, or user--repo, where stable-worldmodel
+                      keeps what it downloaded
+
+Not here: reading (formats/), downloading.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ringmap.datasets.base import Dataset
+from ringmap.datasets.stored import StoredDataset
+from ringmap.errors import InputError, NotFoundError, UnknownFormatError
+from ringmap.formats.catalog.prefixes import load_prefixed
+from ringmap.formats.common.swap import restore
+from ringmap.formats.registry import detect_format, get_format, list_formats, refuse_missing
+
+__all__ = ["get_cache_dir", "load_arrays", "load_dataset"]
+
+HOME_VARIABLE = "STABLEWM_HOME"
+
+
+def get_cache_dir(
+    override_root: str | os.PathLike[str] | None = None, sub_folder: str | None = None
+) -> Path:
+    """Return the folder under which datasets and checkpoints are kept; it is made if need be.
+
+    Args:
+        override_root: the folder to use; by default `$STABLEWM_HOME`, else `~/.stable_worldmodel`.
+        sub_folder: a folder below it, such as "datasets".
+
+    Source: stable-worldmodel, Data guide.
+    """
+    folder = _root(override_root) / (sub_folder or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def load_dataset(
+    name: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None = None,
+    format: str | None = None,
+    **reader_options: Any,
+) -> Dataset:
+    """Open a dataset.
+
+    Args:
+        name: a path, a name below `datasets` in the cache folder, or an id with a prefix ("minari:...", "lerobot:...",
+            "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first.
+        cache_dir: the cache folder; `get_cache_dir` says which by default.
+        format: the format's name; found out by default.
+        reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`,
+            `output` ("torch" or "numpy") and what the format adds.
+
+    Returns:
+        A `Dataset`: clips by index, episodes by `load_episode`.
+
+    Raises:
+        NotFoundError: (FileNotFoundError) nothing is there.
+        UnknownFormatError: (ValueError) "No format detected".
+        MissingFormatError: it is of a format whose packages are not installed; the message says which extra.
+        InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option.
+
+    Example:
+        >>> import tempfile
+        >>> from ringmap.data import get_format
+        >>> path = tempfile.mkdtemp() + "/demo.h5"
+        >>> with get_format("hdf5").open_writer(path) as writer:
+        ...     writer.write_episode({"state": [[0.0], [1.0], [2.0]], "action": [0, 1, 2]})
+        >>> dataset = load_dataset(path, num_steps=2)
+        >>> len(dataset), dataset[1]["state"].tolist()
+        (2, [[1.0], [2.0]])
+    """
+    if ":" in os.fspath(name) and not os.path.exists(os.path.expanduser(name)):
+        dataset: Dataset = load_prefixed(os.fspath(name), **reader_options)
+        return dataset
+    path = _resolve(os.fspath(name), cache_dir)
+    if format is not None:
+        dataset = get_format(format).open_dataset(path, **reader_options)
+        return dataset
+    found = detect_format(path)
+    # A file of HDF5 stands for its folder, in which it may be one of several.
+    if path.is_dir() and (found is None or found.name == "hdf5"):
+        inside = _datasets_in(path)
+        if len(inside) > 1:
+            raise InputError(
+                f"Ambiguous dataset: {path} holds several: {', '.join(p.name for p in inside[:5])}; pass "
+                "the path of one"
+            )
+        if inside and found is None:
+            path = inside[0]
+            found = detect_format(path)
+    if found is None:
+        refuse_missing(path)
+        raise UnknownFormatError(
+            f"No format detected for {path}; formats here are {list_formats()}: pass format=..., or "
+            "register the one that reads it (register_format)"
+        )
+    dataset = found.open_dataset(path, **reader_options)
+    return dataset
+
+
+def load_arrays(name: str | os.PathLike[str], format: str | None = None) -> Any:
+    """Open a dataset to copy or show it: arrays, images as they are stored. PyTorch need not be installed.
+
+    Args:
+        name: as for `load_dataset`.
+        format: the format's name; found out by default.
+
+    Raises:
+        NotFoundError, UnknownFormatError, InputError: as for `load_dataset`.
+    """
+    dataset = load_dataset(name, format=format, layout="HWC")
+    if isinstance(dataset, StoredDataset):  # a reader of somebody else's may know no such option
+        dataset.output = "numpy"
+    return dataset
+
+
+def _root(given: str | os.PathLike[str] | None) -> Path:
+    return Path(given or os.environ.get(HOME_VARIABLE) or "~/.stable_worldmodel").expanduser()
+
+
+def _resolve(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
+    given = Path(name).expanduser()
+    restore(os.path.realpath(given))
+    if given.exists():
+        return given
+    folder = _root(cache_dir) / "datasets"
+    tried = [given]
+    if not given.is_absolute():
+        tried += [folder / name, folder / name.replace("/", "--")]
+        for candidate in tried[1:]:
+            if candidate.exists():
+                return candidate
+        found = _with_suffix(folder / name)
+        if len(found) > 1:
+            raise InputError(
+                f"Ambiguous dataset {name!r}: {', '.join(str(p) for p in found)}; pass the path of one"
+            )
+        if found:
+            return found[0]
+    beside = "" if given.is_absolute() else f" in {os.getcwd()}"
+    named = (
+        f"; nor is there a dataset of that name in {folder}"
+        if folder.is_dir() and len(tried) > 1
+        else ""
+    )
+    raise NotFoundError(
+        f"No dataset {name!r}: the path {given} does not exist{beside}{named}; check its spelling"
+    )
+
+
+def _datasets_in(folder: Path) -> list[Path]:
+    """Return the datasets that lie directly in a folder, without the side tables of others."""
+    found = [
+        p
+        for p in sorted(folder.iterdir())
+        if p.name[0] != "." and not p.is_symlink() and detect_format(p) is not None
+    ]
+    mains = {p.name.removesuffix(".lance") for p in found if p.suffix == ".lance"}
+    return [
+        p
+        for p in found
+        if not (
+            p.name.endswith("_episodes.lance") and p.name.removesuffix("_episodes.lance") in mains
+        )
+    ]
+
+
+def _with_suffix(path: Path) -> list[Path]:
+    """Return what lies beside `path` under its name with one suffix more, as far as a format knows it."""
+    if not path.parent.is_dir():
+        return []
+    beside = sorted(p for p in path.parent.iterdir() if p.stem == path.name and p.suffix)
+    return [p for p in beside if detect_format(p) is not None]

@@ -1,0 +1,198 @@
+"""Read a folder or a file: pickling, forks, and when to refuse.
+
+Invariants: a pickle holds a path and the episode table, never a handle or data; a process that
+opens the path again and finds another folder or file refuses, instead of mixing two datasets.
+Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import (
+    CorruptError,
+    NotFoundError,
+    ReplacedError,
+    RingmapError,
+    UnknownColumnError,
+)
+from ringmap.formats.media.films import Decoders
+from ringmap.storage.columns.schema import Schema
+
+__all__ = ["DecodingSource", "DirectorySource", "damage_named", "offsets_of", "steps_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_RAISED = (
+    OSError, RuntimeError, ValueError, TypeError, LookupError, MemoryError, ArithmeticError, AttributeError,
+    EOFError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""The exceptions of libraries about damaged bytes."""
+
+_inherited: list[Any] = []
+"""Handles that a forked child inherited from its parent, and must neither use nor close."""
+
+
+class DirectorySource:
+    """The columns of a folder or file, for `StoredDataset`.
+
+    A subclass supplies `_open` and `_windows`, may supply `_release` and `_episode_data`, and sets `schema`, `lengths`, `offsets` and
+    `episode_columns` from its first handle.
+
+    Args:
+        path: the folder or file.
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptError: it is damaged.
+    """
+
+    schema: Schema
+    lengths: Array
+    offsets: Array
+    episode_columns: list[str]
+    _found: Any = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        if not os.path.exists(self.path):
+            raise NotFoundError(f"{self.path}: no such file or folder")
+        found = os.stat(self.path)
+        self._identity = (found.st_dev, found.st_ino)
+        self._forget()
+
+    def _open(self) -> Any:
+        """Return a handle for this process, which `_windows` reads through."""
+        raise NotImplementedError
+
+    def _release(self, handle: Any) -> None:
+        """Close a handle of this process."""
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        """As `windows`, for columns that exist."""
+        raise NotImplementedError
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        """As `episode_data`."""
+        return {}
+
+    def windows(
+        self, columns: Sequence[str], starts: Array, length: int, stride: int = 1
+    ) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
+
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
+
+        Raises:
+            CorruptError: they can't be read.
+            ReplacedError: the path now holds something else.
+        """
+        known = self.schema.names
+        for name in columns:
+            if name not in known:
+                raise UnknownColumnError(f"{self.path}: no column {name!r}; there are {known}")
+        with damage_named(self.path):
+            return self._windows(self._handle(), columns, starts, length, stride)
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} when it has none."""
+        with damage_named(f"{self.path}: data of episode {episode}"):
+            return self._episode_data(self._handle(), episode)
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again."""
+        with self._alone():
+            if self._found is not None:
+                self._release(self._found)
+            self._found = None
+
+    def _alone(self) -> threading.RLock:
+        if self._pid != os.getpid():  # a forked child: another thread may have held the lock
+            self._forget()
+        return self._lock
+
+    def _handle(self) -> Any:
+        found = self._found
+        if found is not None and self._pid == os.getpid():
+            return found
+        with self._alone():
+            if self._found is None:
+                try:
+                    now = os.stat(self.path)
+                except FileNotFoundError:
+                    raise ReplacedError(f"{self.path}: is not there any more") from None
+                if (now.st_dev, now.st_ino) != self._identity:
+                    raise ReplacedError(
+                        f"{self.path}: holds another dataset than when it was loaded; load it again"
+                    )
+                self._found = self._open()
+            return self._found
+
+    def _forget(self) -> None:
+        if getattr(self, "_found", None) is not None:
+            _inherited.append(self._found)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._found = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = ("_lock", "_pid", "_found")
+        return {name: value for name, value in self.__dict__.items() if name not in mine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+class DecodingSource(DirectorySource):
+    """A source that keeps decoders open: a process's own, and none in a pickled copy."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._decoders = Decoders()
+
+    def close(self) -> None:
+        """Close the files; the next read opens them again."""
+        super().close()
+        self._decoders.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_decoders"}
+
+
+@contextlib.contextmanager
+def damage_named(what: str) -> Iterator[None]:
+    """Turn a library's exception about damaged bytes into CorruptError."""
+    try:
+        yield
+    except RingmapError:
+        raise
+    except _RAISED as error:
+        raise CorruptError(f"{what} can't be read: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if (
+            type(error).__name__ != "PanicException"
+        ):  # the exception of a Rust library that panicked
+            raise
+        raise CorruptError(f"{what} can't be read: {error}") from error
+
+
+def steps_of(starts: Array, length: int, stride: int) -> Array:
+    """Return the rows of windows, (len(starts), steps)."""
+    return np.asarray(starts, np.int64)[:, None] + np.arange(0, length, stride)
+
+
+def offsets_of(lengths: Array) -> Array:
+    """Return the row of each episode's first step."""
+    return np.cumsum(lengths, dtype=np.int64) - lengths

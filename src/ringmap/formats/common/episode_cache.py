@@ -1,0 +1,70 @@
+"""Read whole episodes and cache them, for files without random access.
+
+Invariants: at most `CACHE_NBYTES`, or one episode, are held.
+Not here: how an episode is read (each format).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.formats.common.directory import steps_of
+
+__all__ = ["CACHE_NBYTES", "EpisodeCache"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CACHE_NBYTES = 256 << 20
+
+
+class EpisodeCache:
+    """Episodes by number; the least recently used one is dropped first.
+
+    Args:
+        load: episode -> column -> array (T, ...).
+    """
+
+    def __init__(self, load: Callable[[int], dict[str, Array]]) -> None:
+        self._load = load
+        self._lock = threading.RLock()
+        self._held: OrderedDict[int, dict[str, Array]] = OrderedDict()
+        self._nbytes = 0
+
+    def episode(self, number: int) -> dict[str, Array]:
+        """Return the columns of an episode; the caller must not write to them."""
+        with self._lock:
+            found = self._held.get(number)
+            if found is None:
+                found = self._held[number] = self._load(number)
+                self._nbytes += sum(rows.nbytes for rows in found.values())
+                while self._nbytes > CACHE_NBYTES and len(self._held) > 1:
+                    _, old = self._held.popitem(last=False)
+                    self._nbytes -= sum(rows.nbytes for rows in old.values())
+            self._held.move_to_end(number)
+            return found
+
+    def windows(
+        self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int,
+        rows_of: Mapping[str, tuple[tuple[int, ...], Any]],
+    ) -> dict[str, Array]:  # fmt: skip
+        """Read windows of columns, which may span episodes. `rows_of`: shape and dtype of a row of each column."""
+        rows = steps_of(starts, length, stride)
+        flat = rows.ravel()
+        found = {name: np.empty((len(flat), *rows_of[name][0]), rows_of[name][1]) for name in columns}  # fmt: skip
+        episodes = np.searchsorted(offsets, flat, side="right") - 1
+        for number in np.unique(episodes).tolist():
+            there = np.flatnonzero(episodes == number)
+            episode = self.episode(number)
+            for name in columns:
+                if (
+                    found[name].dtype.kind in "SU"
+                ):  # as wide as the widest episode's: a narrower array cuts texts
+                    wide = np.promote_types(found[name].dtype, episode[name].dtype)
+                    found[name] = found[name].astype(wide, copy=False)
+                found[name][there] = episode[name][flat[there] - offsets[number]]
+        return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}

@@ -1,0 +1,352 @@
+"""How columns lie in a Lance dataset.
+
+    how       Arrow type                    for
+    png, jpeg binary                        images: uint8 (H, W, 1 or 3)
+    list      fixed-size list of numbers    numbers, complex (as pairs), dates (as int64)
+    text      string                        one text per step
+    raw       fixed-size list of uint8      bytes, arrays of text
+    none      -                             columns of size 0
+
+The table `ringmap` in the schema's metadata says which column is which; without it (a dataset that
+another program made) binary columns are images and lists are what they are.
+Invariants: what `to_arrow` stored, `from_arrow` gives back equal, dtype and all.
+Not here: the folder and its commits (writer.py), which rows to take (reader.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.image_axes import is_image
+from ringmap.errors import CorruptError, RoleError
+from ringmap.formats.common.log import Encoded
+from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
+from ringmap.formats.common.untrusted import LARGEST_PICTURE, check_name, check_row, refuse_links
+from ringmap.formats.media.images import LARGEST, size_of
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+
+__all__ = [
+    "EPISODE",
+    "METADATA",
+    "STEP",
+    "Field",
+    "arrow_schema",
+    "committed",
+    "episodes_path",
+    "fields_of",
+    "from_arrow",
+    "lance",
+    "opened",
+    "plan_fields",
+    "sized_fields",
+    "table_of",
+    "to_arrow",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EPISODE = "episode_idx"
+STEP = "step_idx"
+METADATA = b"ringmap"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column, and the field that holds it.
+
+    Args:
+        spec: what the user sees.
+        name: of the field.
+        how: as in the table above.
+    """
+
+    spec: ColumnSpec
+    name: str
+    how: str
+
+
+def lance() -> Any:
+    """Return the module `lance`, whose warning at each fork is kept for the process that needs it.
+
+    pylance's threads do not survive a fork, and it says so to whoever forks. Ours use no handle that was opened before
+    a fork (`DirectorySource`); but in the child `take` hangs or crashes now and then, on some datasets every other time.
+
+    Raises:
+        RoleError: this process was forked from one that had used Lance.
+    """
+    import lance as module
+
+    global _hooked, _used_by
+    if _used_by not in (None, os.getpid()):
+        raise RoleError(
+            "Lance was used before this process was forked, and its threads did not come along: reading here would hang "
+            "or crash. Start workers with DataLoader(..., multiprocessing_context='spawn'), or 'forkserver'"
+        )
+    _used_by = os.getpid()
+    if not _hooked and hasattr(os, "register_at_fork"):
+        _hooked = True
+        # Hooks run in reverse order: ours, registered later, before the one that warns.
+        os.register_at_fork(before=_quiet, after_in_parent=_loud, after_in_child=_loud)
+    return module
+
+
+_hooked = False
+_used_by: int | None = None
+_silenced = threading.local()
+
+
+def _quiet() -> None:
+    silence = warnings.catch_warnings()
+    silence.__enter__()
+    warnings.filterwarnings("ignore", message="lance is not fork-safe")
+    _silenced.by = silence
+
+
+def _loud() -> None:
+    silence, _silenced.by = getattr(_silenced, "by", None), None
+    if silence is not None:
+        silence.__exit__(None, None, None)
+
+
+def opened(path: str) -> Any:
+    """Open a dataset whose files all lie in its folder.
+
+    Raises:
+        CorruptError: one is a link, or the dataset says that it has files elsewhere.
+    """
+    refuse_links(path)
+    dataset = lance().dataset(path)
+    for fragment in dataset.get_fragments():
+        for file in fragment.data_files():
+            # Lance may keep files under another base, which is any path or address.
+            if getattr(file, "base_id", None) is not None:
+                raise CorruptError(f"{path}: keeps {file.path} elsewhere, which is not followed")
+            for part in file.path.split("/"):
+                check_name(path, part)
+    return dataset
+
+
+def committed(path: str) -> bool:
+    """Return whether Lance has committed anything at a path: a kill may leave folders without a version."""
+    folder = os.path.join(path, "_versions")
+    return os.path.isdir(folder) and any(n.endswith(".manifest") for n in os.listdir(folder))
+
+
+def episodes_path(path: str) -> str:
+    """Return where the episode data of a dataset lies.
+
+    Example:
+        >>> episodes_path("runs/prior.lance")
+        'runs/prior_episodes.lance'
+    """
+    return f"{path.removesuffix('.lance')}_episodes.lance"
+
+
+def plan_fields(schema: Schema, image_format: str) -> list[Field]:
+    """Return how the columns of a new dataset are to lie."""
+    return [
+        Field(spec, _field_name(spec.name), _how(spec, image_format)) for spec in schema.columns
+    ]
+
+
+def _how(spec: ColumnSpec, image_format: str) -> str:
+    kind = spec.dtype.kind
+    if not spec.row_nbytes:
+        return "none"
+    if is_image(spec) and max(spec.shape) <= LARGEST:
+        return image_format
+    if kind == "S" or (kind == "U" and spec.shape):
+        return "raw"
+    return "text" if kind == "U" else "list"
+
+
+def _field_name(column: str) -> str:
+    name = file_name(column, (EPISODE, STEP))
+    return "".join(f"%{ord(c):02X}" if c in ".`\"'" else c for c in name)
+
+
+def arrow_schema(fields: list[Field], compat: bool = False) -> Any:
+    """Return the Arrow schema of a dataset; `compat` leaves our table of columns out."""
+    import pyarrow as pa
+
+    found = [pa.field(EPISODE, pa.int32()), pa.field(STEP, pa.int32())]
+    for field in fields:
+        if field.how != "none":
+            found.append(pa.field(field.name, _arrow_type(field)))
+    if compat:
+        return pa.schema(found)
+    table = [[f.spec.name, f.name, f.how, f.spec.dtype.str, list(f.spec.shape)] for f in fields]
+    return pa.schema(found, metadata={METADATA: json.dumps(table).encode()})
+
+
+def _arrow_type(field: Field) -> Any:
+    import pyarrow as pa
+
+    if field.how in ("png", "jpeg"):
+        return pa.binary()
+    if field.how == "text":
+        return pa.string()
+    dtype, size = _items(field)
+    return pa.list_(pa.from_numpy_dtype(dtype), size)
+
+
+def _items(field: Field) -> tuple[np.dtype[Any], int]:
+    """Return dtype and number of the items of a step in its list."""
+    spec = field.spec
+    size = math.prod(spec.shape)
+    if field.how == "raw":
+        return np.dtype(np.uint8), spec.row_nbytes
+    if spec.dtype.kind == "c":
+        return np.dtype(f"<f{spec.dtype.itemsize // 2}"), 2 * size
+    if spec.dtype.kind in "mM":
+        return np.dtype("<i8"), size
+    return spec.dtype, size
+
+
+def to_arrow(field: Field, value: Array | Encoded) -> Any:
+    """Return the steps of a column as an Arrow array."""
+    import pyarrow as pa
+
+    if isinstance(value, Encoded):
+        return pa.array(value.values, pa.binary())
+    if field.how == "text":
+        return pa.array([_storable(text) for text in value.tolist()], pa.string())
+    dtype, size = _items(field)
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.view(dtype)), size)
+
+
+def from_arrow(field: Field, column: Any, order: Array | None) -> Array:
+    """Return a column that was taken, as fresh rows in `order` (None: as it is).
+
+    Raises:
+        CorruptError: a value is missing.
+    """
+    if column.null_count:
+        raise CorruptError(f"column {field.spec.name!r} has {column.null_count} missing values")
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    spec, count = field.spec, len(array)
+    if field.how == "text":
+        texts = array.to_pylist()
+        texts = [unescape(t) if t.startswith(ESCAPED) else t for t in texts]
+        width = max(map(len, texts), default=0)
+        fits = spec.dtype.itemsize and width <= spec.dtype.itemsize // 4
+        rows: Array = np.array(texts, spec.dtype if fits else f"<U{max(width, 1)}")
+    elif field.how == "plain":
+        rows = array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+    else:
+        flat = array.flatten().to_numpy(zero_copy_only=False)
+        rows = flat.view(spec.dtype).reshape(count, *spec.shape)
+    if order is not None:
+        return rows[order]
+    return rows if rows.flags.writeable and rows.flags.owndata else rows.copy()
+
+
+def fields_of(schema: Any, path: str) -> list[Field]:
+    """Return the columns of a dataset; image columns of other programs' come without a size yet.
+
+    Raises:
+        CorruptError: it has no episode and step numbers, or a column of a type that none has.
+    """
+    import pyarrow as pa
+
+    for name in (EPISODE, STEP):
+        if name not in schema.names:
+            raise CorruptError(f"{path}: has no column {name!r}; it holds {schema.names}")
+    given = (schema.metadata or {}).get(METADATA)
+    if given is not None:
+        try:
+            table = json.loads(given)
+            return [
+                _field(path, stored_spec(n, shape, dt), f, how) for n, f, how, dt, shape in table
+            ]
+        except CorruptError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise CorruptError(f"{path}: the table of its columns is damaged: {error}") from error
+    fields = []
+    for column in schema:
+        name, kind = column.name, column.type
+        if name in (EPISODE, STEP):
+            continue
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            fields.append(Field(ColumnSpec(name, (0, 0, 3), np.dtype(np.uint8)), name, "jpeg"))
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            fields.append(Field(ColumnSpec(name, (), np.dtype("U")), name, "text"))
+        elif pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+            dtype = np.dtype(kind.value_type.to_pandas_dtype())
+            check_row(path, name, kind.list_size * dtype.itemsize)
+            fields.append(Field(ColumnSpec(name, (kind.list_size,), dtype), name, "list"))
+        elif _is_number(kind):
+            dtype = np.dtype(kind.to_pandas_dtype())
+            fields.append(Field(ColumnSpec(name, (), dtype), name, "plain"))
+        else:
+            raise CorruptError(f"{path}: column {name!r} is of type {kind}, which no column is")
+    return fields
+
+
+def sized_fields(dataset: Any, path: str) -> list[Field]:
+    """Return the columns of a dataset, images with the size that the first step has."""
+    fields = fields_of(dataset.schema, path)
+    unsized = [f for f in fields if f.how == "jpeg" and f.spec.shape[:2] == (0, 0)]
+    if not unsized or not dataset.count_rows():
+        return fields
+    first = dataset.take([0], columns=[f.name for f in unsized])
+    sizes = {}
+    for field in unsized:
+        sizes[field.name] = size_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
+    return [
+        replace(f, spec=ColumnSpec(f.spec.name, sizes[f.name], f.spec.dtype))
+        if f.name in sizes
+        else f
+        for f in fields
+    ]
+
+
+def table_of(dataset: Any, path: str) -> tuple[Array, Array]:
+    """Return lengths and offsets of the episodes: the runs of rows of one episode number."""
+    table = dataset.to_table(columns=[EPISODE, STEP])
+    numbers, steps = (table.column(name).to_numpy() for name in (EPISODE, STEP))
+    if not len(numbers):
+        return np.empty(0, np.int32), np.empty(0, np.int64)
+    begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+    lengths = np.diff(np.append(begins, len(numbers)))
+    if len(np.unique(numbers[begins])) != len(begins):
+        raise CorruptError(
+            f"{path}: the rows of an episode do not lie together; sort it by {EPISODE}"
+        )
+    expected = np.arange(len(numbers)) - np.repeat(begins, lengths)
+    if not np.array_equal(steps - np.repeat(steps[begins], lengths), expected):
+        raise CorruptError(f"{path}: the steps of an episode are not in order; sort it by {STEP}")
+    return lengths.astype(np.int32), begins.astype(np.int64)
+
+
+def _field(path: str, spec: ColumnSpec, name: Any, how: Any) -> Field:
+    """Return a field as the schema's metadata describes it, validating every value."""
+    check_row(path, spec.name, spec.row_nbytes)
+    images = how in ("png", "jpeg") and is_image(spec) and spec.row_nbytes <= 3 * LARGEST_PICTURE
+    if not (images or how in ("list", "raw", "text") or (how == "none" and not spec.row_nbytes)):
+        raise ValueError(f"column {spec} is stored as {how!r}")
+    return Field(spec, str(name), how)
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _storable(text: str) -> str:
+    """Return a text that UTF-8 can hold and NumPy reads back."""
+    strange = text.startswith(ESCAPED) or any("\ud800" <= c <= "\udfff" for c in text)
+    return escape(text) if strange else text

@@ -1,0 +1,140 @@
+"""The reading side of a Lance dataset: rows of all columns in one `take` per batch.
+
+    starts, length, stride -> rows -> each once, sorted -> take -> decode each image once -> in order
+
+Not here: the columns themselves (columns.py), tensors and clips (`ringmap.datasets.stored`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
+from ringmap.formats.lance import Lance
+from ringmap.formats.lance.columns import (
+    EPISODE,
+    METADATA,
+    committed,
+    episodes_path,
+    from_arrow,
+    opened,
+    sized_fields,
+    table_of,
+)
+from ringmap.formats.media.images import decode_into
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.records.blobs import decode_data
+
+__all__ = ["LanceSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_SCAN = 512
+"""From this many rows in a row on, scanning them beats taking them one by one."""
+
+
+class LanceSource(DirectorySource):
+    """The columns of a Lance dataset, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        UnknownFormatError: it is not a Lance dataset.
+        CorruptError: it is damaged, or of another layout.
+
+    Processes and threads: Lance reads in threads of its own. Pickled, it opens the dataset again by itself; forked,
+        it raises RoleError, since those threads do not come along.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        if not Lance.detect(self.path):
+            raise UnknownFormatError(f"{self.path}: is not a Lance dataset")
+        with damage_named(self.path):
+            dataset = self._handle()
+            self._fields = {f.spec.name: f for f in sized_fields(dataset, self.path)}
+            self.lengths, self.offsets = table_of(dataset, self.path)
+        self.schema = Schema(tuple(f.spec for f in self._fields.values()))
+        self._data: list[dict[str, Any]] | None = None
+        with damage_named(episodes_path(self.path)):
+            self.episode_columns = _data_names(episodes_path(self.path))
+
+    def _open(self) -> Any:
+        return opened(self.path)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        rows = steps_of(starts, length, stride)
+        fields = [self._fields[name] for name in columns]
+        names = [field.name for field in fields if field.how != "none"]
+        found: dict[str, Array] = {}
+        order = None
+        table = None
+        if names and rows.size:
+            if len(starts) == 1 and stride == 1 and rows.size >= _SCAN:
+                first = int(rows[0, 0])
+                table = handle.to_table(columns=names, offset=first, limit=rows.size)
+            else:
+                unique, order = np.unique(rows.ravel(), return_inverse=True)
+                if len(unique) == rows.size and np.array_equal(unique, rows.ravel()):
+                    order = None
+                table = handle.take(unique.tolist(), columns=names)
+        for field in fields:
+            shape = (*rows.shape, *field.spec.shape)
+            if table is None or field.how == "none":
+                found[field.spec.name] = np.empty(shape, _dtype(field.spec))
+                continue
+            column = table.column(field.name)
+            if field.how in ("png", "jpeg"):
+                out = np.empty((len(column), *field.spec.shape), np.uint8)
+                files = [memoryview(v.as_buffer()) for v in _scalars(column)]
+                decode_into(out, files, field.spec)
+                found[field.spec.name] = (out if order is None else out[order]).reshape(shape)
+            else:
+                found[field.spec.name] = from_arrow(field, column, order).reshape(shape)
+        return found
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        if self._data is None:
+            self._data = _all_data(episodes_path(self.path)) if self.episode_columns else []
+        return dict(self._data[episode]) if episode < len(self._data) else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_data": None}
+
+
+def _data_names(path: str) -> list[str]:
+    if not committed(path):
+        return []
+    schema = opened(path).schema
+    given = (schema.metadata or {}).get(METADATA)
+    if given is not None:
+        return [str(name) for name in json.loads(given)]
+    return [name for name in schema.names if name != EPISODE]
+
+
+def _all_data(path: str) -> list[dict[str, Any]]:
+    table = opened(path).to_table().to_pylist()
+    table.sort(key=lambda row: row.get(EPISODE, 0))
+    if table and "ringmap" in table[0]:
+        return [decode_data(row["ringmap"]) for row in table]
+    return [{k: v for k, v in row.items() if k != EPISODE and v is not None} for row in table]
+
+
+def _scalars(column: Any) -> Any:
+    if column.null_count:
+        raise CorruptError(f"an image column has {column.null_count} missing values")
+    return column
+
+
+def _dtype(spec: ColumnSpec) -> Any:
+    return spec.dtype if spec.dtype.itemsize else np.dtype("<U1")

@@ -1,0 +1,296 @@
+"""The LeRobot format: local datasets of version 3, read by their documented layout.
+
+    meta/info.json                        features, paths, frames per second
+    meta/episodes/chunk-*/file-*.parquet  one row per episode: length, which files, from when in a video
+    meta/tasks.parquet                    task_index -> task
+    data/chunk-*/file-*.parquet           one row per frame: many episodes in a file
+    videos/<key>/chunk-*/file-*.mp4       many episodes in a file
+
+pyarrow reads the tables, PyAV the videos (the extra `lerobot`); LeRobot's own package is not needed.
+Source: LeRobot documentation, LeRobotDataset v3.0.
+Not here: frames (media/films.py), older versions (LeRobot converts them), downloads.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.directory import DecodingSource, damage_named, offsets_of, steps_of
+from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.common.untrusted import (
+    LARGEST_PICTURE,
+    check_row,
+    kind_at,
+    read_json,
+    refuse_elsewhere,
+    refuse_vast,
+)
+from ringmap.formats.media.films import decode_runs
+from ringmap.formats.media.images import decode_into
+from ringmap.formats.registry import register_format
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+
+__all__ = ["LeRobot", "LeRobotSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_STEPS_PER_BYTE = 100
+"""Rows that a byte of Parquet may hold; the number of each takes a few bits."""
+
+_LONGEST_TASK = 1 << 16
+
+
+@register_format
+class LeRobot(StoredFormat):
+    """LeRobot datasets, version 3. Read-only."""
+
+    name = "lerobot"
+    source = "ringmap.formats.lerobot:LeRobotSource"
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by `meta/info.json` and its version."""
+        try:
+            found = read_json(os.path.join(os.fspath(path), "meta", "info.json"))
+        except (OSError, CorruptError):
+            return False
+        return isinstance(found, dict) and "codebase_version" in found
+
+
+class LeRobotSource(DecodingSource):
+    """The columns of a LeRobot dataset, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder that holds `meta`.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        UnknownFormatError: it is of another version.
+        CorruptError: it is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        with damage_named(self.path):
+            info = os.path.join(self.path, "meta", "info.json")
+            refuse_elsewhere(self.path, info)
+            self._info = read_json(info)
+            version = str(self._info.get("codebase_version"))
+            if not version.startswith("v3."):
+                raise UnknownFormatError(
+                    f"{self.path}: is LeRobot {version}, expected v3; convert it with LeRobot's own script"
+                )
+            self._episodes = _episodes(self.path)
+            self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
+            self._refuse_vast()
+            self.offsets = offsets_of(self.lengths)
+            self._tasks = _tasks(self.path)
+            self._videos: dict[str, None] = {}
+            self.schema = self._columns()
+        self.episode_columns = ["tasks"] if any("tasks" in e for e in self._episodes) else []
+
+    def _refuse_vast(self) -> None:
+        """Raise if the episodes have more steps than the files of rows can hold."""
+        steps = int(self.lengths.sum(dtype=np.int64))
+        if (self.lengths < 0).any():
+            raise CorruptError(f"{self.path}: an episode has {int(self.lengths.min())} steps")
+        stored = 0
+        for folder, _, names in os.walk(os.path.join(self.path, "data")):
+            for name in names:
+                path = os.path.join(folder, name)
+                stored += 0 if kind_at(path) else os.stat(path).st_size
+        refuse_vast(f"{self.path}: rows of all episodes", steps, stored, _STEPS_PER_BYTE)
+
+    def _file(self, template: str, **names: Any) -> str:
+        """Return the path that a template of `info.json` stands for; nothing outside of the folder is one.
+
+        Raises:
+            CorruptError: it leads elsewhere, or asks for more than to put numbers and a name in their places.
+        """
+        given = self._info[template]
+        if not isinstance(given, str) or len(given) > 1000:
+            raise CorruptError(
+                f"{self.path}: {template} in meta/info.json is {given!r}, expected a path"
+            )
+        for _, field, spec, conversion in string.Formatter().parse(given):
+            # Formats can read attributes of what they are given, and pad to any width.
+            plain = field is None or (
+                field in names and not conversion and re.fullmatch("0?[0-9]?d?", spec or "")
+            )
+            if not plain:
+                raise CorruptError(
+                    f"{self.path}: {template} in meta/info.json is {given!r}, expected fields as in "
+                    "'data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet'"
+                )
+        made = os.path.join(self.path, given.format(**names))
+        refuse_elsewhere(self.path, made)
+        return made
+
+    def _columns(self) -> Schema:
+        specs = []
+        for name, feature in self._info["features"].items():
+            shape, dtype = tuple(feature["shape"]), feature["dtype"]
+            if dtype in ("video", "image"):
+                height, width, channels = _image_shape(shape, feature.get("names"))
+                specs.append(ColumnSpec(name, (height, width, channels), np.dtype(np.uint8)))
+                if dtype == "video":
+                    self._videos[name] = None
+            elif dtype == "string":
+                specs.append(ColumnSpec(name, (), np.dtype("U")))
+            else:
+                shape = () if shape == (1,) else shape
+                specs.append(ColumnSpec(name, shape, np.dtype(dtype)))
+        if self._tasks and "task_index" in self._info["features"]:
+            width = max(map(len, self._tasks.values()), default=1)
+            specs.append(ColumnSpec("task", (), np.dtype(f"<U{max(width, 1)}")))
+        for spec in specs:
+            check_row(self.path, spec.name, spec.row_nbytes)
+            if min(spec.shape, default=0) < 0 or (
+                self._info["features"].get(spec.name, {}).get("dtype") in ("video", "image")
+                and spec.row_nbytes > 3 * LARGEST_PICTURE
+            ):
+                raise CorruptError(f"{self.path}: column {spec}: no such pictures are read")
+        return Schema(tuple(specs))
+
+    def _open(self) -> Any:
+        return EpisodeCache(self._load_rows)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        specs = {spec.name: spec for spec in self.schema.columns}
+
+        # Texts without a width become as wide as the widest one that is asked for.
+        rows_of = {n: (s.shape, object if s.dtype == "U" else s.dtype) for n, s in specs.items()}
+        plain = [name for name in columns if name not in self._videos]
+        found = (
+            handle.windows(plain, self.offsets, starts, length, stride, rows_of) if plain else {}
+        )
+        found = {n: v.astype(str) if v.dtype == object else v for n, v in found.items()}
+        rows = steps_of(starts, length, stride)
+        for name in columns:
+            if name in self._videos:
+                found[name] = self._frames(specs[name], rows.ravel()).reshape(
+                    *rows.shape, *specs[name].shape
+                )
+        return {name: found[name] for name in columns}
+
+    def _frames(self, spec: ColumnSpec, rows: Array) -> Array:
+        unique, order = np.unique(rows, return_inverse=True)
+        out = np.empty((len(unique), *spec.shape), np.uint8)
+        if not len(unique):
+            return out
+        fps = float(self._info["fps"])
+        episodes = np.searchsorted(self.offsets, unique, side="right") - 1
+        key = f"videos/{spec.name}"
+        first = np.array(
+            [round(e[f"{key}/from_timestamp"] * fps) for e in self._episodes], np.int64
+        )
+        frames = first[episodes] + unique - self.offsets[episodes]
+
+        def path_of(episode: int) -> str:
+            found = self._episodes[episode]
+            return self._file(
+                "video_path",
+                video_key=spec.name,
+                chunk_index=found[f"{key}/chunk_index"],
+                file_index=found[f"{key}/file_index"],
+            )
+
+        decode_runs(self._decoders, out, episodes, frames, path_of)
+        return out[order]
+
+    def _load_rows(self, episode: int) -> dict[str, Array]:
+        """Return all columns of an episode but its videos."""
+        import pyarrow.parquet as pq
+
+        row = self._episodes[episode]
+        path = self._file(
+            "data_path", chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+        )
+        _refuse_rows(path)
+        table = pq.read_table(path, filters=[("episode_index", "=", row["episode_index"])])
+        if len(table) != row["length"]:
+            raise CorruptError(
+                f"{path}: {len(table)} rows of episode {row['episode_index']}, expected {row['length']}"
+            )
+        found: dict[str, Array] = {}
+        for spec in self.schema.columns:
+            if spec.name in self._videos or spec.name == "task":
+                continue
+            column = table.column(spec.name)
+            if self._info["features"][spec.name]["dtype"] == "image":
+                images = found[spec.name] = np.empty((len(table), *spec.shape), np.uint8)
+                decode_into(images, [value["bytes"] for value in column.to_pylist()], spec)
+            elif spec.dtype.kind == "U":
+                found[spec.name] = np.array(column.to_pylist(), str)
+            else:
+                values = np.array(column.to_pylist(), spec.dtype)
+                found[spec.name] = values.reshape(len(table), *spec.shape)
+        if "task" in self.schema.names:
+            tasks = [self._tasks[int(i)] for i in found["task_index"]]
+            found["task"] = np.array(tasks, str)
+        return found
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        tasks = self._episodes[episode].get("tasks")
+        return {} if tasks is None else {"tasks": np.array([str(t) for t in tasks])}
+
+
+def _episodes(path: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for file in sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet"))):
+        refuse_elsewhere(path, file)
+        _refuse_rows(file)
+        names = [n for n in pq.read_schema(file).names if not n.startswith("stats/")]
+        rows += pq.read_table(file, columns=names).to_pylist()
+    return sorted(rows, key=lambda row: row["episode_index"])
+
+
+def _tasks(path: str) -> dict[int, str]:
+    import pyarrow.parquet as pq
+
+    file = os.path.join(path, "meta", "tasks.parquet")
+    if kind_at(file) == "missing":
+        return {}
+    refuse_elsewhere(path, file)
+    _refuse_rows(file)
+    table = pq.read_table(file).to_pydict()
+    texts = next((v for k, v in table.items() if k != "task_index"), None)
+    if texts is None:
+        return {}
+    found = {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
+    longest = max(map(len, found.values()), default=0)
+    if longest > _LONGEST_TASK:  # each step gets room for the longest
+        raise CorruptError(
+            f"{file}: a task of {longest:,} characters, expected at most {_LONGEST_TASK:,}"
+        )
+    return found
+
+
+def _refuse_rows(path: str) -> None:
+    """Raise if a file declares more rows than its bytes can hold."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_metadata(path).num_rows
+    refuse_vast(f"{path}: rows", rows, os.stat(path).st_size, _STEPS_PER_BYTE)
+
+
+def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
+    """Return height, width, channels, whichever way round the file names them."""
+    if names and str(names[0]).startswith("channel"):
+        channels, height, width = shape
+    else:
+        height, width, channels = shape
+    return height, width, channels

@@ -1,0 +1,113 @@
+"""The ringmap format: a buffer's own directory, read as a dataset without conversion.
+
+What is read is the buffer as it was when it was opened. To write one, make a `ReplayBuffer` with
+`path=`; its writer may be at work meanwhile.
+Invariants: an episode that the buffer's writer evicted since is an error, never other rows.
+Not here: how a buffer is read (storage/read/reader.py), live reading (`ReplayBuffer.open`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import ReplacedError
+from ringmap.formats.common.directory import DirectorySource, offsets_of, steps_of
+from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.registry import register_format
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.read_live import is_live
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.records.names import MANIFEST, TABLE
+from ringmap.storage.ring.integers import Ordinal
+
+__all__ = ["BufferSource", "Ringmap"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@register_format
+class Ringmap(StoredFormat):
+    """Buffers on disk. Read-only."""
+
+    name = "ringmap"
+    source = "ringmap.formats.ringmap:BufferSource"
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by the manifest and the table of episodes."""
+        folder = os.fspath(path)
+        return all(os.path.isfile(os.path.join(folder, f)) for f in (MANIFEST, TABLE))
+
+
+class BufferSource(DirectorySource):
+    """The columns of a buffer's directory, as `StoredDataset` reads them.
+
+    Args:
+        path: the directory.
+
+    Raises:
+        NotFoundError, UnknownFormatError, CorruptError, NewerVersionError: it can't be read.
+    """
+
+    _uuid: bytes | None = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        reader = self._handle()
+        with reader.memory:
+            self._starts = np.array(reader.live.starts, np.int64)
+            self.lengths = np.array(reader.live.lengths, np.int32)
+        self.offsets = offsets_of(self.lengths)
+        self.schema = reader.schema if reader.schema is not None else Schema(())
+        names: dict[str, None] = {}
+        for episode in range(len(self.lengths)):
+            names.update(dict.fromkeys(self._episode_data(reader, episode)))
+        self.episode_columns = list(names)
+
+    def _open(self) -> Reader:
+        reader = Reader(Disk(), self.path, uuid=self._uuid)
+        self._uuid = reader.manifest.uuid
+        return reader
+
+    def _release(self, handle: Reader) -> None:
+        handle.close()
+
+    def _windows(
+        self, handle: Reader, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        rows = steps_of(starts, length, stride)
+        flat = rows.ravel()
+        if not len(flat) or handle.rows is None:
+            specs = {spec.name: spec for spec in self.schema.columns}
+            return {n: np.empty((*rows.shape, *specs[n].shape), specs[n].dtype) for n in columns}
+        episodes = np.searchsorted(self.offsets, flat, side="right") - 1
+        positions = self._starts[episodes] + flat - self.offsets[episodes]
+        found = {}
+        for name in columns:
+            taken = handle.rows.take(name, positions)
+            found[name] = taken.reshape(*rows.shape, *taken.shape[1:])
+        if not is_live(handle, int(positions.min())):
+            raise self._evicted()
+        return found
+
+    def _episode_data(self, handle: Reader, episode: int) -> dict[str, Any]:
+        with handle.memory:
+            at = int(np.searchsorted(handle.live.starts, self._starts[episode]))
+            if at >= len(handle.live) or handle.live.starts[at] != self._starts[episode]:
+                raise self._evicted()
+            ordinal = Ordinal(handle.live.first + at)
+        data = handle.read_data(ordinal)
+        if data is None:
+            raise self._evicted()
+        return data
+
+    def _evicted(self) -> ReplacedError:
+        return ReplacedError(
+            f"{self.path}: the buffer's writer evicted episodes since this dataset was loaded; load it "
+            "again, or follow the buffer with ReplayBuffer.open(path, mode='r')"
+        )

@@ -1,0 +1,261 @@
+"""How columns lie in a Zarr group, and how episodes become rows of it.
+
+    data/pixels            uint8 (N, H, W, C)       numbers and bools: as they are
+    data/stamp             int64, complex pairs     attribute ringmap = {"dtype": "<M8[ns]", ...}
+    data/task              uint8 (N, 4 * width)     text and bytes, as NumPy has them
+    data/obs%2Fx           attribute ringmap = {"name": "obs/x"}
+    meta/episode_ends      int64 (E,)               the last thing that a group of episodes changes
+    meta/ringmap_*         episode data, if there is any: bytes, ends
+
+Invariants: rows beyond the last end count for nothing, and an end is there only when its rows are; adding twice
+what is not counted yet is adding once.
+Not here: reading (reader.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError
+from ringmap.formats.common.log import Record, groups_of
+from ringmap.formats.common.names import file_name
+from ringmap.formats.common.untrusted import check_name, check_row
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+
+__all__ = [
+    "CHUNK_NBYTES",
+    "DATA_BYTES",
+    "DATA_ENDS",
+    "NAMES",
+    "Column",
+    "columns_of",
+    "create",
+    "episode_ends",
+    "extend",
+    "open_group",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DATA_BYTES, DATA_ENDS, NAMES = "ringmap_data", "ringmap_data_ends", "ringmap_names"
+
+CHUNK_NBYTES = 1 << 20
+MAX_CHUNK_ROWS = 16384
+
+_GROUP_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and the array that holds it.
+
+    Args:
+        spec: what the user sees.
+        array: the array; None of a column of size 0.
+        name: of the array.
+    """
+
+    spec: ColumnSpec
+    array: Any
+    name: str
+
+    def stored(self, rows: Array) -> Array:
+        """Return rows as the array holds them."""
+        dtype, shape = _stored(self.spec)
+        flat = np.ascontiguousarray(rows).reshape(-1)
+        return flat.view(dtype).reshape(len(rows), *shape)
+
+    def loaded(self, rows: Array) -> Array:
+        """Return what the array holds as rows."""
+        dtype, _shape = _stored(self.spec)
+        native = np.ascontiguousarray(rows, dtype)
+        return native.reshape(-1).view(self.spec.dtype).reshape(len(rows), *self.spec.shape)
+
+
+def _stored(spec: ColumnSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    kind, dtype = spec.dtype.kind, spec.dtype
+    if kind in "SU":
+        return np.dtype(np.uint8), (spec.row_nbytes,)
+    if kind in "mM":
+        return np.dtype("<i8"), spec.shape
+    return dtype, spec.shape
+
+
+def open_group(path: str, mode: str = "r") -> Any:
+    """Open a dataset's group.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    import zarr
+
+    from ringmap.formats.zarr.store import InsideStore
+
+    try:
+        store = InsideStore(path, read_only=mode == "r")
+        return zarr.open_group(store, mode=mode, use_consolidated=False)  # type: ignore[arg-type]
+    except CorruptError:
+        raise
+    except Exception as error:
+        raise CorruptError(f"{path}: zarr can't open it: {error}") from error
+
+
+def episode_ends(group: Any, path: str) -> Array:
+    """Return the rows at which episodes end.
+
+    Raises:
+        CorruptError: they are not there, or do not ascend.
+    """
+    try:
+        ends = np.asarray(group["meta/episode_ends"][:], np.int64)
+    except Exception as error:
+        raise CorruptError(f"{path}: meta/episode_ends can't be read: {error}") from error
+    if ends.ndim != 1 or (np.diff(ends, prepend=0) < 0).any():
+        raise CorruptError(f"{path}: meta/episode_ends do not ascend")
+    return ends
+
+
+def columns_of(group: Any, path: str, ends: Array) -> list[Column]:
+    """Return the columns of a dataset; those of other programs by the names of their arrays.
+
+    Without an episode (`ends`) there may be files of half of them, from a writer that was killed.
+    """
+    import zarr
+
+    data = group["data"]
+    given = data.attrs.get("ringmap")
+    if given is not None:
+        found = []
+        for name, file, dtype, shape in given:
+            spec = stored_spec(name, shape, dtype)
+            check_name(path, file)
+            check_row(path, name, spec.row_nbytes)
+            found.append(Column(spec, data[file] if spec.row_nbytes else None, file))
+        return found
+    if not len(ends):
+        return []
+    found = []
+    for name in sorted(data):
+        array = data[name]
+        if not isinstance(array, zarr.Array) or not array.shape:
+            continue
+        dtype = np.dtype(array.dtype)
+        if dtype.kind not in "biufcSU":
+            raise CorruptError(f"{path}: data/{name} is of dtype {dtype}, which no column is")
+        check_row(path, name, math.prod(array.shape[1:]) * dtype.itemsize)
+        found.append(
+            Column(ColumnSpec(name, array.shape[1:], dtype.newbyteorder("=")), array, name)
+        )
+    return found
+
+
+def create(path: str) -> None:
+    """Make an empty dataset."""
+    import zarr
+
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    group.create_group("data")
+    _create(group.create_group("meta"), "episode_ends", (), np.dtype("<i8"), 4096, None)
+
+
+def extend(path: str, episodes: Iterable[Record]) -> None:
+    """Add episodes: rows, episode data, and last the ends."""
+    group = open_group(path, "r+")
+    ends = episode_ends(group, path)
+    columns = columns_of(group, path, ends) if len(ends) else []
+    for records in groups_of(episodes, _GROUP_NBYTES):
+        columns, ends = _add(group, columns, ends, records)
+
+
+def _add(
+    group: Any, columns: list[Column], ends: Array, records: list[Record]
+) -> tuple[list[Column], Array]:
+    rows = int(ends[-1]) if len(ends) else 0
+    if not columns:
+        columns = _create_columns(group, records[0].schema, records[0].notes)
+    for column in columns:
+        if column.array is None:
+            continue
+        block = np.concatenate(
+            [column.stored(record.columns[column.spec.name]) for record in records]  # type: ignore[arg-type]
+        )
+        _put(column.array, rows, block)
+    if any(record.packed for record in records) or DATA_ENDS in group["meta"]:
+        _add_data(group, len(ends), records)
+    fresh = rows + np.cumsum([record.length for record in records], dtype=np.int64)
+    _put(group["meta/episode_ends"], len(ends), fresh)
+    group.store.publish()  # lengths, that of `episode_ends` last: the rows are there
+    return columns, np.concatenate([ends, fresh])
+
+
+def _put(array: Any, start: int, rows: Array) -> None:
+    """Write rows from `start` on; the array ends with them once the store is published.
+
+    What lies there up to `start` is written again as it is, in whole files.
+    """
+    if array.shape[0] != start + len(rows):
+        array.resize((start + len(rows), *array.shape[1:]))
+    if rows.size:
+        array[start:] = rows
+
+
+def _create_columns(group: Any, schema: Schema, notes: dict[str, Any]) -> list[Column]:
+    data = group["data"]
+    table, columns = [], []
+    for spec in schema.columns:
+        name = file_name(spec.name)
+        dtype, shape = _stored(spec)
+        array = None
+        if spec.row_nbytes:
+            nbytes = notes.get("chunk_nbytes", CHUNK_NBYTES)
+            rows = max(1, min(nbytes // spec.row_nbytes, MAX_CHUNK_ROWS))
+            array = _create(data, name, shape, dtype, rows, notes.get("level", 1))
+        table.append([spec.name, name, spec.dtype.str, list(spec.shape)])
+        columns.append(Column(spec, array, name))
+    data.attrs["ringmap"] = table
+    return columns
+
+
+def _create(
+    group: Any,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    rows: int,
+    level: int | None,
+) -> Any:
+    import numcodecs
+
+    compressor = None
+    if level is not None:
+        compressor = numcodecs.Blosc("zstd", level, numcodecs.Blosc.SHUFFLE)
+    return group.create_array(
+        name, shape=(0, *shape), chunks=(rows, *shape), dtype=dtype, compressors=compressor,
+        fill_value=0, overwrite=True,
+    )  # fmt: skip
+
+
+def _add_data(group: Any, episodes: int, records: list[Record]) -> None:
+    """Add the episode data of episodes from number `episodes` on."""
+    meta = group["meta"]
+    if DATA_ENDS not in meta:
+        _create(meta, DATA_BYTES, (), np.dtype(np.uint8), 1 << 20, 1)
+        _create(
+            meta, DATA_ENDS, (), np.dtype("<i8"), 4096, None
+        )  # last: it says that both are there
+    there = np.asarray(meta[DATA_ENDS][:])[:episodes]
+    size = int(there[-1]) if len(there) else 0
+    blob = b"".join(record.packed for record in records)
+    sizes = [0] * (episodes - len(there)) + [len(record.packed) for record in records]
+    names = json.loads(meta.attrs.get(NAMES, "[]"))
+    fresh = [str(n) for record in records for n in record.data if n not in names]
+    if fresh:
+        meta.attrs[NAMES] = json.dumps(list(dict.fromkeys(names + fresh)))
+    _put(meta[DATA_BYTES], size, np.frombuffer(blob, np.uint8))
+    _put(meta[DATA_ENDS], len(there), size + np.cumsum(sizes, dtype=np.int64))

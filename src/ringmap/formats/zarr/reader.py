@@ -1,0 +1,162 @@
+"""The reading side of a Zarr group: chunks decompressed once, and kept while they are in use.
+
+Not here: arrays (columns.py), tensors and clips (`ringmap.datasets.stored`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError, UnknownFormatError
+from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
+from ringmap.formats.media.images import in_threads
+from ringmap.formats.zarr import Zarr
+from ringmap.formats.zarr.columns import (
+    DATA_BYTES,
+    DATA_ENDS,
+    NAMES,
+    Column,
+    columns_of,
+    episode_ends,
+    open_group,
+)
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.records.blobs import decode_data
+
+__all__ = ["CACHE_NBYTES", "ZarrSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CACHE_NBYTES = 64 << 20
+"""Decompressed chunks that a dataset keeps in a process: a shuffled pass over less than this decompresses
+each chunk once."""
+
+
+class ZarrSource(DirectorySource):
+    """The columns of a Zarr group, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        UnknownFormatError: it holds something else.
+        CorruptError: it is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        if not Zarr.detect(self.path):
+            raise UnknownFormatError(f"{self.path}: has no meta/episode_ends")
+        with damage_named(self.path):
+            handle = self._handle()
+            ends = handle.ends
+            self.offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
+            self.lengths = (ends - self.offsets).astype(np.int32)
+            for name, column in handle.columns.items():
+                if column.array is not None and len(ends) and column.array.shape[0] < ends[-1]:
+                    raise CorruptError(
+                        f"{self.path}: column {name!r} has {column.array.shape[0]} rows, but the "
+                        f"episodes need {ends[-1]}"
+                    )
+            meta = handle.group["meta"]
+            self.episode_columns = [str(n) for n in json.loads(meta.attrs.get(NAMES, "[]"))]
+        self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
+
+    def _open(self) -> Any:
+        return _Handle(open_group(self.path), self.path)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        rows = steps_of(starts, length, stride)
+        found = {}
+        for name in columns:
+            column = handle.columns[name]
+            shape = (*rows.shape, *column.spec.shape)
+            if column.array is None or not rows.size:
+                found[name] = np.empty(shape, column.spec.dtype)
+            else:
+                found[name] = handle.rows(column, rows.ravel()).reshape(shape)
+        return found
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        meta = handle.group["meta"]
+        if DATA_ENDS not in meta:
+            return {}
+        ends = meta[DATA_ENDS]
+        if episode >= ends.shape[0]:
+            return {}
+        first, stop = (int(ends[episode - 1]) if episode else 0), int(ends[episode])
+        return decode_data(np.asarray(meta[DATA_BYTES][first:stop]).tobytes())
+
+
+class _Handle:
+    """An open group, and chunks of it."""
+
+    def __init__(self, group: Any, path: str) -> None:
+        self.group = group
+        self.ends = episode_ends(group, path)  # first: a writer at work changes them last
+        self.columns = {c.spec.name: c for c in columns_of(group, path, self.ends)}
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
+        self._nbytes = 0
+
+    def rows(self, column: Column, rows: Array) -> Array:
+        """Return rows of a column: a fresh array."""
+        step = column.array.chunks[0]
+        homes = rows // step
+        numbers = np.unique(homes)
+        if len(numbers) * step * column.spec.row_nbytes > CACHE_NBYTES:  # a whole column, say
+            return self._piecewise(column, rows, homes, numbers)
+        chunks = dict(
+            zip(numbers.tolist(), in_threads(lambda n: self._chunk(column, n), numbers.tolist(), 1), strict=True)
+        )  # fmt: skip
+        return _gather(column, rows, homes, step, chunks)
+
+    def _piecewise(self, column: Column, rows: Array, homes: Array, numbers: Array) -> Array:
+        step = column.array.chunks[0]
+        out = np.empty((len(rows), *column.spec.shape), column.spec.dtype)
+        for number in numbers.tolist():
+            there = np.flatnonzero(homes == number)
+            out[there] = self._load(column, number)[rows[there] - number * step]
+        return out
+
+    def _chunk(self, column: Column, number: int) -> Array:
+        key = column.name, number
+        with self._lock:
+            found = self._chunks.get(key)
+            if found is not None:
+                self._chunks.move_to_end(key)
+                return found
+        found = self._load(column, number)
+        with self._lock:
+            if key not in self._chunks:
+                self._chunks[key] = found
+                self._nbytes += found.nbytes
+            while self._nbytes > CACHE_NBYTES:
+                self._nbytes -= self._chunks.popitem(last=False)[1].nbytes
+        return found
+
+    def _load(self, column: Column, number: int) -> Array:
+        step = column.array.chunks[0]
+        return column.loaded(np.asarray(column.array[number * step : (number + 1) * step]))
+
+
+def _gather(
+    column: Column, rows: Array, homes: Array, step: int, chunks: dict[int, Array]
+) -> Array:
+    out = np.empty((len(rows), *column.spec.shape), column.spec.dtype)
+    cuts = np.flatnonzero(np.concatenate([[True], homes[1:] != homes[:-1], [True]])).tolist()
+    for first, stop in itertools.pairwise(cuts):
+        number = int(homes[first])
+        np.take(chunks[number], rows[first:stop] - number * step, axis=0, out=out[first:stop])
+    return out
