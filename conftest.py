@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+# A thousand processes of the tests would each compile the package.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    sys.dont_write_bytecode = False  # a thousand processes of the tests would each compile the package
+    sys.dont_write_bytecode = False
 
 RAM, NEEDED_NBYTES = "/dev/shm", 4 << 30
 if os.access(RAM, os.W_OK) and shutil.disk_usage(RAM).free >= NEEDED_NBYTES:
