@@ -81,7 +81,7 @@ def run(base, monkeypatch):
     ("seed", "storage"), [(0, "memmap"), (1, "memmap"), (2, "zarr"), (3, "mixed")]
 )
 def test_a_cut_shows_a_committed_state(run, seed, storage, power):
-    campaign = run(Case.draw(seed, power, storage), seed, samples=1, share=0.04)
+    campaign = run(Case.draw(seed, power, storage), seed, samples=1, share=0.02)
     assert campaign.states > 50
 
 

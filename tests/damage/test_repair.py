@@ -413,16 +413,21 @@ def gaps(v):
 
 
 DAMAGES = {"torn and swapped": torn_and_swapped, "nothing left": nothing_left, "gaps": gaps}
+EVERY = pytest.mark.parametrize(
+    "every", [5, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 5th", "every"]
+)
+"""Of the changes that a repair makes, those at which it is stopped."""
 
 
+@EVERY
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("torn", [False, True])
-def test_killed_at_every_change(place, damage, torn):
+def test_killed_at_every_change(place, damage, torn, every):
     v = Vandal(place / "whole")
     DAMAGES[damage](v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
     expected = mended(v, left_after(v.folder))
-    for at in itertools.count():
+    for at in itertools.count(torn % every, every):
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
             repair_folder(DyingDisk(at, torn), str(v.folder), dry_run=False)
@@ -472,16 +477,17 @@ def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place
     monkeypatch.setattr(birth, "Paths", Blind)
     monkeypatch.setitem(DAMAGES, "gaps", lambda v: v.cut(LAST, 4500))
     with pytest.raises((AssertionError, CorruptError)):
-        test_killed_at_every_change(place, "gaps", False)
+        test_killed_at_every_change(place, "gaps", False, 1)
 
 
+@EVERY
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_killed_again_while_it_is_finished(place, damage):
+def test_killed_again_while_it_is_finished(place, damage, every):
     v = Vandal(place / "whole")
     DAMAGES[damage](v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
     expected = mended(v, left_after(v.folder))
-    for at in itertools.count():
+    for at in itertools.count(0, every):
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
             repair_folder(DyingDisk(at, at % 2), str(v.folder), dry_run=False)
@@ -532,13 +538,14 @@ def test_an_unfinished_repair_is_named_and_refused(place):
     mended(v)
 
 
+@EVERY
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_journal_costs_nothing_else(place, damage):
+def test_a_damaged_journal_costs_nothing_else(place, damage, every):
     v = Vandal(place / "whole")
     DAMAGES[damage](v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
     expected = mended(v, left_after(v.folder))
-    for at in itertools.count():
+    for at in itertools.count(0, every):
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
             repair_folder(DyingDisk(at, False), str(v.folder), dry_run=False)
@@ -700,12 +707,13 @@ class FullDisk(Disk):
                 raise OSError(28, "No space left on device", path)
 
 
-def test_a_full_disk_is_told_and_the_next_try_goes_on(place):
+@EVERY
+def test_a_full_disk_is_told_and_the_next_try_goes_on(place, every):
     v = Vandal(place / "whole")
     gaps(v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
     expected = mended(v)
-    for at in itertools.count(1):
+    for at in itertools.count(1, every):
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
             repair_folder(FullDisk(at), str(v.folder), dry_run=False)
