@@ -81,7 +81,7 @@ def run(base, monkeypatch):
     ("seed", "storage"), [(0, "memmap"), (1, "memmap"), (2, "zarr"), (3, "mixed")]
 )
 def test_a_cut_shows_a_committed_state(run, seed, storage, power):
-    campaign = run(Case.draw(seed, power, storage), seed, samples=1, share=0.04)
+    campaign = run(Case.draw(seed, power, storage), seed, samples=1, share=0.02)
     assert campaign.states > 50
 
 
@@ -457,7 +457,7 @@ def test_control_of_other_buffers(run, monkeypatch, name):
     if plant is not None:
         plant(monkeypatch)
     tried = 0
-    for seed in range(6):
+    for seed in range(9, 15):  # the first one catches each soon
         share = 0.3 if not power else 0
         case = Case(power, steps, warm={TransitionSession: 6, PrioritySession: 12}.get(kind, 0))
         try:

@@ -413,15 +413,19 @@ def gaps(v):
 
 
 DAMAGES = {"torn and swapped": torn_and_swapped, "nothing left": nothing_left, "gaps": gaps}
+EVERY = pytest.mark.parametrize(
+    "every", [5, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 5th", "every"]
+)
+"""Of the changes that a repair makes, those at which it is stopped."""
 
 
-def killed_repairs(place, damage, torn):
-    """Yield `(at, v, expected)` for each change of a repair: killed there, and the episodes that it must keep."""
+def killed_repairs(place, damage, torn, every):
+    """Yield `(at, v, expected)` for each `every`-th change of a repair: killed there, and the episodes that it must keep."""
     v = Vandal(place / "whole")
     DAMAGES[damage](v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
     expected = mended(v, left_after(v.folder))
-    for at in itertools.count():
+    for at in itertools.count(torn(0) % every, every):
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
             repair_folder(DyingDisk(at, torn(at)), str(v.folder), dry_run=False)
@@ -433,10 +437,11 @@ def killed_repairs(place, damage, torn):
     assert at > 8
 
 
+@EVERY
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("torn", [False, True])
-def test_killed_at_every_change(place, damage, torn):
-    for at, v, expected in killed_repairs(place, damage, torn=lambda at: torn):
+def test_killed_at_every_change(place, damage, torn, every):
+    for at, v, expected in killed_repairs(place, damage, lambda at: torn, every):
         opened = shutil.copytree(v.folder, place / "opened")
         open_after_kill(opened, v.truth)
         shutil.rmtree(opened)
@@ -477,12 +482,13 @@ def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place
     monkeypatch.setattr(opening, "Paths", Blind)
     monkeypatch.setitem(DAMAGES, "gaps", lambda v: v.cut(LAST, 4500))
     with pytest.raises((AssertionError, CorruptError)):
-        test_killed_at_every_change(place, "gaps", False)
+        test_killed_at_every_change(place, "gaps", False, 1)
 
 
+@EVERY
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_killed_again_while_it_is_finished(place, damage):
-    for at, v, expected in killed_repairs(place, damage, torn=lambda at: at % 2):
+def test_killed_again_while_it_is_finished(place, damage, every):
+    for at, v, expected in killed_repairs(place, damage, lambda at: at % 2, every):
         if at % 3:
             with contextlib.suppress(Killed):
                 repair_folder(DyingDisk(at * 7 % 13, at % 2), str(v.folder), dry_run=False)
@@ -524,9 +530,10 @@ def test_an_unfinished_repair_is_named_and_refused(place):
     mended(v)
 
 
+@EVERY
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_journal_costs_nothing_else(place, damage):
-    for at, v, expected in killed_repairs(place, damage, torn=lambda at: False):
+def test_a_damaged_journal_costs_nothing_else(place, damage, every):
+    for at, v, expected in killed_repairs(place, damage, lambda at: False, every):
         if (v.folder / ".salvage/journal").exists():
             v.flip(".salvage/journal", 40)
             ringmap.repair(v.folder, dry_run=False)
@@ -680,12 +687,13 @@ class FullDisk(Disk):
                 raise OSError(28, "No space left on device", path)
 
 
-def test_a_full_disk_is_told_and_the_next_try_goes_on(place):
+@EVERY
+def test_a_full_disk_is_told_and_the_next_try_goes_on(place, every):
     v = Vandal(place / "whole")
     gaps(v)
     v.folder = shutil.copytree(place / "whole", place / "straight")
     expected = mended(v)
-    for at in itertools.count(1):
+    for at in itertools.count(1, every):
         v.folder = shutil.copytree(place / "whole", place / str(at))
         try:
             repair_folder(FullDisk(at), str(v.folder), dry_run=False)

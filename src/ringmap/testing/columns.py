@@ -282,7 +282,7 @@ class ColumnTests:
         threads = [threading.Thread(target=look) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for i in range(200):
+        for i in range(50):
             column.write(0, rows_of(spec, 20, i))
         stop.set()
         for thread in threads:
