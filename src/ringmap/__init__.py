@@ -1,4 +1,17 @@
-"""ringmap: replay buffers on a memory-mapped ring."""
+"""ringmap: replay buffers on a memory-mapped ring.
+
+    cli                  `ringmap info DIR` and the other commands
+    world, recording     collecting: environments in a pool; wrappers around a Gymnasium environment
+    buffers              what users write to and sample from: begin with `buffers/replay.py`
+    formats              datasets on disk: HDF5, Zarr, Lance, folders, video, ...
+    datasets             episodes read as clips, and the way into PyTorch's DataLoader
+    clips                which clips exist, which to draw, how they are read
+    storage              the ring on disk: rows, commits, recovery; begin with its docstring
+    errors, extras, lazy below all: exceptions, optional packages, names loaded when first used
+
+Each package imports only from those below it, which `lint-imports` enforces. `data`, `samplers` and `policy` only give names
+of these packages the import paths that users know; `testing` has the test suites for parts of your own.
+"""
 
 from ringmap.lazy import attach
 

@@ -9,7 +9,7 @@
 
 Invariants: whatever fails in a step, the next row of every slot is recorded correctly; no stored episode
 has rows of two episodes, and none has a gap.
-Not here: Gymnasium's classes (single.py, vector.py), swapping and dumping (wrapper.py, dumping.py).
+Not here: Gymnasium's classes (single.py, vector.py), swapping and dumping (base.py, dumping.py).
 """
 
 from __future__ import annotations

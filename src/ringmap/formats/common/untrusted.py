@@ -1,4 +1,4 @@
-"""What a dataset may make us open: regular files below its own folder, of a size that makes sense.
+"""Limits on what a dataset may make us open: regular files below its own folder, of a plausible size.
 
     DIR/pixels -> ../../you        refused: a link leads elsewhere
     DIR/a.npz  a pipe              refused: opening it would wait, maybe for ever

@@ -1,4 +1,4 @@
-"""What is looked at before the package `minari` opens a dataset: it trusts what it reads.
+"""Checks a dataset before the package `minari` opens it: that package trusts what it reads.
 
     metadata.json without spaces -> minari makes the environment that the file names: any callable, any arguments
     main_data.hdf5               -> links and storage elsewhere are followed, shapes are believed

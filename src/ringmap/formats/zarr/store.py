@@ -4,9 +4,9 @@
                                             -> packed by codecs of the list, to no more than a chunk
 
 Zarr's metadata names the codecs that read a chunk, and one of numcodecs unpickles, which runs whatever code
-the file brings. Others become as large as the file says. Both are looked at ahead of zarr-python.
-Writing, it holds metadata back until `publish`, so that whatever a kill leaves, lengths and tables say nothing of
-rows that are not there.
+the file brings. Others unpack to any size that the file states. This store checks both before zarr-python sees the file.
+When it writes, it holds metadata back until `publish`, so that after a kill lengths and tables name no
+rows that are missing.
 Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
 replaced in one step.
 Not here: which arrays are columns (columns.py), how large packed bytes become (storage/columns/decompression_limit.py).

@@ -6,7 +6,7 @@
 
 Invariants: a schema never changes once an episode is stored under it; every array
 that `fit` returns has the schema's dtype and shape, and the exact input values.
-Not here: where rows go (columns/), episode data (blobs.py).
+Not here: where rows go (rows.py), episode data (records/blobs.py).
 """
 
 from __future__ import annotations

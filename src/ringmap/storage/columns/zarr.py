@@ -10,7 +10,7 @@ A chunk is replaced whole: written beside the old one, then renamed over it. So 
 other, never a part. Rows of the chunk outside a write are copied into the new chunk.
 
 Invariants: `zarr.json` never changes; a chunk file is whole at any moment; one that may hold rows
-covered by a sync is replaced only by a synced file under a synced name. The other chunks
+covered by a sync is replaced only by a file that is synced, and its folder with it. The other chunks
 are those that this writer wrote since the last sync, or that the write covers completely.
 Not here: how rows become bytes (codecs.py), which rows are live.
 """

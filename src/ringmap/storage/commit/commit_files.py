@@ -2,8 +2,8 @@
 
     blob -> segment      record -> episode table      state -> state.bin
 
-Invariants: whatever the disk may hold as the newest record, the rows, slots and segments that
-it calls live are not changed before a sync has moved it on; after a failed sync nothing is
+Invariants: a power cut may bring back an older record as the newest. So rows, slots and segments that such a record
+calls live are not changed before a sync has made a newer record durable. After a failed sync nothing is
 written, since the system marks such pages as clean and a retry would report success wrongly.
 Not here: rows, memory, locks, the order of a commit (store.py).
 """
@@ -331,7 +331,7 @@ class CommitFiles:
         self.refuse("ReplayBuffer")
 
     def refuse(self, where: str) -> NoReturn:
-        """Raise the error of a poisoned files."""
+        """Raise the error of files that a failed sync has closed for writing."""
         assert self.poison is not None
         raise SyncFailedError(
             self.poison.errno,

@@ -1,4 +1,4 @@
-"""The room for looking at a directory from outside: check, repair, snapshot, describe.
+"""Look at a directory from outside: check, repair, snapshot, describe.
 
     scan               what a directory holds, whether or not it can be opened
     raw_files          its files as their bytes show them

@@ -1,4 +1,4 @@
-"""Facts: what a directory says of the buffer in it, for people who look from outside.
+"""Describe a buffer for people: what its directory says, without opening it.
 
     manifest -> what is fixed      reader -> what is stored now      lock file -> who writes
 

@@ -1,4 +1,4 @@
-"""Evidence: the files of a directory as their bytes show them, for whoever trusts no name.
+"""Raw files: what the bytes of each file say it is, whatever its name.
 
 Invariants: reads only, and never through a map: a bad sector or a file that someone cuts would
 kill the process, and here it is an empty answer.

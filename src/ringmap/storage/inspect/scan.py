@@ -1,4 +1,4 @@
-"""The survey: what a directory holds, whether or not it can be opened.
+"""Scan: what a directory holds, whether or not it can be opened.
 
     parts -> state.bin, episode table -> the newest state -> records [first, seq] -> rows, blobs
 

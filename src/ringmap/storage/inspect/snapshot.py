@@ -3,10 +3,11 @@
     look -> copy rows [tail, head)  -> look again -> what came in meanwhile: copy that -> look again ...
             all of them, or reflinks                  little, and less each time
 
-Rows that are live at a look were untouched until then. So what was copied before it is whole, as far as it is live
-still; only of what was copied since the look before may a part have been overwritten. A round ends it if nothing
-of that was retired, or the episodes that were are whole by their checksums: the copy is the state that the round
-began with. On the writer's own handle the last round keeps writing out, so that there is a last one.
+A row that is still live at a look was not overwritten before it. So of the rows copied before a look, those that are
+still live are whole. Only rows copied since the previous look, and retired at this one, may be torn. The copy is
+complete, and holds the state at the start of the round, if there are none, or if their episodes are whole by their
+checksums. A fast writer could make
+rounds endless: on the writer's own handle, no other thread writes during the last one.
 
     .NAME.ringmap-unfinished/    columns, segments, table, state, manifest -> synced -> renamed to NAME
 

@@ -3,8 +3,8 @@
     open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
-Finishing is one ordinary commit, whose blob names the id, and then the file is removed. Until the
-folder `open/` has been synced without it, later commits carry the id, so that a recovery
+Finishing is one ordinary commit, whose blob names the id, and then the file is removed. A power cut may undo the
+removal until the folder `open/` is synced. So later commits carry the id until then, and a recovery
 never stores an episode twice.
 
 Invariants: the first truncated or damaged frame ends the episode; steps fit the schema

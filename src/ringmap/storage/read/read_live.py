@@ -18,8 +18,8 @@ refresh, a restart of the writer and a recovery; ordinals and row numbers do not
 again. Whether a row is valid in other ways (it lies in a window, it has a next observation) is checked in addition to
 the look, never instead of it.
 
-Invariants: returned rows were live during their copy; a reader gives up after `MOST` consecutive looks of which none left
-less to read than the first, never earlier.
+Invariants: returned rows were live during their copy; a reader gives up after `MOST` consecutive looks without
+progress (fewer rows left to read), never earlier.
 Not here: which positions exist, how rows are copied; a reader that waits for a state (reader.py, snapshot.py).
 """
 

@@ -3,8 +3,8 @@
     state.bin   [slot 0: generation 6][slot 1: generation 7]     4096 bytes each
 
 A slot that is being written fails its checksum; the other one is whole. A look
-counts only if both are valid: with one torn, the other may be two states old by the
-time it is read, and would hide an eviction.
+counts only if both are valid. If one is torn, the writer may finish it and write the other while that one is read: the
+state read would be two behind, and would hide an eviction.
 
 Invariants: generation g is in slot g % 2; generations differ by 1; only the holder of
 the writer's lock writes.
