@@ -371,15 +371,8 @@ def test_nothing_of_a_refused_episode_stays(base):
 # -- controls ------------------------------------------------------------------------------------------
 
 
-class Untranslated:
-    def __init__(self, *_):
-        return None
-
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        return False
+def untranslated(error, *_):
+    return error
 
 
 def failing_after_the_record(self, state):
@@ -430,7 +423,7 @@ def first_line(error):
 LAST_USER_GONE, PUT = FileHandle.__del__, Disk.put
 TRUSTED = property(lambda self: False, lambda self, value: None)
 CONTROLS = {  # what is planted, and a call in which the sample above catches it
-    "errors of the system come out as they are": (store, "clear_errors", Untranslated, "commit"),
+    "errors of the system come out as they are": (store, "clear_error", untranslated, "commit"),
     "an error after the record is raised": (
         CommitFiles,
         "_publish",
