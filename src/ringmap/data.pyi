@@ -3,6 +3,8 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.torchrl_storage import torchrl_storage
+from ringmap.clips.items import Computed, Items
+from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.catalog import get_cache_dir, load_dataset
 from ringmap.datasets.goal import GoalDataset
@@ -30,16 +32,19 @@ __all__ = [
     "EPISODE_DATA_KEY",
     "FORMATS",
     "WRITE_MODES",
+    "Computed",
     "ConcatDataset",
     "Dataset",
     "DistillationBuffer",
     "ExponentialBeta",
     "Format",
     "GoalDataset",
+    "Items",
     "LinearBeta",
     "MergeDataset",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
+    "Window",
     "Writer",
     "convert",
     "detect_format",

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.clips.gather import ClipReader, _slots
+from ringmap.clips.cut import Cut, Steps
+from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
@@ -112,8 +113,9 @@ def reader_of(stage, seed=0):
 
 
 def read_all(stage, reader, history, skip=1):
-    pinned = reader.pin(history * skip)
-    return reader.batch(np.arange(pinned.base, pinned.end), pinned, history, skip)
+    cut = Cut.clip(history, skip)
+    pinned = reader.pin(cut)
+    return reader.batch(np.arange(pinned.base, pinned.end), pinned, cut)
 
 
 @given(
@@ -144,8 +146,12 @@ def test_every_clip_wherever_it_lies_on_the_ring(lengths, history, skip, action)
 )
 def test_slots_are_positions_modulo_rows(positions, rows, stride, data):
     count = data.draw(st.integers(1, max(1, 1 + (rows - 1) // stride)))
-    slots = _slots(np.array(positions, np.int64), count, stride, rows)
-    assert slots.tolist() == [[(p + i * stride) % rows for i in range(count)] for p in positions]
+    first = data.draw(st.integers(-3, 3))
+    steps = Steps(tuple(range(first, first + count * stride, stride)))
+    anchors = np.array(positions, np.int64) + 3
+    slots = steps.slots(anchors, rows)
+    expected = [[(p + 3 + first + i * stride) % rows for i in range(count)] for p in positions]
+    assert slots.tolist() == expected
 
 
 def test_rows_come_up_once_per_column():
@@ -175,7 +181,7 @@ def test_evicted_while_it_is_copied(when, name, times):
     """Whenever the writer laps, no torn clip comes out, and each one that was lost is counted."""
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(3)
+    pinned = reader.pin(Cut.clip(3))
     left = times
 
     def lap():
@@ -186,7 +192,7 @@ def test_evicted_while_it_is_copied(when, name, times):
                 stage.write(5)
 
     setattr(stage.columns[name], when, lap)
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 3, 1)
+    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(3))
     assert prove(stage, batch, 3) <= stage.clips(3, ever=True)
     assert len(batch["step"]) == 12
     assert 9 <= reader.num_redraws <= 12 * times
@@ -196,9 +202,11 @@ def test_evicted_while_it_is_copied(when, name, times):
 def test_only_what_was_lost_is_drawn_anew():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = lambda: stage.head == 20 and stage.write(5)
-    batch = reader.batch(np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, 5, 1)
+    batch = reader.batch(
+        np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, Cut.clip(5)
+    )
     firsts = batch["step"][:, 0].tolist()
     assert firsts[1:] == [10, 15]
     assert firsts[0] in stage.clips(5)
@@ -209,10 +217,10 @@ def test_evicted_between_its_number_and_its_reading():
     """The reader itself caught up: the number is known to be gone before anything is copied."""
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.write(5)
     stage.refresh()
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(5))
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert reader.num_redraws == 1
 
@@ -221,8 +229,8 @@ def test_evicted_between_its_number_and_its_reading():
 def test_a_number_that_never_was_is_drawn_anew(offset):
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
-    batch = reader.batch(np.array([pinned.base + offset, pinned.base]), pinned, 5, 1)
+    pinned = reader.pin(Cut.clip(5))
+    batch = reader.batch(np.array([pinned.base + offset, pinned.base]), pinned, Cut.clip(5))
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert batch["step"][1, 0] == 0
     assert reader.num_redraws == 1
@@ -233,12 +241,12 @@ def test_after_a_recovery_numbers_mean_the_same_places(lost):
     """It numbers anew; a clip that is still there is where it was, and only one that is not is drawn anew."""
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     assert pinned.count == 4
-    before = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    before = reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(5))
     starts = np.array([start for start, _ in stage.written])[lost:]
     stage.live.reset(starts, np.full(4 - lost, 5))
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(5))
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert np.array_equal(batch["step"][lost:], before["step"][lost:])
     assert reader.num_redraws == lost
@@ -247,11 +255,11 @@ def test_after_a_recovery_numbers_mean_the_same_places(lost):
 def test_redraws_are_uniform_over_the_newest_state():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.write(5)
     stage.refresh()
     counts = dict.fromkeys(stage.clips(5), 0)
-    batch = reader.batch(np.full(4000, pinned.base), pinned, 5, 1)
+    batch = reader.batch(np.full(4000, pinned.base), pinned, Cut.clip(5))
     for first in batch["step"][:, 0].tolist():
         counts[first] += 1
     assert min(counts.values()) > 850, counts
@@ -261,27 +269,29 @@ def test_redraws_are_uniform_over_the_newest_state():
 def test_lapped_ten_times_in_a_row():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = lambda: [stage.write(5) for _ in range(4)]
     with pytest.raises(
         LappedError, match=r"^/somewhere: .*overtook this reader 10 times.*raise max_steps"
     ):
-        reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+        reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(5))
     assert stage.refreshes == 9  # not after the tenth: nothing is read then
 
 
 def test_nothing_is_left_to_draw():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = stage.clear
     with pytest.raises(NoClipsError, match=r"^/somewhere: no clips of 5 steps are left"):
-        reader.batch(np.arange(pinned.base, pinned.end), pinned, 5, 1)
+        reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(5))
 
 
 def test_nothing_asked_is_nothing_read():
     stage = filled()
-    batch = reader_of(stage).batch(np.empty(0, np.int64), reader_of(stage).pin(5), 5, 2)
+    batch = reader_of(stage).batch(
+        np.empty(0, np.int64), reader_of(stage).pin(Cut.clip(5, 2)), Cut.clip(5, 2)
+    )
     assert batch["step"].shape == (0, 5)
     assert batch["action"].shape == (0, 5, 2)
 
@@ -292,10 +302,10 @@ def test_nothing_asked_is_nothing_read():
 def test_control_without_the_second_look_torn_clips_come_out():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(3)
+    pinned = reader.pin(Cut.clip(3))
     stage.columns["step"].after = lambda: stage.head == 20 and [stage.write(5) for _ in range(3)]
     stage.newest_tail = lambda: 0
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 3, 1)
+    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(3))
     with pytest.raises(AssertionError):
         prove(stage, batch, 3)
 
@@ -303,10 +313,10 @@ def test_control_without_the_second_look_torn_clips_come_out():
 def test_control_looking_before_the_copy_is_not_enough():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(3)
+    pinned = reader.pin(Cut.clip(3))
     early = stage.tail
     stage.columns["action"].before = lambda: stage.head == 20 and [stage.write(5) for _ in range(3)]
     stage.newest_tail = lambda: early
-    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, 3, 1)
+    batch = reader.batch(np.arange(pinned.base, pinned.end), pinned, Cut.clip(3))
     with pytest.raises(AssertionError):
         prove(stage, batch, 3)

@@ -1,25 +1,27 @@
 """Clips by id or by position, transformed, in the forms that a dataset returns.
 
-    one(id)          column -> (history, ...)                __getitem__
+    one(id)          column -> one item                      __getitem__
     several(ids)     B clips over one block of rows          __getitems__, which a DataLoader calls
-    mapping(ids)     column -> (B, history, ...)             __getitem__ with a list
+    mapping(ids)     column -> (B, ...)                      __getitem__ with a list
 
 Not here: which clips exist and how they are copied (engine.py), what ids mean to a view (view.py).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ringmap.buffers.engine import Engine
-from ringmap.datasets.batch import ClipBatch, Layout, worker
+from ringmap.clips.cut import Cut
+from ringmap.datasets.batch import ClipBatch, worker
 from ringmap.datasets.to_loader import allocate, as_clip, as_mapping, of_columns
+from ringmap.errors import InputError
+from ringmap.storage.columns.schema import Schema
 
-__all__ = ["ClipBuffer", "Lookup"]
+__all__ = ["ClipBuffer", "Lookup", "fitting"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,38 +44,61 @@ class Lookup(NamedTuple):
 
     engine: Engine
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None
-    history: int
-    skip: int
+    cut: Cut
 
     def one(self, number: int) -> dict[str, Any]:
         """Return one clip."""
-        block = self.engine.clips(np.array([number]), self.history, self.skip)
+        block = self.engine.clips(np.array([number]), self.cut)
         clip = {name: values[0] for name, values in block.items()}
         return clip if self.transform is None else self.transform(clip)
 
     def several(self, ids: Array) -> list[Any]:
         """Return a list of clips over one block, which is shared memory in a worker."""
         if self.transform is not None:
-            batch = ClipBatch(self.engine.clips(ids, self.history, self.skip), len(ids))
+            batch = ClipBatch(self.engine.clips(ids, self.cut), len(ids))
             return [as_clip(self.transform(dict(clip))) for clip in batch]
         room = self._room(len(ids))
-        return of_columns(self.engine.clips(ids, self.history, self.skip, room), len(ids))
+        return of_columns(self.engine.clips(ids, self.cut, room), len(ids))
 
     def mapping(self, ids: Array) -> dict[str, Any]:
         """Return clips as one batch."""
         if self.transform is None:
             # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
-            return as_mapping(self.engine.clips(ids, self.history, self.skip))
+            return as_mapping(self.engine.clips(ids, self.cut))
         clips = self.several(ids)
         return {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
 
     def _room(self, size: int) -> dict[str, Array] | None:
         """Return the memory for a batch of `size` clips: None unless this process is a worker."""
-        schema, history = self.engine.source.schema, self.history
+        schema = self.engine.source.schema
         if schema is None or worker() is None:
             return None
-        shapes: Layout = {s.name: ((size, history, *s.shape), s.dtype) for s in schema.columns}
-        if "action" in shapes:
-            shape, dtype = shapes["action"]
-            shapes["action"] = (size, history, math.prod(shape[2:]) * self.skip), dtype
-        return allocate(shapes)
+        return allocate(self.cut.layout(schema, size))
+
+
+def fitting(
+    out: Mapping[str, Array], schema: Schema | None, size: int, cut: Cut
+) -> dict[str, Array]:
+    """Return `out` if its arrays fit a batch of `size` items exactly.
+
+    Raises:
+        InputError: one does not.
+    """
+    where, layout = "ReplayBuffer.sample", {} if schema is None else cut.layout(schema, size)
+    for name, array in out.items():
+        if name not in layout:
+            whose = "batch" if schema is not None and name in schema.names else "buffer"
+            raise InputError(f"{where}: out has a column {name!r} that the {whose} has not")
+        shape, dtype = layout[name]
+        got: Any = type(array)
+        if isinstance(array, np.ndarray):
+            got = f"{array.dtype} {array.shape}"
+            if (
+                array.flags.c_contiguous and array.flags.writeable
+                and array.shape == shape and array.dtype == dtype
+            ):  # fmt: skip
+                continue
+        raise InputError(
+            f"{where}: out[{name!r}] must be a C-contiguous array {dtype} {shape}, got {got}"
+        )
+    return dict(out)
