@@ -235,11 +235,10 @@ class Sampled(Dataset):
             [(8, 1), (8, 1), (8, 1)]
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        if not wanted.is_plain:
-            self._cut_of(wanted, "ReplayBuffer.batches")  # a wrong argument is an error now
+        self._cut_of(wanted, "ReplayBuffer.batches")  # a wrong argument is an error now
 
         def sample(size: int) -> Batch[Array]:
-            return self._sample(wanted, size)
+            return self._sample(*self._cut_of(wanted, "ReplayBuffer.batches"), size)
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
             return self._drawn_ahead(wanted, size, count)
@@ -280,8 +279,14 @@ class Sampled(Dataset):
         Cost: O(B log episodes), and one copy of the rows.
         """
         positive("ReplayBuffer.sample", "batch_size", batch_size)
+        if window is None and columns is None and anchors is None and not drop_all_padded:
+            history = self.num_steps if history_len is None else history_len
+            positive("ReplayBuffer.sample", "history_len", history)
+            return self._sample(Cut.clip(history, self.frameskip), self, batch_size, step, out)
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
-        return self._sample(wanted, batch_size, step, out)
+        return self._sample(
+            *self._cut_of(wanted, "ReplayBuffer.sample"), batch_size, step, out
+        )  # fmt: skip
 
     def _wanted(
         self, history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None,
@@ -300,19 +305,17 @@ class Sampled(Dataset):
 
     def _cut_of(self, wanted: Wanted, where: str) -> tuple[Cut, Any]:
         """Return the cut of a request, and what a sampler receives in place of this buffer."""
-        if wanted.is_plain and not wanted.drop_all_padded:
-            return Cut.clip(wanted.history, wanted.frameskip), self
         if self._cuts is None:
             self._cuts = Cuts()
         source = self.engine.source
-        if source.schema is None:
+        if source.schema is None and not wanted.is_plain:
             self.engine.refresh()
         return self._cuts.of(self, wanted, source.schema, where)
 
     def _sample(
-        self, wanted: Wanted, size: int, step: int | None = None, out: Mapping[str, Array] | None = None
+        self, cut: Cut, clips: Any, size: int, step: int | None = None,
+        out: Mapping[str, Array] | None = None,
     ) -> Batch[Array]:  # fmt: skip
-        cut, clips = self._cut_of(wanted, "ReplayBuffer.sample")
         into = None if out is None else fitting(out, self.engine.source.schema, size, cut)
         positions, weigh = self.engine.draw(clips, size, cut, step)
         columns = self.engine.read(positions, cut, into)

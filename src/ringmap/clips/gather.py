@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Taken, slots_of
+from ringmap.clips.cut import Cut, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.disk.forks import Forkable
@@ -67,6 +68,7 @@ class ClipReader(Forkable):
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
+        self._plan: _Plan | None = None
         self.watch = Readahead(source.disk.system)
 
     def pin(self, cut: Cut) -> Pinned:
@@ -222,27 +224,26 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
+        plan = self._plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
-        slots = _Slots(self, anchors, rows.ring.rows, cut)
+        slots, starts, lengths, inside = self._slots(plan, anchors)
         if rows.large:
             if not asked:
-                self._want(rows, slots, cut)
+                self._want(plan, slots)
             self.watch.begin()
         batch: dict[str, Array] = {}
-        for name, column in rows.by_name.items():
-            taken = cut.of(name)
-            if taken is None:
-                continue
+        for name, column, taken, number in plan.columns:
+            where, is_pad = slots[number]
             into = None if out is None else out.get(name)
-            where, is_pad = slots.of(taken)
-            if taken.fold and into is not None:
+            if taken.is_alone:
+                where = where[:, 0]
+            elif taken.fold and into is not None:
                 into = into.reshape(*where.shape, *column.spec.shape)
-            values = (
-                take(column, where, into, threads, head)
-                if threads > 1
-                else column.take(where, into, head)
-            )
+            if threads > 1:
+                values = take(column, where, into, threads, head)
+            else:
+                values = column.take(where, into, head)
             if taken.fold:
                 values = values.reshape(taken.shape(len(anchors), column.spec))
             batch[name] = values
@@ -251,15 +252,14 @@ class ClipReader(Forkable):
         if rows.large:
             self.watch.end()
         if cut.computed:
-            return self._compute(batch, anchors, slots, cut)
-        return batch, slots.inside
+            items = Items(self.source, cut, anchors, starts, lengths, batch, self.rng)
+            inside = self._compute(batch, items, cut, inside)
+        return batch, inside
 
     def _compute(
-        self, batch: dict[str, Array], anchors: Array, slots: _Slots, cut: Cut
-    ) -> tuple[dict[str, Array], Array | None]:
-        """Add the computed columns that read rows."""
-        starts, lengths = slots.bounds
-        items = Items(self.source, cut, anchors, starts, lengths, batch, self.rng)
+        self, batch: dict[str, Array], items: Items, cut: Cut, inside: Array | None
+    ) -> Array | None:
+        """Add the computed columns; return which items are good so far, None for all."""
         try:
             for name, column in cut.computed:
                 items.name = name
@@ -267,54 +267,70 @@ class ClipReader(Forkable):
                 batch.update(found if isinstance(found, dict) else {name: found})
         except Exception:
             # Rows that are being overwritten may hold anything: only an error over whole ones is the caller's.
-            if lost(self.source, anchors, slots.inside) is None:
+            if lost(self.source, items.position, inside) is None:
                 raise
-            return batch, np.zeros(len(anchors), np.bool_)
-        return batch, slots.inside
+            return np.zeros(len(items), np.bool_)
+        return inside
 
     def want(self, anchors: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large:
-            self._want(rows, _Slots(self, anchors, rows.ring.rows, cut), cut)
+            plan = self._plan_of(cut, rows)
+            self._want(plan, self._slots(plan, anchors)[0])
 
-    def _want(self, rows: Rows, slots: _Slots, cut: Cut) -> None:
+    def _want(self, plan: _Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
         if self.watch.is_cold:
-            for name in rows.large:
-                taken = cut.of(name)
-                if taken is not None:
-                    rows.by_name[name].want(slots.of(taken)[0])
+            for _, column, _, number in plan.columns:
+                if column.is_large:
+                    column.want(slots[number][0])
 
+    def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
+        plan = self._plan
+        if plan is None or plan.cut is not cut or plan.rows is not rows:
+            plan = self._plan = _Plan(cut, rows)
+        return plan
 
-class _Slots:
-    """The slots of a batch, computed once for all columns that hold the same steps."""
+    def _slots(
+        self, plan: _Plan, anchors: Array
+    ) -> tuple[list[tuple[Array, Array | None]], Array, Array, Array | None]:
+        """Return for each of the plan's steps their slots `(B, n)`, and which of them are padding, None if none can be.
 
-    __slots__ = ("_anchors", "_known", "_rows", "bounds", "inside")
-
-    def __init__(self, reader: ClipReader, anchors: Array, rows: int, cut: Cut) -> None:
-        self._anchors, self._rows = anchors, rows
-        self._known: dict[int, tuple[Array, Array | None]] = {}
-        self.bounds: tuple[Array, Array] = anchors, anchors
-        self.inside: Array | None = None
-        if cut.needs_bounds:
-            starts, lengths, inside = reader.bounds_of(anchors)
-            self.bounds = starts, lengths
-            self.inside = None if inside.all() else inside
-
-    def of(self, taken: Taken) -> tuple[Array, Array | None]:
-        """Return the slots of a column, `(B, n)` or `(B,)`, and which of them are padding, None if none can be."""
-        steps = taken.steps
-        found = self._known.get(id(steps))
-        if found is None:
+        Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all do.
+        """
+        size, starts, lengths, inside = plan.rows.ring.rows, anchors, anchors, None
+        if plan.cut.needs_bounds:
+            starts, lengths, found = self.bounds_of(anchors)
+            inside = None if found.all() else found
+        slots: list[tuple[Array, Array | None]] = []
+        for steps in plan.steps:
             if steps.padded:
-                starts, lengths = self.bounds
-                places, is_pad = steps.places(self._anchors, starts, lengths)
-                found = slots_of(places, starts, self._rows), is_pad
+                places, is_pad = steps.places(anchors, starts, lengths)
+                slots.append((slots_of(places, starts, size), is_pad))
             else:
-                found = steps.slots(self._anchors, self._rows), None
-            self._known[id(steps)] = found
-        return (found[0][:, 0], found[1]) if taken.is_alone else found
+                slots.append((steps.slots(anchors, size), None))
+        return slots, starts, lengths, inside
+
+
+class _Plan:
+    """What to gather for a cut over these rows: made once.
+
+    `steps`: the distinct steps; `columns`: name, column, how it is held, and the number of its steps.
+    """
+
+    __slots__ = ("columns", "cut", "rows", "steps")
+
+    def __init__(self, cut: Cut, rows: Rows) -> None:
+        self.cut, self.rows = cut, rows
+        self.steps: list[Steps] = []
+        self.columns: list[tuple[str, Column, Taken, int]] = []
+        for name, column in rows.by_name.items():
+            taken = cut.of(name)
+            if taken is not None:
+                if taken.steps not in self.steps:
+                    self.steps.append(taken.steps)
+                self.columns.append((name, column, taken, self.steps.index(taken.steps)))
 
 
 def _pad(
