@@ -22,6 +22,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -502,6 +503,13 @@ class Engine(Forkable):
         self.sampler.flush()
         with self.committing(notes) as small:
             store.flush(small=small)
+
+    def remember(self, where: str, settings: Mapping[str, Any]) -> None:
+        """Store settings in the manifest, with a flush. For a writer only."""
+        store = self.writer(where)
+        kept = {**(store.settings.remembered or {}), **settings}
+        store.settings = replace(store.settings, remembered=kept)
+        self.flush(where)
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
         """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see `ReplayBuffer.snapshot`."""

@@ -22,7 +22,7 @@ from ringmap.clips.items import Computed
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["REWARD_AT", "Anchors", "Window", "WindowSpec", "check_reward_at", "cut_of"]
+__all__ = ["REWARD_AT", "Anchors", "Window", "WindowSpec", "check_fps", "check_reward_at", "cut_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -121,6 +121,14 @@ def check_reward_at(where: str, reward_at: Any) -> str | None:
         raise InputError(f"{where}: reward_at must be one of {(*REWARD_AT, None)}, got {reward_at!r}")  # fmt: skip
     found: str | None = reward_at
     return found
+
+
+def check_fps(where: str, fps: Any) -> float | None:
+    """Return the steps per second, if they are a positive number or None."""
+    good = fps is None or (isinstance(fps, int | float | np.number) and 0 < fps < np.inf)
+    if not good or isinstance(fps, bool):
+        raise InputError(f"{where}: fps must be a positive number of steps per second, got {fps!r}")
+    return None if fps is None else float(fps)
 
 
 def cut_of(
