@@ -3,6 +3,11 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.torchrl_storage import torchrl_storage
+from ringmap.clips.computed.hindsight import Hindsight
+from ringmap.clips.computed.nstep import NStep
+from ringmap.clips.computed.place import Index, TimeToEnd
+from ringmap.clips.computed.returns import ReturnToGo
+from ringmap.clips.computed.sequences import Sequences
 from ringmap.clips.items import Computed, Items
 from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset
@@ -39,11 +44,17 @@ __all__ = [
     "ExponentialBeta",
     "Format",
     "GoalDataset",
+    "Hindsight",
+    "Index",
     "Items",
     "LinearBeta",
     "MergeDataset",
+    "NStep",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
+    "ReturnToGo",
+    "Sequences",
+    "TimeToEnd",
     "Window",
     "Writer",
     "convert",

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.window import Window, WindowSpec, cut_of
+from ringmap.clips.window import Window, WindowMaker, WindowSpec, cut_of
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 
@@ -51,9 +51,11 @@ class Wanted:
     def key(self) -> tuple[Any, ...]:
         """A value that equal requests share. A function, or a computed column, is itself only."""
         window, slice_ = self.window, self.anchors
-        cut: Any = None if window is None else tuple(
-            (name, how if isinstance(how, Window) else id(how)) for name, how in window.items()
-        )  # fmt: skip
+        cut: Any = None
+        if isinstance(window, WindowMaker):
+            cut = window.key
+        elif window is not None:
+            cut = tuple((n, w if isinstance(w, Window) else id(w)) for n, w in window.items())
         ends = (slice_.start, slice_.stop, slice_.step) if isinstance(slice_, slice) else slice_
         return (
             self.history, self.frameskip, cut, self.columns, ends, self.drop_all_padded, self.fps, self.reward_at,
@@ -126,6 +128,10 @@ class Cuts:
             if wanted.drop_all_padded:
                 raise InputError(f"{where}: drop_all_padded is for padded columns; pass window=")
             return Cut.clip(wanted.history, wanted.frameskip), buffer
+        if wanted.window is not None and not isinstance(wanted.window, Mapping | WindowMaker):
+            raise InputError(
+                f"{where}: window must be a mapping of columns to Window(...), or Sequences(...), got {wanted.window!r}"
+            )
         if wanted.columns is not None and not isinstance(wanted.columns, str):
             wanted = replace(wanted, columns=tuple(wanted.columns))
         key = wanted.key

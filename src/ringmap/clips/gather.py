@@ -21,7 +21,7 @@ from ringmap.clips.cut import Cut, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items
 from ringmap.clips.threads import SPLIT_NBYTES, take
-from ringmap.errors import NoClipsError
+from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
@@ -117,6 +117,8 @@ class ClipReader(Forkable):
         bad = lost(source, positions, good)
         if bad is not None:
             self._read_again(batch, positions, bad, cut)
+        for name, function in cut.functions:
+            batch[name] = _made(name, function(batch), len(positions))
         return batch
 
     def _read_again(
@@ -331,6 +333,16 @@ class _Plan:
                 if taken.steps not in self.steps:
                     self.steps.append(taken.steps)
                 self.columns.append((name, column, taken, self.steps.index(taken.steps)))
+
+
+def _made(name: str, values: Any, size: int) -> Array:
+    """Return a column that a caller's function made of a batch."""
+    made = np.asarray(values)
+    if made.ndim < 1 or len(made) != size:
+        raise InputError(
+            f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, ...)"
+        )
+    return made
 
 
 def _pad(

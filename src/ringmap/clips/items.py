@@ -93,6 +93,16 @@ class Items:
         slots = slots_of(places, self.start, rows.ring.rows)
         return rows.by_name[column].take(slots, None, self.source.head), is_pad
 
+    @property
+    def terminated(self) -> Array:
+        """Whether each anchor's episode terminated, bool `(B,)`: the last value of its column `terminated`; False without one."""
+        rows = self.source.rows
+        if rows is None or "terminated" not in rows.by_name:
+            return np.zeros(len(self), np.bool_)
+        ends, _ = self.take("terminated", self.length - 1)
+        flags: Array = ends.reshape(len(self), -1)[:, -1] != 0
+        return flags
+
     def part(self, which: Array) -> Items:
         """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
         found = Items(
@@ -125,8 +135,8 @@ class Computed(ABC):
         [0, 3]
     """
 
-    sums: bool = False
-    """Whether it adds up rewards, so that it must be known where they stand (`reward_at`)."""
+    needs_reward_at: bool = False
+    """Whether it must be known where rewards stand (`reward_at`), as for a sum over them."""
 
     def reads(self, schema: Schema) -> tuple[str, ...]:
         """Return the names of the stored columns that `compute` reads, given the columns that exist."""

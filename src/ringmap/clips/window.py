@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,19 +23,42 @@ from ringmap.clips.items import Computed
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["REWARD_AT", "Anchors", "Window", "WindowSpec", "check_fps", "check_reward_at", "cut_of"]
+__all__ = [
+    "REWARD_AT",
+    "Window",
+    "WindowMaker",
+    "WindowSpec",
+    "check_fps",
+    "check_reward_at",
+    "cut_of",
+    "positive_length",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-Column = "Window | Computed | Callable[[dict[str, Any]], Any]"
-WindowSpec = Mapping[str, Any]
-"""Name -> `Window`, `Computed`, or a function of the batch that returns a column."""
-Anchors = slice
 REWARD_AT = ("next", "same")
+
+
+class WindowMaker(ABC):
+    """Makes the windows of all columns, once it is known which there are."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[Any, ...]:
+        """A value that equal makers share."""
+
+    @abstractmethod
+    def window(self, schema: Schema, where: str) -> Mapping[str, Any]:
+        """Return name -> `Window`, `Computed` or function."""
+
 
 _QUARTER = 0.25
 """Fraction of a step by which an offset in seconds may miss it."""
 _PADS = ("edge", "zero", "nan")
+
+
+WindowSpec = Mapping[str, Any] | WindowMaker
+"""Name -> `Window`, `Computed`, or a function of the batch that returns a column; or what makes them, such as `Sequences`."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +147,17 @@ def check_reward_at(where: str, reward_at: Any) -> str | None:
     return found
 
 
+def positive_length(where: str, name: str, value: Any) -> int:
+    """Return a positive number of steps."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = 0
+    if found < 1 or isinstance(value, bool):
+        raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
+    return found
+
+
 def check_fps(where: str, fps: Any) -> float | None:
     """Return the steps per second, if they are a positive number or None."""
     good = fps is None or (isinstance(fps, int | float | np.number) and 0 < fps < np.inf)
@@ -160,6 +195,8 @@ def cut_of(
         InputError: an unknown column, a fill value that a column can't hold, a name that is taken, or a sum over
             rewards where it is not known where they stand.
     """
+    if isinstance(window, WindowMaker):
+        window = window.window(schema, where)
     names = schema.names
     specs = {spec.name: spec for spec in schema.columns}
     wanted = None if columns is None else _columns(where, columns, window, names)
@@ -176,7 +213,12 @@ def cut_of(
             computed.append((name, how))
             _check_computed(where, name, how, schema, reward_at)
             for added in how.adds(name):
-                _claim(where, made, added, name, () if added != name else names)
+                if added in window and added != name:
+                    raise InputError(
+                        f"{where}: window[{name!r}] makes the column {added!r}, which has a window of its own"
+                    )
+                stored = () if added in how.reads(schema) else names  # it may replace what it reads
+                _claim(where, made, added, name, stored)
             continue
         if not isinstance(how, Window):
             if not callable(how):
@@ -218,7 +260,9 @@ def unknown(name: str, names: Iterable[str]) -> str:
     return f"a column {name!r} that the buffer has not{hint}; there are {known}"
 
 
-def _columns(where: str, columns: Iterable[str], window: WindowSpec, names: list[str]) -> list[str]:
+def _columns(
+    where: str, columns: Iterable[str], window: Mapping[str, Any], names: list[str]
+) -> list[str]:
     if isinstance(columns, str):
         raise InputError(f"{where}: columns must be a list of names, got {columns!r}; write [{columns!r}]")  # fmt: skip
     wanted = list(columns)
@@ -266,9 +310,9 @@ def _check_computed(
             raise InputError(
                 f"{where}: window[{name!r}], {kind}, reads {unknown(column, schema.names)}"
             )
-    if how.sums and reward_at is None:
+    if how.needs_reward_at and reward_at is None:
         raise InputError(
-            f"{where}: window[{name!r}] adds up rewards, and it is not known where they stand: pass reward_at='next' if the reward "
+            f"{where}: window[{name!r}] needs the rewards, and it is not known where they stand: pass reward_at='next' if the reward "
             "of an action stands in the row of the step that it led to (as World and the recording wrapper write it), 'same' if "
             "in the row of the action"
         )
