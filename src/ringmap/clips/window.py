@@ -74,6 +74,9 @@ class Window:
         seconds: offsets in seconds, in place of `offsets`, for a buffer that knows its rate (`fps=`). Each must lie within a
             quarter of a step of a step.
 
+        blanks: whether rows without a value (where rewards stand at the "next" step, the first reward and the last action of an
+            episode) count as steps like any other, as stored, instead of as padding.
+
     Raises:
         InputError: no offsets, offsets that are no integers, or both `offsets` and `seconds`.
 
@@ -86,6 +89,7 @@ class Window:
     pad: Any = None
     mask: str = "{}_is_pad"
     seconds: Any = None
+    blanks: bool = False
 
     def __post_init__(self) -> None:
         if (self.offsets is None) == (self.seconds is None):
@@ -231,7 +235,8 @@ def cut_of(
         if name not in specs:
             raise InputError(f"{where}: window has {unknown(name, names)}")
         offsets = how.steps(where, name, frameskip, fps)
-        steps = Steps(offsets, how.pad is not None, *blanks.get(name, (0, 0)))
+        ends = (0, 0) if how.blanks else blanks.get(name, (0, 0))
+        steps = Steps(offsets, how.pad is not None, *ends)
         steps = known.setdefault(steps, steps)
         mask = None
         if steps.padded:

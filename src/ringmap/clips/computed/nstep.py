@@ -78,7 +78,9 @@ class NStep(Computed):
         counted = np.where(ahead < count[:, None], values, 0).astype(np.float64, copy=False)
         discount = np.where(terminated & (count == last), 0.0, self.gamma**count)
         found = {
-            items.name: counted @ self._factors,
+            items.name: (counted * self._factors).sum(
+                1
+            ),  # a product of matrices would depend on the batch's size
             f"{items.name}_discount": discount,
             f"{items.name}_steps": count,
         }

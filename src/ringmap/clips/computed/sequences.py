@@ -20,7 +20,8 @@ class Sequences(WindowMaker):
     """A window of the next `length` steps of every column, inside one episode: `sample(window=Sequences(64))`.
 
     Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a step is the
-    first of its episode, the last, and the last of one that terminated. With `burn_in`, also `is_burn_in`, True for the first steps.
+    first of its episode, the last, and the last of one that terminated. All rows come as they are stored, also the first reward and
+    the last action of an episode, which may be blank. With `burn_in`, also `is_burn_in`, True for the first steps.
 
     Args:
         length: steps.
@@ -59,7 +60,7 @@ class Sequences(WindowMaker):
         name = "sequence"
         while name in schema.names:
             name += "_"
-        return {**dict.fromkeys(schema.names, Window(range(self.length))), name: self._flags.over(schema)}  # fmt: skip
+        return {**dict.fromkeys(schema.names, Window(range(self.length), blanks=True)), name: self._flags.over(schema)}  # fmt: skip
 
 
 class _Flags(Computed):
