@@ -157,9 +157,14 @@ class ClipReader(Forkable):
 
     def starting(self, positions: Array, cut: Cut) -> Array:
         """Return the positions, with -1 for one that is no anchor now: it is redrawn. O(B log episodes)."""
-        starts, lengths, inside = self.bounds_of(positions)
-        steps = positions - starts
-        good = inside & (steps >= cut.before) & (steps + cut.after < lengths)
+        with self.source.memory:
+            live = self.source.live
+            if not len(live):
+                return np.full(len(positions), -1)
+            episodes = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
+            lengths = live.lengths.take(episodes)
+            steps = positions - live.starts.take(episodes)
+        good = (steps >= cut.before) & (steps + cut.after < lengths)
         if cut.least:
             good &= lengths >= cut.least
         return np.where(good, positions, -1)
@@ -226,7 +231,9 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
-        plan = self._plan_of(cut, rows)
+        plan = self._plan
+        if plan is None or plan.cut is not cut or plan.rows is not rows:
+            plan = self._plan = _Plan(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         slots, starts, lengths, inside = self._slots(plan, anchors)
@@ -235,19 +242,17 @@ class ClipReader(Forkable):
                 self._want(plan, slots)
             self.watch.begin()
         batch: dict[str, Array] = {}
-        for name, column, taken, number in plan.columns:
+        for name, column, taken, number, folded in plan.columns:
             where, is_pad = slots[number]
             into = None if out is None else out.get(name)
-            if taken.is_alone:
-                where = where[:, 0]
-            elif taken.fold and into is not None:
+            if folded is not None and into is not None:
                 into = into.reshape(*where.shape, *column.spec.shape)
             if threads > 1:
                 values = take(column, where, into, threads, head)
             else:
                 values = column.take(where, into, head)
-            if taken.fold:
-                values = values.reshape(taken.shape(len(anchors), column.spec))
+            if folded is not None:
+                values = values.reshape(len(anchors), *folded)
             batch[name] = values
             if is_pad is not None:
                 _pad(batch, values, taken, is_pad, out)
@@ -278,21 +283,15 @@ class ClipReader(Forkable):
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large:
-            plan = self._plan_of(cut, rows)
+            plan = _Plan(cut, rows)
             self._want(plan, self._slots(plan, anchors)[0])
 
     def _want(self, plan: _Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
         if self.watch.is_cold:
-            for _, column, _, number in plan.columns:
+            for _, column, _, number, _ in plan.columns:
                 if column.is_large:
                     column.want(slots[number][0])
-
-    def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
-        plan = self._plan
-        if plan is None or plan.cut is not cut or plan.rows is not rows:
-            plan = self._plan = _Plan(cut, rows)
-        return plan
 
     def _slots(
         self, plan: _Plan, anchors: Array
@@ -306,33 +305,38 @@ class ClipReader(Forkable):
             starts, lengths, found = self.bounds_of(anchors)
             inside = None if found.all() else found
         slots: list[tuple[Array, Array | None]] = []
-        for steps in plan.steps:
+        for steps, is_alone in plan.steps:
+            is_pad = None
             if steps.padded:
-                places, is_pad = steps.places(anchors, starts, lengths)
-                slots.append((slots_of(places, starts, size), is_pad))
+                wanted, is_pad = steps.places(anchors, starts, lengths)
+                places = slots_of(wanted, starts, size)
             else:
-                slots.append((steps.slots(anchors, size), None))
+                places = steps.slots(anchors, size)
+            slots.append((places[:, 0] if is_alone else places, is_pad))
         return slots, starts, lengths, inside
 
 
 class _Plan:
     """What to gather for a cut over these rows: made once.
 
-    `steps`: the distinct steps; `columns`: name, column, how it is held, and the number of its steps.
+    `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the
+    number of its steps, and the shape of a row that is folded.
     """
 
     __slots__ = ("columns", "cut", "rows", "steps")
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
         self.cut, self.rows = cut, rows
-        self.steps: list[Steps] = []
-        self.columns: list[tuple[str, Column, Taken, int]] = []
+        self.steps: list[tuple[Steps, bool]] = []
+        self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
             taken = cut.of(name)
             if taken is not None:
-                if taken.steps not in self.steps:
-                    self.steps.append(taken.steps)
-                self.columns.append((name, column, taken, self.steps.index(taken.steps)))
+                key = taken.steps, taken.is_alone
+                if key not in self.steps:
+                    self.steps.append(key)
+                folded = taken.shape(0, column.spec)[1:] if taken.fold else None
+                self.columns.append((name, column, taken, self.steps.index(key), folded))
 
 
 def _made(name: str, values: Any, size: int) -> Array:
