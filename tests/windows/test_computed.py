@@ -151,10 +151,10 @@ def test_sums_are_kept_once_and_go_with_their_episode():
     """A known episode is read once; what takes its rows is read again."""
     buf = ReplayBuffer(40, spare_rows=40, seed=0, reward_at="same")
     column, reads = ReturnToGo(), []
-    right = Items.take
+    right = ReturnToGo._rewards
     buf.write_episode({"reward": np.ones(20)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Items, "take", lambda self, *args: reads.append(1) or right(self, *args))
+        patch.setattr(ReturnToGo, "_rewards", lambda self, *args: reads.append(1) or right(self, *args))  # fmt: skip
         for _ in range(5):
             assert set(buf.sample(16, window={"r": column})["r"]) <= set(range(1, 21))
         assert len(reads) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,13 +128,12 @@ class Cuts:
             if wanted.drop_all_padded:
                 raise InputError(f"{where}: drop_all_padded is for padded columns; pass window=")
             return Cut.clip(wanted.history, wanted.frameskip), buffer
-        if wanted.window is not None and not isinstance(wanted.window, Mapping | WindowMaker):
+        try:
+            key = wanted.key
+        except AttributeError:
             raise InputError(
                 f"{where}: window must be a mapping of columns to Window(...), or Sequences(...), got {wanted.window!r}"
-            )
-        if wanted.columns is not None and not isinstance(wanted.columns, str):
-            wanted = replace(wanted, columns=tuple(wanted.columns))
-        key = wanted.key
+            ) from None
         found = self._known.get(key)
         if found is None or found[0] is not schema:
             if schema is None:

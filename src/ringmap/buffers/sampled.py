@@ -299,6 +299,8 @@ class Sampled(Dataset):
                 f"ReplayBuffer.sample: history_len={history_len} and a window contradict; a window says which steps of each "
                 "column an item holds"
             )
+        if columns is not None and not isinstance(columns, str):
+            columns = tuple(columns)
         return Wanted(
             history, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at
         )  # fmt: skip

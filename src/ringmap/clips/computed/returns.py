@@ -17,6 +17,9 @@ from ringmap.clips.cut import clamp, slots_of
 from ringmap.clips.items import Computed, Items
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.read_live import is_live
+from ringmap.storage.read.source import Source
+from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.integers import Position
 
 __all__ = ["ReturnToGo"]
 
@@ -24,6 +27,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _MOST = 1 << 22
 """Rewards summed at a time: 32 MiB."""
+_FEW = 8
+"""Number of episodes below which a loop over their steps costs more than sums over 1, 2, 4, ... steps."""
 
 
 class ReturnToGo(Computed):
@@ -96,32 +101,58 @@ class ReturnToGo(Computed):
     def _summed(self, items: Items, kept: _Sums, places: Array) -> Array:
         """Return the sums at positions `(B, n)` whose episodes are not known yet, and keep those of whole episodes."""
         starts, first, number = np.unique(items.start, return_index=True, return_inverse=True)
-        found = np.empty(places.shape)
-        longest = int(items.length.max())
-        part = max(1, _MOST // longest)
-        for at in range(0, len(starts), part):
-            chosen = items.part(first[at : at + part])
-            sums = self._suffix_sums(chosen)
-            mine = (number >= at) & (number < at + part)
-            rows = number[mine] - at
-            found[mine] = sums[rows[:, None], places[mine] - items.start[mine, None]]
-            kept.put(chosen, sums)
+        lengths, found = items.length[first], np.empty(places.shape)
+        begins = np.concatenate(([0], lengths.cumsum()))
+        part = 0
+        while part < len(starts):
+            stop = max(part + 1, int(begins.searchsorted(begins[part] + _MOST, side="right")) - 1)
+            runs = list(zip(starts[part:stop].tolist(), lengths[part:stop].tolist(), strict=True))
+            sums = self._suffix_sums([self._rewards(items, start, n) for start, n in runs])
+            mine = (number >= part) & (number < stop)
+            within = places[mine] - items.start[mine, None]
+            flat = np.concatenate(sums)
+            found[mine] = flat[(begins[number[mine]] - begins[part])[:, None] + within]
+            kept.put(items.source, runs, sums)
+            part = stop
         return found
 
-    def _suffix_sums(self, items: Items) -> Array:
-        """Return the sums at every step of the items' episodes, float64 `(B, longest)`, 0 beyond their ends."""
-        longest = int(items.length.max())
-        steps = np.arange(longest)
-        values, is_pad = items.take(self.of, np.broadcast_to(steps, (len(items), longest)))
-        rewards = np.where(is_pad, 0, values).astype(np.float64, copy=False)
-        if items.reward_at == "next":  # the reward of a step's action stands one row later
-            rewards = np.concatenate([rewards[:, 1:], np.zeros((len(items), 1))], 1)
+    def _rewards(self, items: Items, start: int, length: int) -> Array:
+        """Return the reward of the action of each step of an episode, float64."""
+        rows = items.source.rows
+        assert rows is not None
+        column = rows.by_name[self.of]
+        pieces = [column.read(*piece) for piece in rows.ring.pieces(Position(start), length)]
+        found = np.zeros(length)
+        stored = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if items.reward_at == "next":  # it stands one row later
+            found[:-1] = stored[1:]
+        else:
+            found[:] = stored
+        return found
+
+    def _suffix_sums(self, rewards: list[Array]) -> list[Array]:
+        """Return for each episode the sums from every step to its end."""
         if self.gamma == 1:
-            return rewards[:, ::-1].cumsum(1)[:, ::-1]
-        sums, ahead = rewards, 1
-        while ahead < longest:  # sums over 1, 2, 4, ... steps
-            following = sums[:, ahead:] * self.gamma**ahead
-            sums = np.concatenate([sums[:, :-ahead] + following, sums[:, -ahead:]], 1)
+            return [values[::-1].cumsum()[::-1] for values in rewards]
+        if len(rewards) < _FEW:
+            return [self._doubled(values) for values in rewards]
+        # Step by step, for all episodes at once: the ends stand beside each other.
+        longest = max(map(len, rewards))
+        block = np.zeros((longest + 1, len(rewards)))
+        for number, values in enumerate(rewards):
+            block[longest - len(values) : longest, number] = values
+        scaled = np.empty(len(rewards))
+        for step in range(longest - 1, -1, -1):
+            np.multiply(block[step + 1], self.gamma, out=scaled)
+            block[step] += scaled
+        return [block[longest - len(v) : longest, n] for n, v in enumerate(rewards)]
+
+    def _doubled(self, sums: Array) -> Array:
+        """Return the sums of one episode, over 1, 2, 4, ... steps in turn."""
+        ahead = 1
+        while ahead < len(sums):
+            following = sums[ahead:] * self.gamma**ahead
+            sums = np.concatenate([sums[:-ahead] + following, sums[-ahead:]])
             ahead *= 2
         return sums
 
@@ -139,15 +170,17 @@ class _Sums:
         self.values = np.zeros(rows)
         self.owners = np.zeros(rows, np.int64)
 
-    def put(self, items: Items, sums: Array) -> None:
-        """Keep the sums of episodes that are still whole, now that they were read."""
-        steps = np.arange(sums.shape[1])
-        inside = steps < items.length[:, None]
-        places = (items.start[:, None] + steps)[inside]
+    def put(self, source: Source, runs: list[tuple[int, int]], sums: list[Array]) -> None:
+        """Keep the sums of episodes, each with start and length, if they are still whole now that they were read."""
+        ring = Ring(len(self.owners), 0)
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
-        with items.source.memory:
-            if not len(places) or not is_live(items.source, int(items.start.min())):
+        with source.memory:
+            if not is_live(source, runs[0][0]):
                 return
-            slots = places % len(self.owners)
-            self.values[slots] = sums[inside]
-            self.owners[slots] = places + 1
+            for (start, length), values in zip(runs, sums, strict=True):
+                done = 0
+                for slot, count in ring.pieces(Position(start), length):
+                    self.values[slot : slot + count] = values[done : done + count]
+                    first = start + done + 1
+                    self.owners[slot : slot + count] = np.arange(first, first + count)
+                    done += count
