@@ -330,6 +330,24 @@ class ReplayBuffer(Sampled):
         if self.engine.is_writer:
             self.engine.remember("ReplayBuffer.reward_at", {"reward_at": reward_at})
 
+    def expect_reward_at(self, reward_at: str, where: str) -> None:
+        """Store where the rewards of the episodes stand that are about to be written, unless that is known.
+
+        Args:
+            reward_at: "next" or "same".
+            where: what writes them, to name in an error.
+
+        Raises:
+            InputError: the buffer has rewards that stand elsewhere.
+        """
+        if self.reward_at is None:
+            self.reward_at = reward_at
+        elif self.reward_at != reward_at:
+            raise InputError(
+                f"{where}: it writes rewards at reward_at={reward_at!r}, but the buffer has reward_at={self.reward_at!r}; "
+                "record into another buffer"
+            )
+
     # -- writing -----------------------------------------------------------------------------
 
     def write_episode(

@@ -16,7 +16,6 @@ from ringmap.clips.computed.nstep import check_discount, check_scalar
 from ringmap.clips.cut import clamp, slots_of
 from ringmap.clips.items import Computed, Items
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.source import Source
 from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position
@@ -90,31 +89,26 @@ class ReturnToGo(Computed):
         places, is_pad = clamp(items.position[:, None] + offsets, items.start, items.length)
         slots = slots_of(places, items.start, rows)
         unknown = (kept.owners.take(slots) != places + 1).any(1)
-        sums = kept.values.take(slots)
         if unknown.any():
-            sums[unknown] = self._summed(items.part(unknown), kept, places[unknown])
+            self._sum(items, unknown, kept)
+        sums = kept.values.take(slots)
         sums[is_pad] = 0.0
         if self.offsets is None:
             return sums[:, 0]
         return {items.name: sums, f"{items.name}_is_pad": is_pad}
 
-    def _summed(self, items: Items, kept: _Sums, places: Array) -> Array:
-        """Return the sums at positions `(B, n)` whose episodes are not known yet, and keep those of whole episodes."""
-        starts, first, number = np.unique(items.start, return_index=True, return_inverse=True)
-        lengths, found = items.length[first], np.empty(places.shape)
-        begins = np.concatenate(([0], lengths.cumsum()))
-        part = 0
-        while part < len(starts):
-            stop = max(part + 1, int(begins.searchsorted(begins[part] + _MOST, side="right")) - 1)
-            runs = list(zip(starts[part:stop].tolist(), lengths[part:stop].tolist(), strict=True))
-            sums = self._suffix_sums([self._rewards(items, start, n) for start, n in runs])
-            mine = (number >= part) & (number < stop)
-            within = places[mine] - items.start[mine, None]
-            flat = np.concatenate(sums)
-            found[mine] = flat[(begins[number[mine]] - begins[part])[:, None] + within]
-            kept.put(items.source, runs, sums)
-            part = stop
-        return found
+    def _sum(self, items: Items, which: Array, kept: _Sums) -> None:
+        """Sum the episodes of these items, and keep the sums. An episode that was evicted meanwhile is left out: its items are redrawn."""
+        starts, first = np.unique(items.start[which], return_index=True)
+        runs = list(zip(starts.tolist(), items.length[which][first].tolist(), strict=True))
+        while runs:
+            part, steps = 0, 0
+            while part < len(runs) and (not part or steps + runs[part][1] <= _MOST):
+                steps += runs[part][1]
+                part += 1
+            rewards = [self._rewards(items, start, length) for start, length in runs[:part]]
+            kept.put(items.source, runs[:part], self._suffix_sums(rewards))
+            del runs[:part]
 
     def _rewards(self, items: Items, start: int, length: int) -> Array:
         """Return the reward of the action of each step of an episode, float64."""
@@ -122,13 +116,11 @@ class ReturnToGo(Computed):
         assert rows is not None
         column = rows.by_name[self.of]
         pieces = [column.read(*piece) for piece in rows.ring.pieces(Position(start), length)]
-        found = np.zeros(length)
         stored = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         if items.reward_at == "next":  # it stands one row later
-            found[:-1] = stored[1:]
-        else:
-            found[:] = stored
-        return found
+            stored[:-1] = stored[1:]
+            stored[-1] = 0
+        return stored.astype(np.float64, copy=False)
 
     def _suffix_sums(self, rewards: list[Array]) -> list[Array]:
         """Return for each episode the sums from every step to its end."""
@@ -171,13 +163,14 @@ class _Sums:
         self.owners = np.zeros(rows, np.int64)
 
     def put(self, source: Source, runs: list[tuple[int, int]], sums: list[Array]) -> None:
-        """Keep the sums of episodes, each with start and length, if they are still whole now that they were read."""
+        """Keep the sums of episodes, each with start and length, that are still whole now that they were read."""
         ring = Ring(len(self.owners), 0)
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
         with source.memory:
-            if not is_live(source, runs[0][0]):
-                return
+            tail = source.newest_tail()
             for (start, length), values in zip(runs, sums, strict=True):
+                if start < tail:
+                    continue
                 done = 0
                 for slot, count in ring.pieces(Position(start), length):
                     self.values[slot : slot + count] = values[done : done + count]
