@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
+from ringmap.clips.cut import Cut
+from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
@@ -213,9 +214,20 @@ class Dataset(_Base):
         return self.num_steps * self.frameskip
 
     @property
+    def cut(self) -> Cut:
+        """What an item holds, and which steps are its anchors: those of a clip are its first steps."""
+        return Cut.clip(self.num_steps, self.frameskip)
+
+    @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
-        """The `(episode, first step)` of every clip, oldest episode first; no memory per clip."""
-        return ClipPairs(self._clip_index(), self.span)
+        """The `(episode, step)` of the anchor of every clip, its first step, oldest episode first; no memory per clip."""
+        cut = self.cut
+        return ClipPairs(self._clip_index(), cut.span, before=cut.before, least=cut.least)
+
+    @property
+    def num_unreachable_steps(self) -> int:
+        """Number of steps that are in no clip, since their episodes are too short for one. O(episodes)."""
+        return self.cut.unreached(self.lengths)
 
     def __len__(self) -> int:
         return len(self.clip_indices) or self._no_length()
@@ -304,8 +316,9 @@ class Dataset(_Base):
     # -- helpers for subclasses --------------------------------------------------------------
 
     def _locate(self, ids: Array) -> tuple[Array, Array]:
-        """Return the episodes and first steps of clip ids, negative ones counted from the end."""
-        index = self._clip_index().of(self.span)
+        """Return the episodes of clip ids, and the steps of their anchors; negative ids count from the end."""
+        cut = self.cut
+        index = self._clip_index().of(cut.span, cut.least)
         size = index.end - index.base
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
         if low < -size or high >= size:
@@ -316,7 +329,7 @@ class Dataset(_Base):
                 f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
             )
         ordinals, starts = index.locate(np.where(ids < 0, ids + size, ids) + index.base)
-        return ordinals - index.first, starts
+        return ordinals - index.first, starts + cut.before
 
     def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
         """Return the clips of these episodes and first steps, each folded."""
@@ -344,7 +357,7 @@ class Dataset(_Base):
         ]
 
     def _why_no_clips(self) -> str:
-        return why_no_clips(self.lengths, self.span, self.frameskip, "num_steps")
+        return self.cut.why_none(self.lengths, "num_steps")
 
     def _no_length(self) -> int:
         """Return 0, and say why in the log, once, if there are episodes: all that PyTorch's shuffling loader says is
