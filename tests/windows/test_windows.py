@@ -236,8 +236,13 @@ def test_short_episodes_are_not_skipped_in_silence(caplog):
     assert buf.view().num_unreachable_steps == 10
     for _ in range(2):
         buf.sample(2, window={"x": Window(range(8))})
+        assert sum(map(len, buf.split(0.5, window={"x": Window([0])}))) == 30
     told = [r for r in caplog.records if "10 of 30 stored steps are in no clip" in r.getMessage()]
     assert len(told) == 1
+    caplog.clear()
+    buf.sample(2)
+    buf.sample(2)
+    assert len(caplog.records) == 1
     caplog.clear()
     buf.sample(2, window={"x": Window(range(8), pad="edge")})
     assert not caplog.records

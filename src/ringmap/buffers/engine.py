@@ -269,6 +269,8 @@ class Engine(Forkable):
             NoClipsError, LappedError: as `read`.
         """
         source = self.source
+        if cut.computed:  # it may draw
+            self._draw_apart()
         if source.disk.volatile:
             self.pins.check_copy(source.seq)
         if len(ids) and ids.max() >= PINNED:

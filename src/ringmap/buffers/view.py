@@ -21,7 +21,7 @@ import numpy as np
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import ClipBuffer, Lookup, fitting
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import positive, sendable
 from ringmap.buffers.prefetch import Batches
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
@@ -236,6 +236,8 @@ class BufferView(Dataset):
         return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
     def __getstate__(self) -> dict[str, Any]:
+        for name, function in self.cut.functions:
+            sendable("BufferView", f"window[{name!r}]", function)
         return {**super().__getstate__(), "_live": None}
 
     def _index_now(self, ep: int) -> int:
