@@ -83,6 +83,11 @@ class BufferView(Dataset):
         """What an item holds."""
         return super().cut if self._cut is None else self._cut
 
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have for an item."""
+        return super().span if self._cut is None else self._cut.span
+
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
