@@ -147,10 +147,10 @@ class Cuts:
 
 
 def warn_unreached(buffer: Any, cut: Cut, where: str) -> None:
-    """Warn if more than a tenth of the stored steps are in no clip."""
+    """Warn if more than a tenth of the stored steps are in episodes too short for a clip, and some are not."""
     lengths = buffer.lengths
-    steps, missed = int(lengths.sum()), cut.unreached(lengths)
-    if missed > _MUCH * steps and missed < steps:
+    steps, missed = int(lengths.sum()), int(lengths[cut.counts(lengths) == 0].sum())
+    if _MUCH * steps < missed < steps:
         log.warning(
             "%s: %d of %d stored steps are in no clip: episodes shorter than %d steps have none; use a smaller history, or pad=",
             where, missed, steps, max(cut.span, cut.least),

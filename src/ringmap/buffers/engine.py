@@ -269,6 +269,8 @@ class Engine(Forkable):
             NoClipsError, LappedError: as `read`.
         """
         source, reader = self.source, self.readers[0]
+        if cut.computed:  # it may draw
+            self._draw_apart()
         if source.disk.volatile:
             self.pins.check_copy(source.seq)
         highest = max(0, int(ids.max())) if len(ids) else 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.cuts import Cuts, Wanted
+from ringmap.buffers.cuts import Cuts, Wanted, warn_unreached
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import fitting
 from ringmap.buffers.options import positive
@@ -51,6 +51,7 @@ class Sampled(Dataset):
     reward_at: str | None = None
     """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
     _cuts: Cuts | None = None
+    _told_short = False
 
     @property
     def threads(self) -> int | None:
@@ -192,14 +193,21 @@ class Sampled(Dataset):
         view = self.view(window, columns, None, drop_all_padded)
         return view.take(view.where(anchors))
 
-    def split(self, train: float = 0.9, seed: int = 0) -> tuple[BufferView, BufferView]:
+    def split(
+        self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None, anchors: Any = None, drop_all_padded: bool = False,
+    ) -> tuple[BufferView, BufferView]:  # fmt: skip
         """Return two views that share no episode: `train` of the episodes, and the rest.
 
         Args:
             train: fraction of the stored episodes, rounded, in the first view.
             seed: of the choice; an episode's rank among the others depends on the seed alone.
+            window: as for `view`.
+            columns: as for `view`.
+            anchors: as for `view`.
+            drop_all_padded: as for `view`.
         """
-        return split(self.view(), train, seed)
+        return split(self.view(window, columns, anchors, drop_all_padded), train, seed)
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
@@ -279,7 +287,11 @@ class Sampled(Dataset):
         if window is None and columns is None and anchors is None and not drop_all_padded:
             history = self.num_steps if history_len is None else history_len
             positive("ReplayBuffer.sample", "history_len", history)
-            return self._sample(Cut.clip(history, self.frameskip), self, batch_size, step, out)
+            batch = self._sample(Cut.clip(history, self.frameskip), self, batch_size, step, out)
+            if not self._told_short:
+                self._told_short = True
+                warn_unreached(self, self.cut, "ReplayBuffer.sample")
+            return batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
         return self._sample(
             *self._cut_of(wanted, "ReplayBuffer.sample"), batch_size, step, out

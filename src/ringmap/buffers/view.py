@@ -22,7 +22,7 @@ from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import ClipBuffer, fitting
-from ringmap.buffers.options import positive
+from ringmap.buffers.options import positive, sendable
 from ringmap.buffers.prefetch import Batches
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
@@ -83,6 +83,11 @@ class BufferView(Dataset):
     def cut(self) -> Cut:
         """What an item holds."""
         return super().cut if self._cut is None else self._cut
+
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have for an item."""
+        return super().span if self._cut is None else self._cut.span
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
@@ -233,6 +238,8 @@ class BufferView(Dataset):
         return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
     def __getstate__(self) -> dict[str, Any]:
+        for name, function in self.cut.functions:
+            sendable("BufferView", f"window[{name!r}]", function)
         return {**super().__getstate__(), "_live": None}
 
     def _index_now(self, ep: int) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,8 +216,9 @@ class Dataset(_Base):
 
     @property
     def cut(self) -> Cut:
-        """What an item holds, and which steps are its anchors: those of a clip are its first steps."""
-        return Cut.clip(self.num_steps, self.frameskip)
+        """What an item holds, and which steps are its anchors: those of a clip are its first steps, with `span` steps from each on."""
+        cut, span = Cut.clip(self.num_steps, self.frameskip), self.span
+        return cut if cut.span == span else replace(cut, after=span - 1)
 
     @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
