@@ -259,7 +259,7 @@ class NextEpisode(Computed):
         return ("obs",)
 
     def compute(self, items):
-        return items.source.rows.take("obs", items.position + 1)
+        return items.rows.take("obs", items.position + 1, items.start)
 
 
 class BatchMean(Computed):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.cuts import Cuts, Wanted, warn_unreached
+from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import fitting
 from ringmap.buffers.options import positive
@@ -30,6 +30,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.wanted import Wanted, warn_unreached
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
@@ -290,7 +291,7 @@ class Sampled(Dataset):
             batch = self._sample(Cut.clip(history, self.frameskip), self, batch_size, step, out)
             if not self._told_short:
                 self._told_short = True
-                warn_unreached(self, self.cut, "ReplayBuffer.sample")
+                warn_unreached(self.lengths, self.cut, "ReplayBuffer.sample")
             return batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
         return self._sample(

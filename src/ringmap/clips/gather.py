@@ -19,9 +19,9 @@ import numpy as np
 
 from ringmap.clips.cut import Cut, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.items import Items
+from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.threads import SPLIT_NBYTES, take
-from ringmap.errors import InputError, NoClipsError
+from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
@@ -105,8 +105,8 @@ class ClipReader(Forkable):
         bad = lost(source, positions, good)
         if bad is not None:
             self._read_again(batch, positions, bad, cut)
-        for name, function in cut.functions:
-            batch[name] = _made(name, function(batch), len(positions))
+        if cut.functions:
+            call_functions(batch, cut, len(positions))
         return batch
 
     def _read_again(
@@ -246,11 +246,11 @@ class ClipReader(Forkable):
                 values = values.reshape(len(anchors), *folded)
             batch[name] = values
             if is_pad is not None:
-                _pad(batch, values, taken, is_pad, out)
+                pad(batch, values, taken, is_pad, out)
         if rows.large:
             self.watch.end()
         if cut.computed:
-            items = Items(self.source, cut, anchors, starts, lengths, batch, self.rng)
+            items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
             inside = self._compute(batch, items, cut, inside)
         return batch, inside
 
@@ -259,10 +259,7 @@ class ClipReader(Forkable):
     ) -> Array | None:
         """Add the computed columns; return which items are good so far, None for all."""
         try:
-            for name, column in cut.computed:
-                items.name = name
-                found = column.compute(items)
-                batch.update(found if isinstance(found, dict) else {name: found})
+            compute(batch, items, cut)
         except Exception:
             # Rows that are being overwritten may hold anything: only an error over whole ones is the caller's.
             if lost(self.source, items.position, inside) is None:
@@ -328,32 +325,3 @@ class _Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
-
-
-def _made(name: str, values: Any, size: int) -> Array:
-    """Return a column that a caller's function made of a batch."""
-    made = np.asarray(values)
-    if made.ndim < 1 or len(made) != size:
-        raise InputError(
-            f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, ...)"
-        )
-    return made
-
-
-def _pad(
-    batch: dict[str, Array],
-    values: Array,
-    taken: Taken,
-    is_pad: Array,
-    out: dict[str, Array] | None,
-) -> None:
-    """Fill the padded rows of a column, and add its mask."""
-    if taken.fill is not None:
-        values[is_pad] = taken.fill
-    if taken.mask is not None:
-        into = None if out is None else out.get(taken.mask)
-        if into is None:
-            batch[taken.mask] = is_pad.copy()  # columns with the same steps share it
-        else:
-            np.copyto(into, is_pad)
-            batch[taken.mask] = into

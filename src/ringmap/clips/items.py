@@ -3,27 +3,91 @@
     anchors (B,) + episodes (B,)  ->  Items  ->  Computed.compute(items)  ->  column (B, ...), or several
                                        |
                                        +-- take(column, steps): any steps of each anchor's own episode
+                                              |
+                                              +-- ItemRows: the rows of a ring, or of a dataset
 
-Invariants: `take` returns rows of the anchor's own episode, whatever steps are asked for. All of it happens between the
-copy of the rows and the look after it: an item whose rows were overwritten meanwhile is drawn and computed again.
+Invariants: `take` returns rows of the anchor's own episode, whatever steps are asked for. Over a ring all of it happens between
+the copy of the rows and the look after it: an item whose rows were overwritten meanwhile is drawn and computed again.
 Not here: what is computed (the modules of `clips/computed`), which steps columns hold (cut.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, clamp, slots_of
+from ringmap.clips.cut import Cut, Taken, clamp, slots_of
+from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.ring.integers import Position
 
-__all__ = ["Computed", "Items"]
+__all__ = ["Computed", "ItemRows", "Items", "RingRows", "call_functions", "compute", "pad"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ItemRows(Protocol):
+    """The rows that columns are computed from. A row is named by its position, a number that is the same for life."""
+
+    names: Collection[str]
+    """Names of the columns."""
+    size: int
+    """Number of slots; the slot of a row is its position modulo this."""
+    key: Any
+    """Equal keys mean the same rows at the same positions; None: nothing may be kept for later batches."""
+    memory: AbstractContextManager[Any]
+    """Held while sums of rows are kept."""
+
+    def take(self, column: str, places: Array, starts: Array) -> Array:
+        """Return copies of rows `(B, ...)`; row i is one of the episode that begins at position `starts[i]`."""
+        ...
+
+    def read(self, column: str, start: int, length: int) -> Array:
+        """Return a copy of the rows of a whole episode."""
+        ...
+
+    def episodes(self, starts: Array) -> Array:
+        """Return the numbers of the episodes that begin at these positions, int64."""
+        ...
+
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now."""
+        ...
+
+
+class RingRows:
+    """The rows of a ring, as `ItemRows`."""
+
+    def __init__(self, source: Handle) -> None:
+        assert source.rows is not None
+        self._source, self._rows = source, source.rows
+        self.names: Collection[str] = source.rows.by_name
+        self.size = source.rows.ring.rows
+        self.key = source.manifest.uuid
+        self.memory: AbstractContextManager[Any] = source.memory
+        self.newest_tail = source.newest_tail
+
+    def take(self, column: str, places: Array, starts: Array) -> Array:
+        """Return copies of rows."""
+        slots = slots_of(places, starts, self.size)
+        return self._rows.by_name[column].take(slots, None, self._source.head)
+
+    def read(self, column: str, start: int, length: int) -> Array:
+        """Return a copy of the rows of a whole episode."""
+        stored = self._rows.by_name[column]
+        pieces = [stored.read(*piece) for piece in self._rows.ring.pieces(Position(start), length)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def episodes(self, starts: Array) -> Array:
+        """Return the numbers of the episodes among those stored now, oldest first."""
+        with self.memory:
+            found: Array = self._source.live.starts.searchsorted(starts)
+        return found
 
 
 class Items:
@@ -31,6 +95,7 @@ class Items:
 
     Attributes:
         name: the name under which the column was asked for.
+        rows: all rows.
         columns: the columns gathered and computed so far.
         position: of each anchor on the ring, int64 `(B,)`: the same for life, in every process.
         start: position of the first step of the anchor's episode.
@@ -40,11 +105,11 @@ class Items:
     """
 
     def __init__(
-        self, source: Handle, cut: Cut, anchors: Array, starts: Array, lengths: Array,
+        self, rows: ItemRows, cut: Cut, anchors: Array, starts: Array, lengths: Array,
         columns: Mapping[str, Array], rng: np.random.Generator,
     ) -> None:  # fmt: skip
         self.name = ""
-        self.source = source
+        self.rows = rows
         self.columns = columns
         self.position = anchors
         self.start = starts
@@ -59,9 +124,7 @@ class Items:
     @property
     def episode(self) -> Array:
         """Number of each anchor's episode among those stored now, oldest first, int64 `(B,)`."""
-        with self.source.memory:
-            found: Array = self.source.live.starts.searchsorted(self.start)
-        return found
+        return self.rows.episodes(self.start)
 
     @property
     def reward_at(self) -> str | None:
@@ -85,19 +148,15 @@ class Items:
 
         Cost: one copy of the rows.
         """
-        rows = self.source.rows
-        assert rows is not None
         shape = (-1, *(1,) * (steps.ndim - 1))
         wanted = self.start.reshape(shape) + steps
         places, is_pad = clamp(wanted, self.start, self.length, *self.blanks(column))
-        slots = slots_of(places, self.start, rows.ring.rows)
-        return rows.by_name[column].take(slots, None, self.source.head), is_pad
+        return self.rows.take(column, places, self.start), is_pad
 
     @property
     def terminated(self) -> Array:
         """Whether each anchor's episode terminated, bool `(B,)`: the last value of its column `terminated`; False without one."""
-        rows = self.source.rows
-        if rows is None or "terminated" not in rows.by_name:
+        if "terminated" not in self.rows.names:
             return np.zeros(len(self), np.bool_)
         ends, _ = self.take("terminated", self.length - 1)
         flags: Array = ends.reshape(len(self), -1)[:, -1] != 0
@@ -106,7 +165,7 @@ class Items:
     def part(self, which: Array) -> Items:
         """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
         found = Items(
-            self.source, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
+            self.rows, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
         )  # fmt: skip
         found.name = self.name
         return found
@@ -156,3 +215,45 @@ class Computed(ABC):
         It may be called again for some items of a batch, whose rows were overwritten during the call. An error that it raises over
         such rows is dropped.
         """
+
+
+def pad(
+    batch: dict[str, Array],
+    values: Array,
+    taken: Taken,
+    is_pad: Array,
+    out: Mapping[str, Array] | None = None,
+) -> None:
+    """Fill the padded rows of a column, and add its mask to the batch."""
+    if taken.fill is not None:
+        values[is_pad] = taken.fill
+    if taken.mask is not None:
+        into = None if out is None else out.get(taken.mask)
+        if into is None:
+            batch[taken.mask] = is_pad.copy()  # columns with the same steps share it
+        else:
+            np.copyto(into, is_pad)
+            batch[taken.mask] = into
+
+
+def compute(batch: dict[str, Array], items: Items, cut: Cut) -> None:
+    """Add the computed columns of a cut to a batch."""
+    for name, column in cut.computed:
+        items.name = name
+        found = column.compute(items)
+        batch.update(found if isinstance(found, dict) else {name: found})
+
+
+def call_functions(batch: dict[str, Array], cut: Cut, size: int) -> None:
+    """Add the columns that functions of the caller make of a whole batch.
+
+    Raises:
+        InputError: one returned something else than a row per item.
+    """
+    for name, function in cut.functions:
+        made = np.asarray(function(batch))
+        if made.ndim < 1 or len(made) != size:
+            raise InputError(
+                f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, ...)"
+            )
+        batch[name] = made

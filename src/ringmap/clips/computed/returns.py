@@ -14,9 +14,8 @@ import numpy as np
 
 from ringmap.clips.computed.nstep import check_discount, check_scalar
 from ringmap.clips.cut import clamp, slots_of
-from ringmap.clips.items import Computed, Items
+from ringmap.clips.items import Computed, ItemRows, Items
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position
 
@@ -79,15 +78,14 @@ class ReturnToGo(Computed):
 
     def compute(self, items: Items) -> Array | dict[str, Array]:
         """Return the column, and its mask."""
-        source = items.source
-        assert source.rows is not None
-        rows, key = source.rows.ring.rows, (source.manifest.uuid, items.reward_at)
+        rows = items.rows
+        key = None if rows.key is None else (rows.key, rows.size, items.reward_at)
         kept = self._kept
-        if kept is None or kept.key != key:
-            kept = self._kept = _Sums(key, rows)
+        if kept is None or key is None or kept.key != key:
+            kept = self._kept = _Sums(key, rows.size)
         offsets = np.array((0,) if self.offsets is None else self.offsets)
         places, is_pad = clamp(items.position[:, None] + offsets, items.start, items.length)
-        slots = slots_of(places, items.start, rows)
+        slots = slots_of(places, items.start, rows.size)
         unknown = (kept.owners.take(slots) != places + 1).any(1)
         if unknown.any():
             self._sum(items, unknown, kept)
@@ -107,16 +105,12 @@ class ReturnToGo(Computed):
                 steps += runs[part][1]
                 part += 1
             rewards = [self._rewards(items, start, length) for start, length in runs[:part]]
-            kept.put(items.source, runs[:part], self._suffix_sums(rewards))
+            kept.put(items.rows, runs[:part], self._suffix_sums(rewards))
             del runs[:part]
 
     def _rewards(self, items: Items, start: int, length: int) -> Array:
         """Return the reward of the action of each step of an episode, float64."""
-        rows = items.source.rows
-        assert rows is not None
-        column = rows.by_name[self.of]
-        pieces = [column.read(*piece) for piece in rows.ring.pieces(Position(start), length)]
-        stored = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        stored = items.rows.read(self.of, start, length)
         if items.reward_at == "next":  # it stands one row later
             stored[:-1] = stored[1:]
             stored[-1] = 0
@@ -162,12 +156,12 @@ class _Sums:
         self.values = np.zeros(rows)
         self.owners = np.zeros(rows, np.int64)
 
-    def put(self, source: Handle, runs: list[tuple[int, int]], sums: list[Array]) -> None:
+    def put(self, rows: ItemRows, runs: list[tuple[int, int]], sums: list[Array]) -> None:
         """Keep the sums of episodes, each with start and length, that are still whole now that they were read."""
         ring = Ring(len(self.owners), 0)
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
-        with source.memory:
-            tail = source.newest_tail()
+        with rows.memory:
+            tail = rows.newest_tail()
             for (start, length), values in zip(runs, sums, strict=True):
                 if start < tail:
                     continue
