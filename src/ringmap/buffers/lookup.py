@@ -34,6 +34,16 @@ class ClipBuffer(Protocol):
     frameskip: int
 
     @property
+    def fps(self) -> float | None:
+        """Steps per second."""
+        ...
+
+    @property
+    def reward_at(self) -> str | None:
+        """Where rewards stand."""
+        ...
+
+    @property
     def engine(self) -> Engine:
         """The engine of the buffer."""
         ...

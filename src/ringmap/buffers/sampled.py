@@ -47,12 +47,7 @@ class Sampled(Dataset):
 
     engine: Engine
     """The engine of the buffer, for classes that build their own buffer."""
-    fps: float | None = None
-    """Steps per second, for windows in seconds; None: not known."""
-    reward_at: str | None = None
-    """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
     _cuts: Cuts | None = None
-    _told_short = False
 
     @property
     def threads(self) -> int | None:

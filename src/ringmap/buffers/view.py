@@ -28,8 +28,10 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipIndex
+from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["BufferView", "split"]
@@ -70,6 +72,8 @@ class BufferView(Dataset):
         self.starts = np.array(starts, np.int64)
         """Position of the first step of each episode."""
         self._cut = cut
+        self._told_short = cut is not None  # the buffer said so when it made the cut
+        self.fps, self.reward_at = buffer.fps, buffer.reward_at
         self._live: tuple[int, ClipIndex] | None = None
 
     @classmethod
@@ -88,6 +92,22 @@ class BufferView(Dataset):
     def span(self) -> int:
         """Steps that an episode must have for an item."""
         return super().span if self._cut is None else self._cut.span
+
+    def view(
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> BufferView:  # fmt: skip
+        """Return a view of the same episodes with other items, as `ReplayBuffer.view` does."""
+        chosen = None
+        if callable(anchors):
+            chosen, anchors = self.where(anchors), None
+        cut = self._cut_for(window, columns, anchors, drop_all_padded)
+        made = BufferView(self._buffer, self.starts, self.lengths, cut)
+        return made if chosen is None else made.take(chosen)
+
+    def _schema(self, where: str) -> Schema:
+        schema = self.engine.source.schema
+        return super()._schema(where) if schema is None else schema
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""

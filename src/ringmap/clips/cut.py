@@ -51,13 +51,19 @@ class Steps:
     blank_last: int = 0
     lowest: int = field(init=False, compare=False, repr=False)
     """The smallest offset."""
+    stride: int = field(init=False, compare=False, repr=False)
+    """The distance of offsets that increase evenly; 0 if these do not."""
     array: Array = field(init=False, compare=False, repr=False)
     _upward: Array = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         offsets = np.array(self.offsets, np.int64)
         lowest = int(offsets.min())
-        for name, value in (("array", offsets), ("lowest", lowest), ("_upward", offsets - lowest)):
+        gaps = set(np.diff(offsets).tolist()) or {1}
+        stride = max(0, gaps.pop()) if len(gaps) == 1 else 0
+        for name, value in (
+            ("array", offsets), ("lowest", lowest), ("stride", stride), ("_upward", offsets - lowest),
+        ):  # fmt: skip
             object.__setattr__(self, name, value)
 
     @property

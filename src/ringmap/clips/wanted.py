@@ -8,7 +8,7 @@ Not here: what a window means (window.py), index arithmetic (cut.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from ringmap.clips.cut import Cut
 from ringmap.clips.window import Window, WindowMaker, WindowSpec, cut_of
+from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["Wanted", "warn_unreached"]
@@ -66,6 +67,10 @@ class Wanted:
         Raises:
             InputError: see `cut_of`.
         """
+        if not isinstance(self.window, Mapping | WindowMaker | None):
+            raise InputError(
+                f"{where}: window must be a mapping of columns to Window(...), or Sequences(...), got {self.window!r}"
+            )
         if self.window is not None:
             return cut_of(
                 where, schema, self.window, columns=self.columns, anchors=self.anchors,
