@@ -215,7 +215,21 @@ class MergeDataset(_Joined):
             return super().__getitems__(indices)
         ids = _in_range(indices, len(self), "MergeDataset").tolist()
         parts = [_clips_of(part, ids) for part in self.datasets]
-        return [self._join(clips) for clips in zip(*parts, strict=True)]
+        keys = [
+            self._held(part, keys, clips[0]) if clips else keys
+            for part, keys, clips in zip(self.datasets, self.keys_from_dataset, parts, strict=True)
+        ]
+        return [self._join(clips, keys) for clips in zip(*parts, strict=True)]
+
+    def _held(self, part: Any, keys: list[str], item: Any) -> list[str]:
+        """Return the columns to take from the items of a part: with those that its window adds, if it has one."""
+        if not (isinstance(part, Dataset) and part.is_view):
+            return keys
+        if self._keys is None:
+            return list(item)
+        left_out = {how.mask for name, how in part.cut.named.items() if name not in keys}
+        left_out.update(name for name in part.column_names if name not in keys)
+        return [name for name in item if name not in left_out]
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         return self._join([part._load_slice(ep, start, end) for part in self.datasets])
@@ -227,10 +241,12 @@ class MergeDataset(_Joined):
         ]
         return [self._join(found) for found in zip(*parts, strict=True)]
 
-    def _join(self, parts: Sequence[Any]) -> dict[str, Any]:
+    def _join(
+        self, parts: Sequence[Any], taken: Sequence[list[str]] | None = None
+    ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         turned: set[str] = set()
-        for part, keys in zip(parts, self.keys_from_dataset, strict=True):
+        for part, keys in zip(parts, taken or self.keys_from_dataset, strict=True):
             marked: frozenset[str] = getattr(part, "channels_first", frozenset())
             for name in keys:
                 if name in part and name not in values:
