@@ -483,6 +483,14 @@ class Dataset(_Base):
         """
         return rows_by_slices(self._load_slice, names, episodes, steps)
 
+    def _steps_of(
+        self, part: Any, names: Sequence[str], episodes: Array, steps: Array, stride: int
+    ) -> dict[str, Array]:
+        """Return steps of episodes of a part of this dataset, as `_rows_at`, after the part's transform."""
+        if isinstance(part, Dataset) and part.transform is None:
+            return part._rows_at(names, episodes, steps, stride)
+        return rows_by_slices(part._load_slice, names, episodes, steps)
+
     def _shown(self, name: str, values: Array) -> Any:
         """Return a column of a batch in the form that users get."""
         return values

@@ -21,7 +21,6 @@ from ringmap.clips.index import ClipIndex
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows
 from ringmap.datasets.image_axes import EpisodeDict
-from ringmap.datasets.windows import rows_by_slices
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -94,14 +93,6 @@ class _Joined(Dataset):
         """Return the steps of each episode of a part, 0 for one without anchors."""
         own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
         return np.asarray(own, np.int32)
-
-    def _steps_of(
-        self, part: Any, names: Sequence[str], episodes: Array, steps: Array, stride: int
-    ) -> dict[str, Array]:
-        """Return steps of episodes of a part, as `Dataset._rows_at`, after its transform."""
-        if isinstance(part, Dataset) and part.transform is None:
-            return part._rows_at(names, episodes, steps, stride)
-        return rows_by_slices(part._load_slice, names, episodes, steps)
 
     def _rows_key(self) -> Any:
         keys = tuple(p._rows_key() if isinstance(p, Dataset) else None for p in self.datasets)
