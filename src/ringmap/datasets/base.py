@@ -447,7 +447,7 @@ class Dataset(_Base):
                 f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
             )
         ordinals, starts = index.locate(np.where(ids < 0, ids + size, ids) + index.base)
-        return ordinals - index.first, starts + cut.before
+        return ordinals - index.first, starts + cut.before if cut.before else starts
 
     def _columns_at(self, episodes: Array, steps: Array) -> dict[str, Any]:
         """Return the columns of the items at these anchors, in the form that users get, not folded yet."""
@@ -502,7 +502,7 @@ class Dataset(_Base):
     def _item_rows(self) -> DatasetRows:
         lengths = self.lengths
         rows = self._rows
-        if rows is None or not np.array_equal(rows.lengths, lengths):
+        if rows is None or (rows.given is not lengths and not np.array_equal(rows.given, lengths)):
             rows = self._rows = DatasetRows(
                 self._rows_at, self.column_names, lengths, self.offsets, self._rows_key()
             )

@@ -267,6 +267,7 @@ class MergeDataset(_Joined):
         for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
             if isinstance(source, str) or set(source) <= set(part.column_names):
                 part.merge_col(source, target, dim)
+                self._rows = None
                 if self._keys is not None and target not in keys:
                     keys.append(target)
                 return
@@ -436,6 +437,7 @@ class ConcatDataset(_Joined):
         """Join columns along axis `dim` into a new column, in every part."""
         for part in self.datasets:
             part.merge_col(source, target, dim)
+        self._rows = None
 
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None

@@ -8,13 +8,14 @@ Not here: which steps those are (clips/cut.py), how a dataset reads them (base.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Steps
+from ringmap.clips.cut import Cut, Steps, Taken
 from ringmap.clips.items import Items, call_functions, compute, pad
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
@@ -25,6 +26,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 RowsAt = Callable[[Sequence[str], Array, Array, int], dict[str, Array]]
 """`(names, episodes (B,), steps (B, n), stride)` -> name -> values `(B, n, ...)`; see `Dataset._rows_at`."""
+
+_Plan = tuple[list[tuple[Steps, list[str]]], list[tuple[str, Taken]], bool]
+"""The columns with the same steps; each column, and how it is held; whether none is padded."""
 
 
 class DatasetRows:
@@ -43,6 +47,8 @@ class DatasetRows:
     ) -> None:
         self.rows_at = rows_at
         self.names: Collection[str] = names
+        self.given = lengths
+        """The lengths as they were given."""
         self.lengths = np.asarray(lengths, np.int64)
         self.offsets = np.asarray(offsets, np.int64)
         self.key = key
@@ -50,6 +56,19 @@ class DatasetRows:
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
         self._order = filled[np.argsort(self.offsets[filled], kind="stable")]
+        self._plan: tuple[Cut, _Plan] | None = None
+
+    def plan(self, cut: Cut) -> _Plan:
+        """Return what to read for a cut: made once."""
+        plan = self._plan
+        if plan is None or plan[0] is not cut:
+            alike: dict[Steps, list[str]] = {}
+            columns = [(name, taken) for name in self.names if (taken := cut.of(name)) is not None]
+            for name, taken in columns:
+                alike.setdefault(taken.steps, []).append(name)
+            is_plain = not any(steps.padded for steps in alike)
+            plan = self._plan = cut, (list(alike.items()), columns, is_plain)
+        return plan[1]
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
@@ -86,30 +105,27 @@ def gather(
         steps: of the anchors in their episodes.
         rng: for computed columns that draw.
     """
-    lengths = rows.lengths[episodes]
-    alike: dict[Steps, list[str]] = {}
-    for name in rows.names:
-        taken = cut.of(name)
-        if taken is not None:
-            alike.setdefault(taken.steps, []).append(name)
-    found: dict[str, tuple[Array, Array | None]] = {}
-    for held, names in alike.items():
-        wanted, is_pad = held.places(steps, np.zeros_like(steps), lengths)
-        stride = held.stride if is_pad is None or not is_pad.any() else 0
-        values = rows.rows_at(names, episodes, wanted, stride)
-        found.update({name: (values[name], is_pad) for name in names})
+    alike, columns, is_plain = rows.plan(cut)
+    found: dict[str, Array] = {}
+    masks: dict[Steps, Array] = {}
+    for held, names in alike:
+        wanted, stride = steps[:, None] + held.array, held.stride
+        if held.padded:
+            wanted, is_pad = held.places(steps, np.zeros_like(steps), rows.lengths[episodes])
+            assert is_pad is not None
+            masks[held] = is_pad
+            stride = 0 if is_pad.any() else stride
+        found.update(rows.rows_at(names, episodes, wanted, stride))
     batch: dict[str, Array] = {}
-    for name in rows.names:
-        taken = cut.of(name)
-        if taken is not None:
-            column, is_pad = found[name]
-            batch[name] = column[:, 0] if taken.is_alone else column
-            if is_pad is not None:
-                pad(batch, column, taken, is_pad)
+    for name, taken in columns:
+        values = found[name]
+        batch[name] = values[:, 0] if taken.is_alone else values
+        if not is_plain and taken.steps.padded:
+            pad(batch, values, taken, masks[taken.steps])
     if cut.computed:
         assert rng is not None
         starts = rows.offsets[episodes]
-        items = Items(rows, cut, starts + steps, starts, lengths, batch, rng)
+        items = Items(rows, cut, starts + steps, starts, rows.lengths[episodes], batch, rng)
         compute(batch, items, cut)
     if cut.functions:
         call_functions(batch, cut, len(steps))
@@ -118,10 +134,10 @@ def gather(
 
 def fold(columns: dict[str, Any], cut: Cut) -> None:
     """Fold the columns of clips that hold all their steps, `(B, n, ...)`, to `(B, history, ...)`: arrays and tensors alike."""
-    for name, values in columns.items():
-        taken = cut.of(name)
-        if taken is not None and taken.fold:
-            width = int(np.prod(values.shape[1:], dtype=np.int64)) // taken.fold
+    for name, taken in cut.named.items():
+        if taken.fold and name in columns:
+            values = columns[name]
+            width = math.prod(values.shape[1:]) // taken.fold
             columns[name] = values.reshape(values.shape[0], taken.fold, width)
 
 
