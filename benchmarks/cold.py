@@ -35,10 +35,12 @@ from benchmarks.rivals import (
 from benchmarks.stored import Stored
 from benchmarks.table import Table
 from ringmap import ReplayBuffer
+from ringmap.clips.cut import Cut
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BATCH, HISTORY = 256, 4
+CUT = Cut.clip(HISTORY)
 FRAME = 64 * 64 * 3
 CLIP = HISTORY * FRAME
 MODEL_S = 0.02
@@ -209,19 +211,19 @@ def _stages(
         while not parts["draw"] or perf_counter() - began < seconds:
             rows.forget()
             start = perf_counter()
-            positions = reader.draw(BATCH, HISTORY, rng)
+            positions = reader.draw(BATCH, CUT, rng)
             assert positions is not None
             drawn = perf_counter()
             if ahead >= 0:
-                reader.want(positions, HISTORY, 1)
+                reader.want(positions, CUT)
             asked = perf_counter()
             sleep(max(ahead, 0.0))
             slept = perf_counter()
-            reader.at(positions.copy(), HISTORY, 1, asked=True)
+            reader.at(positions.copy(), CUT, asked=True)
             read = perf_counter()
             rows.forget()
             copying = perf_counter()
-            reader.at(positions, HISTORY, 1, asked=True)  # the same rows again, now in memory
+            reader.at(positions, CUT, asked=True)  # the same rows again, now in memory
             copied = perf_counter() - copying
             parts["draw"].append(drawn - start)
             parts["ask the disk"].append(asked - drawn)

@@ -3,6 +3,13 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.torchrl_storage import torchrl_storage
+from ringmap.clips.computed.hindsight import Hindsight
+from ringmap.clips.computed.nstep import NStep
+from ringmap.clips.computed.place import Index, TimeToEnd
+from ringmap.clips.computed.returns import ReturnToGo
+from ringmap.clips.computed.sequences import Sequences
+from ringmap.clips.items import Computed, Items
+from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.datasets.joined import ConcatDataset, MergeDataset
@@ -30,16 +37,25 @@ __all__ = [
     "EPISODE_DATA_KEY",
     "FORMATS",
     "WRITE_MODES",
+    "Computed",
     "ConcatDataset",
     "Dataset",
     "DistillationBuffer",
     "ExponentialBeta",
     "Format",
     "GoalDataset",
+    "Hindsight",
+    "Index",
+    "Items",
     "LinearBeta",
     "MergeDataset",
+    "NStep",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
+    "ReturnToGo",
+    "Sequences",
+    "TimeToEnd",
+    "Window",
     "Writer",
     "convert",
     "detect_format",

@@ -11,6 +11,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.options import Options, settings_of
+from ringmap.clips.cut import Cut
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import ClosedError, InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.schema import Schema
@@ -19,6 +20,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.read.reader import Reader
 
+ONE = Cut.clip(1)
 SCHEMA = Schema.parse({"x": ((), "i8")})
 
 
@@ -44,8 +46,8 @@ def put(engine, first, count=10):
 
 
 def drawn(engine, size=32, span=1, step=None):
-    positions, _ = engine.draw(None, size, span, 1, step)
-    return engine.read(positions, span, 1)["x"]
+    positions, _ = engine.draw(None, size, Cut.clip(span), step)
+    return engine.read(positions, Cut.clip(span))["x"]
 
 
 def in_child(work):
@@ -75,20 +77,21 @@ def in_child(work):
 def test_it_writes_draws_and_reads(folder):
     engine = writer(folder, seed=0)
     with pytest.raises(NoClipsError, match="ReplayBuffer.sample: no clips of 1 steps are stored"):
-        engine.draw(None, 1, 1, 1)
+        engine.draw(None, 1, ONE)
     put(engine, 0)
     put(engine, 10)
     assert set(drawn(engine).ravel()) <= set(range(20))
     assert (np.diff(drawn(engine, span=4), axis=1) == 1).all()
-    assert engine.pin(4).count == engine.window(4).count == 14
+    assert engine.pin(Cut.clip(4)).count == engine.window(Cut.clip(4)).count == 14
     np.testing.assert_array_equal(
-        engine.clips(np.array([0, 6, 7, -1]), 4, 1)["x"][:, 0], [0, 6, 10, 16]
+        engine.clips(np.array([0, 6, 7, -1]), Cut.clip(4))["x"][:, 0], [0, 6, 10, 16]
     )
-    assert engine.reader.starts(np.array([6, 7, 10]), 4).tolist() == [True, False, True]
-    found = engine.starting(np.array([6, 7, 10]), 4)
+    cut = Cut.clip(4)
+    assert engine.reader.starts(np.array([6, 7, 10]), cut).tolist() == [True, False, True]
+    found = engine.starting(np.array([6, 7, 10]), cut)
     assert found[[0, 2]].tolist() == [6, 10]
     assert engine.num_redraws == 1
-    assert engine.reader.starts(found, 4).all()
+    assert engine.reader.starts(found, cut).all()
     assert [values.tolist() for values in engine.episodes.one(1, "here")] == [list(range(10, 20))]
     assert engine.sources == [engine.source] == [engine.owned]
     assert engine.readers == [engine.reader]
@@ -142,14 +145,14 @@ def test_a_closed_one_says_so_wherever_it_is_asked(folder):
     for ask in (
         lambda: engine.source,
         lambda: engine.episodes,
-        lambda: engine.pin(1),
-        lambda: engine.window(1),
-        lambda: engine.clips(np.array([0]), 1, 1),
-        lambda: engine.draw(None, 1, 1, 1),
+        lambda: engine.pin(ONE),
+        lambda: engine.window(ONE),
+        lambda: engine.clips(np.array([0]), ONE),
+        lambda: engine.draw(None, 1, ONE),
         lambda: engine.look(),
         lambda: engine.refresh(),
         lambda: engine.use(None),
-        lambda: engine.read(np.array([0]), 1, 1),
+        lambda: engine.read(np.array([0]), ONE),
         lambda: engine.clear("here"),
         lambda: engine.load_state_dict(engine.state_dict()),
     ):
@@ -189,11 +192,11 @@ def test_a_reader_follows_and_does_not_write(home):
     ):
         with pytest.raises(ReadOnlyError, match=r"^(here|ReplayBuffer): this handle .* only reads"):
             write()
-    assert follower.pin(1).count == 10
+    assert follower.pin(ONE).count == 10
     put(engine, 10)
-    assert follower.pin(1).count == 10, "its ids stand still"
+    assert follower.pin(ONE).count == 10, "its ids stand still"
     assert follower.refresh()
-    assert follower.pin(1).count == 20
+    assert follower.pin(ONE).count == 20
     follower.close()
     engine.close()
 

@@ -66,7 +66,7 @@ def test_too_short_episodes_name_the_longest_and_what_would_fit(short):
         with pytest.raises(NoClipsError, match=f"^ReplayBuffer.sample: {TOO_SHORT}$"):
             call()
     with pytest.raises(
-        NoClipsError, match=r"^RAM: no clip of 16 steps .* choose a smaller history_len"
+        NoClipsError, match=r"^RAM: no clip of 16 steps .* choose history_len=3 or less"
     ):
         short.__getitems__([0])
     with pytest.raises(ClipIndexError, match=f"^ReplayBuffer: empty: {TOO_SHORT}$"):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.clips.gather import ClipReader, _slots
+from ringmap.clips.cut import Cut, Steps
+from ringmap.clips.gather import ClipReader
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
@@ -112,11 +113,12 @@ def reader_of(stage, seed=0):
 
 
 def batch_of(reader, numbers, pinned, history, skip):
-    return reader.at(reader.place(numbers, pinned, history * skip), history, skip)
+    cut = Cut.clip(history, skip)
+    return reader.at(reader.place(numbers, pinned, cut), cut)
 
 
 def read_all(stage, reader, history, skip=1):
-    pinned = reader.pin(history * skip)
+    pinned = reader.pin(Cut.clip(history, skip))
     return batch_of(reader, np.arange(pinned.base, pinned.end), pinned, history, skip)
 
 
@@ -148,8 +150,12 @@ def test_every_clip_wherever_it_lies_on_the_ring(lengths, history, skip, action)
 )
 def test_slots_are_positions_modulo_rows(positions, rows, stride, data):
     count = data.draw(st.integers(1, max(1, 1 + (rows - 1) // stride)))
-    slots = _slots(np.array(positions, np.int64), count, stride, rows)
-    assert slots.tolist() == [[(p + i * stride) % rows for i in range(count)] for p in positions]
+    first = data.draw(st.integers(-3, 3))
+    steps = Steps(tuple(range(first, first + count * stride, stride)))
+    anchors = np.array(positions, np.int64) + 3
+    slots = steps.slots(anchors, rows)
+    expected = [[(p + 3 + first + i * stride) % rows for i in range(count)] for p in positions]
+    assert slots.tolist() == expected
 
 
 def test_rows_come_up_once_per_column():
@@ -179,7 +185,7 @@ def test_evicted_while_it_is_copied(when, name, times):
     """Whenever the writer laps, no torn clip comes out, and each one that was lost is counted."""
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(3)
+    pinned = reader.pin(Cut.clip(3))
     left = times
 
     def lap():
@@ -200,7 +206,7 @@ def test_evicted_while_it_is_copied(when, name, times):
 def test_only_what_was_lost_is_drawn_anew():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = lambda: stage.head == 20 and stage.write(5)
     batch = batch_of(
         reader, np.array([pinned.base, pinned.base + 2, pinned.base + 3]), pinned, 5, 1
@@ -215,7 +221,7 @@ def test_evicted_between_its_number_and_its_reading():
     """The reader itself caught up: the number is known to be gone before anything is copied."""
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.write(5)
     stage.refresh()
     batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
@@ -227,7 +233,7 @@ def test_evicted_between_its_number_and_its_reading():
 def test_a_number_that_never_was_is_drawn_anew(offset):
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     batch = batch_of(reader, np.array([pinned.base + offset, pinned.base]), pinned, 5, 1)
     assert prove(stage, batch, 5) <= stage.clips(5)
     assert batch["step"][1, 0] == 0
@@ -239,7 +245,7 @@ def test_after_a_recovery_numbers_mean_the_same_places(lost):
     """It numbers anew; a clip that is still there is where it was, and only one that is not is drawn anew."""
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     assert pinned.count == 4
     before = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     starts = np.array([start for start, _ in stage.written])[lost:]
@@ -260,7 +266,7 @@ def test_an_index_that_is_built_again_finds_the_same_clips(how, lost):
     stage.write(5)
     stage.write(5)
     stage.refresh()
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     assert (pinned.base, pinned.count) == (2, 4)
     before = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
     for _ in range(lost):
@@ -268,7 +274,7 @@ def test_an_index_that_is_built_again_finds_the_same_clips(how, lost):
     stage.refresh()
     if how == "dropped":
         for span in range(6, 23):
-            reader.pin(span)
+            reader.pin(Cut.clip(span))
     else:
         reader.index.of(5)._era = -1  # as an interrupt in the middle of an update leaves it
     batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
@@ -280,7 +286,7 @@ def test_an_index_that_is_built_again_finds_the_same_clips(how, lost):
 def test_redraws_are_uniform_over_the_newest_state():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.write(5)
     stage.refresh()
     counts = dict.fromkeys(stage.clips(5), 0)
@@ -294,7 +300,7 @@ def test_redraws_are_uniform_over_the_newest_state():
 def test_lapped_ten_times_in_a_row():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = lambda: [stage.write(5) for _ in range(4)]
     with pytest.raises(
         LappedError, match=r"^/somewhere: .*overtook this reader 10 times.*raise max_steps"
@@ -306,7 +312,7 @@ def test_lapped_ten_times_in_a_row():
 def test_nothing_is_left_to_draw():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(5)
+    pinned = reader.pin(Cut.clip(5))
     stage.columns["step"].after = stage.clear
     with pytest.raises(NoClipsError, match=r"^/somewhere: no clips of 5 steps are left"):
         batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 5, 1)
@@ -314,7 +320,9 @@ def test_nothing_is_left_to_draw():
 
 def test_nothing_asked_is_nothing_read():
     stage = filled()
-    batch = batch_of(reader_of(stage), np.empty(0, np.int64), reader_of(stage).pin(5), 5, 2)
+    batch = batch_of(
+        reader_of(stage), np.empty(0, np.int64), reader_of(stage).pin(Cut.clip(5, 2)), 5, 2
+    )
     assert batch["step"].shape == (0, 5)
     assert batch["action"].shape == (0, 5, 2)
 
@@ -325,7 +333,7 @@ def test_nothing_asked_is_nothing_read():
 def test_control_without_the_second_look_torn_clips_come_out():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(3)
+    pinned = reader.pin(Cut.clip(3))
     stage.columns["step"].after = lambda: stage.head == 20 and [stage.write(5) for _ in range(3)]
     stage.newest_tail = lambda: 0
     batch = batch_of(reader, np.arange(pinned.base, pinned.end), pinned, 3, 1)
@@ -336,7 +344,7 @@ def test_control_without_the_second_look_torn_clips_come_out():
 def test_control_looking_before_the_copy_is_not_enough():
     stage = filled()
     reader = reader_of(stage)
-    pinned = reader.pin(3)
+    pinned = reader.pin(Cut.clip(3))
     early = stage.tail
     stage.columns["action"].before = lambda: stage.head == 20 and [stage.write(5) for _ in range(3)]
     stage.newest_tail = lambda: early

@@ -22,6 +22,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
-from ringmap.clips.index import why_no_clips
 from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
@@ -95,11 +96,13 @@ class Engine(Forkable):
 
     Example:
         >>> from ringmap import ReplayBuffer
+        >>> from ringmap.clips.cut import Cut
         >>> buf = ReplayBuffer(max_steps=100, seed=0)
         >>> buf.write_episode({"obs": np.arange(10)})
         >>> engine = buf.engine
-        >>> positions, _ = engine.draw(buf, 3, 1, 1)
-        >>> engine.read(positions, 1, 1)["obs"].shape, engine.source.head
+        >>> cut = Cut.clip(1)
+        >>> positions, _ = engine.draw(buf, 3, cut)
+        >>> engine.read(positions, cut)["obs"].shape, engine.source.head
         ((3, 1), 10)
     """
 
@@ -246,65 +249,64 @@ class Engine(Forkable):
 
     # -- clips -------------------------------------------------------------------------------
 
-    def pin(self, span: int, shared: bool = True) -> Pinned:
-        """Return the clips of `span` steps that exist; see `Pins.of`."""
+    def pin(self, cut: Cut, shared: bool = True) -> Pinned:
+        """Return the clips of a cut that exist; see `Pins.of`."""
         self.source  # noqa: B018 - a closed one says so
-        return self.pins.of(self.reader, span, shared)
+        return self.pins.of(self.reader, cut, shared)
 
-    def window(self, span: int) -> ClipRange:
-        """Return the clips of `span` steps that exist now, for samplers. O(1)."""
+    def window(self, cut: Cut) -> ClipRange:
+        """Return the clips of a cut that exist now, for samplers. O(1)."""
         source = self.source
         with source.memory:
-            return ClipRange(source, self.readers[0].index.of(span))
+            index = self.readers[0].index.of(cut.span, cut.least)
+            return ClipRange(source, index, before=cut.before)
 
-    def clips(
-        self, ids: Array, history: int, skip: int, out: dict[str, Array] | None = None
-    ) -> dict[str, Array]:
+    def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> dict[str, Array]:
         """Return the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a new draw.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
             NoClipsError, LappedError: as `read`.
         """
-        source, reader, span = self.source, self.readers[0], history * skip
+        source, reader = self.source, self.readers[0]
+        if cut.computed:  # it may draw
+            self._draw_apart()
         if source.disk.volatile:
             self.pins.check_copy(source.seq)
         highest = max(0, int(ids.max())) if len(ids) else 0
         if highest >= PINNED:
-            return self.read(self.starting(ids - PINNED, span), history, skip, out)
-        pinned = self.pins.of(reader, span)
+            return self.read(self.starting(ids - PINNED, cut), cut, out)
+        pinned = self.pins.of(reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if highest >= pinned.count:
             # The state here may be older than that of the process that drew the ids.
             self.refresh()
-            pinned = self.pins.of(reader, span)
-        positions = reader.place(ids + pinned.base, pinned, span)
-        return self.read(positions, history, skip, out)
+            pinned = self.pins.of(reader, cut)
+        positions = reader.place(ids + pinned.base, pinned, cut)
+        return self.read(positions, cut, out)
 
-    def starting(self, positions: Array, span: int) -> Array:
-        """Return the positions; one where no clip of `span` steps starts now is replaced by a new draw.
+    def starting(self, positions: Array, cut: Cut) -> Array:
+        """Return the positions; one that is no anchor of the cut now is replaced by a new draw.
 
-        Such a position is beyond what is stored, or comes from a pass of shorter clips: `span` steps from it would reach into
-        the next episode.
+        Such a position is beyond what is stored, or comes from a pass of shorter clips: the steps around it would reach into
+        another episode.
 
         Raises:
             NoClipsError: no clip is left to draw.
         """
         source = self.source
-        if source.rows is None or (len(positions) and positions.max() + span > source.head):
+        if source.rows is None or (len(positions) and positions.max() + cut.after >= source.head):
             self.refresh()
-        return self.readers[0].starting(positions, span)
+        return self.readers[0].starting(positions, cut)
 
     def read(
-        self, positions: Array, history: int, skip: int, out: dict[str, Array] | None = None,
-        asked: bool = False,
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, column -> `(B, history, ...)`; `positions` shows which were redrawn.
+        """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn.
 
         Args:
             positions: int64 `(B,)`.
-            history: observations of a clip.
-            skip: stride between them.
+            cut: what the clips hold.
             out: column -> array to fill.
             asked: whether the disk was already asked for them.
 
@@ -314,7 +316,7 @@ class Engine(Forkable):
         """
         reader, threads = self.readers[0], self.threads or _threads_here()
         try:
-            batch = reader.at(positions, history, skip, out, threads, asked)
+            batch = reader.at(positions, cut, out, threads, asked)
         except (OSError, ValueError):
             self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
             with clear_reads(_WHERE, reader.source.folder):
@@ -350,11 +352,15 @@ class Engine(Forkable):
         return step
 
     def draw(
-        self, buffer: Any, size: int, history: int, skip: int, step: int | None = None
+        self, buffer: Any, size: int, cut: Cut, step: int | None = None
     ) -> tuple[Array, Weigh | None]:
-        """Draw `size` clips through the sampler; return their positions, and the function that weighs them.
+        """Draw `size` clips through the sampler; return their anchors, and the function that weighs them.
 
-        The sampler receives the buffer, and the step that `next_step` returns.
+        Args:
+            buffer: what the sampler receives: its `num_valid_ends` and `clip_window` count the clips of this cut.
+            size: number of clips.
+            cut: what they hold.
+            step: what the sampler receives; None: the counter, which advances.
 
         Raises:
             InputError, ClipIndexError: the sampler returned invalid ids.
@@ -363,50 +369,80 @@ class Engine(Forkable):
         source = self.look()
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
-            positions = self.readers[0].draw(size, history * skip, self.rng)
+            positions = self.readers[0].draw(size, cut, self.rng)
             if positions is None:
-                raise self._no_clips(history, skip)
+                raise self._no_clips(cut)
             return positions, None
         # A quick sampler keeps the writer waiting: its clips are not evicted or renumbered meanwhile.
         # A sampler in the middle of a draw knows that draw only, so a second one is refused.
         source.refuse_if_held(f"{_WHERE}.sample")
         with source.memory if sampler.is_quick else contextlib.nullcontext():
-            positions = self._ask_positions(sampler, step, buffer, size, history, skip)
+            positions = self._ask_positions(sampler, step, buffer, size, cut)
+            return positions, sampler.weigh()
+
+    def draw_among(
+        self, view: Any, size: int, cut: Cut, step: int | None = None
+    ) -> tuple[Array, Weigh | None]:
+        """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by a new draw of the buffer.
+
+        `view`: its `clip_window` returns the clips to draw from.
+        """
+        source = self.look()
+        step, sampler = self.next_step(step), self.sampler
+        source.refuse_if_held(f"{_WHERE}.sample")
+        quick = sampler.is_quick or sampler.given is None
+        with source.memory if quick else contextlib.nullcontext():
+            clips: ClipRange = view.clip_window(cut.history or 1)
+            if not clips.count:
+                raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+            ids = ids_of(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
+            wrong = (ids < 0) | (ids >= clips.count)
+            if wrong.any():
+                raise ClipIndexError(
+                    f"{_WHERE}.sample: the sampler returned id {int(ids[wrong][0])}, which is out of range for "
+                    f"{clips.count} clips"
+                )
+            with source.memory:
+                gone = ids + clips.base < clips.index.base
+                positions = np.full(len(ids), -1)
+                positions[~gone] = clips.positions(ids[~gone])
+            if gone.any():
+                positions = self.readers[0].starting(positions, cut)
             return positions, sampler.weigh()
 
     def _ask_positions(
-        self, sampler: BaseSampler, step: int, buffer: Any, size: int, history: int, skip: int
+        self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
     ) -> Array:
-        reader, span = self.readers[0], history * skip
-        pinned = reader.pin(span)
+        reader, history = self.readers[0], cut.history or 1
+        pinned = reader.pin(cut)
         if not pinned.count:
-            raise self._no_clips(history, skip)
+            raise self._no_clips(cut)
         try:
             ids = ids_of(sampler, step, buffer, size, history, f"{_WHERE}.sample")
             numbers = ids + pinned.base
         except (LookupError, ValueError) as error:
-            if isinstance(error, RingmapError) or reader.pin(span).count:
+            if isinstance(error, RingmapError) or reader.pin(cut).count:
                 raise
             # The clips were cleared during the draw: the sampler had nothing to draw from.
-            raise self._no_clips(history, skip) from error
+            raise self._no_clips(cut) from error
         # The sampler may have seen, and asked for, clips that were written meanwhile.
-        newest = reader.pin(span)
+        newest = reader.pin(cut)
         wrong = (numbers < pinned.base) | (numbers >= newest.end)
         if wrong.any() and newest.numbering is pinned.numbering:
             raise ClipIndexError(
                 f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0]) - pinned.base}, which is "
                 f"out of range for {newest.end - pinned.base} clips"
             )
-        return reader.place(numbers, pinned, span)
+        return reader.place(numbers, pinned, cut)
 
-    def _no_clips(self, history: int, skip: int) -> NoClipsError:
-        return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(history, skip)}")
+    def _no_clips(self, cut: Cut) -> NoClipsError:
+        return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
 
-    def why_no_clips(self, history: int, skip: int) -> str:
+    def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
         source = self.source
         with source.memory:
-            return why_no_clips(source.live.lengths, history * skip, skip)
+            return cut.why_none(source.live.lengths)
 
     def _draw_apart(self) -> None:
         """Give each worker its own draws: a copy of a buffer in RAM carries the generator of its original."""
@@ -475,6 +511,13 @@ class Engine(Forkable):
         self.sampler.flush()
         with self.committing(notes) as small:
             store.flush(small=small)
+
+    def remember(self, where: str, settings: Mapping[str, Any]) -> None:
+        """Store settings in the manifest, with a flush. For a writer only."""
+        store = self.writer(where)
+        kept = {**(store.settings.remembered or {}), **settings}
+        store.settings = replace(store.settings, remembered=kept)
+        self.flush(where)
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
         """Copy the buffer to a directory, with the `kept` memory of sidecars other than priorities; see `ReplayBuffer.snapshot`."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from ringmap.clips.window import check_fps, check_reward_at
 from ringmap.errors import InputError
 from ringmap.storage.columns.backends import Choice, Storage, disagreement
 from ringmap.storage.columns.schema import Schema
@@ -48,6 +49,8 @@ class Options:
     casting: str = "safe"
     interrupted: str = "drop"
     sync_every_s: float = 30.0
+    reward_at: str | None = None
+    fps: float | None = None
 
     @classmethod
     def remembered(cls, stored: Mapping[str, Any], folder: str) -> Options:
@@ -63,6 +66,18 @@ class Options:
                 options = replace(options, **{name: getattr(cls, name)})
         return options
 
+    def with_kept(self, stored: Options, where: str) -> Options:
+        """Return these options, with what is stored where these do not say: the place of rewards, the rate.
+
+        Raises:
+            InputError: rewards are stored as standing elsewhere.
+        """
+        if self.reward_at and stored.reward_at and self.reward_at != stored.reward_at:
+            raise InputError(
+                f"{where}: reward_at={self.reward_at!r}, but the buffer on disk has reward_at={stored.reward_at!r}"
+            )
+        return replace(self, reward_at=self.reward_at or stored.reward_at, fps=self.fps or stored.fps)  # fmt: skip
+
     def check(self, where: str) -> None:
         """Raise InputError for an invalid value."""
         for name in ("history_len", "frameskip"):
@@ -75,6 +90,8 @@ class Options:
                 raise InputError(
                     f"{where}: {name} must be one of {known}, got {getattr(self, name)!r}"
                 )
+        check_reward_at(where, self.reward_at)
+        check_fps(where, self.fps)
         most = threading.TIMEOUT_MAX
         if not isinstance(self.sync_every_s, int | float) or not 0 <= self.sync_every_s <= most:
             raise InputError(

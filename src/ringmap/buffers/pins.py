@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from ringmap.buffers.loader_state import LoaderState
+from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
@@ -25,13 +26,13 @@ _NEWEST, _STANDS = 0, 1
 
 
 class Pins:
-    """The pinned moments of one ring, by span."""
+    """The pinned moments of one ring, by what decides which steps are anchors."""
 
     def __init__(self) -> None:
         self.loader_state = LoaderState()
         self.copied: int | None = None
         """For a copy of a ring in RAM: the commit that it was copied at."""
-        self._of: dict[int, Pinned] = {}
+        self._of: dict[tuple[int, int, int], Pinned] = {}
         self._told: tuple[int, ...] = ()
         self._told_redraws = 0
         self._fetcher: Any = None
@@ -40,44 +41,45 @@ class Pins:
         """Let the next look use the newest state."""
         self._of.clear()
 
-    def of(self, reader: ClipReader, span: int, shared: bool = True) -> Pinned:
+    def of(self, reader: ClipReader, cut: Cut, shared: bool = True) -> Pinned:
         """Return the clips that exist: for a writer now, for a reader at its last refresh.
 
         A reader advances internally when it redraws; its length and ids must not change.
 
         Args:
             reader: of the ring.
-            span: steps of a clip.
-            shared: whether this is the span of the loader's clips, which workers count as its process does.
+            cut: of the clips.
+            shared: whether this is the cut of the loader's clips, which workers count as its process does.
         """
         source = reader.source
         if source.writable:
-            return reader.pin(span)
+            return reader.pin(cut)
         state = self.loader_state
         if not state.is_mine:
             if worker() is not None and shared:
-                return self._as_told(reader, span)
+                return self._as_told(reader, cut)
             state = self.loader_state = LoaderState() if worker() is None else state
-        pinned = self._of.get(span)  # another thread may drop it meanwhile
+        pinned = self._of.get(cut.anchors)  # another thread may drop it meanwhile
         if pinned is None:
             with source.memory:  # or another thread's moment could be told after this one
-                self._of[span] = pinned = reader.pin(span)
+                self._of[cut.anchors] = pinned = reader.pin(cut)
                 if state.is_mine and shared:
                     state.tell(_STANDS, pinned.head, pinned.count)
         return pinned
 
-    def _as_told(self, reader: ClipReader, span: int) -> Pinned:
+    def _as_told(self, reader: ClipReader, cut: Cut) -> Pinned:
         told = self.loader_state.told()
         generation, how, head, count = told[:4]
         if not generation or how == _NEWEST:
             reader.source.refresh()
-            return reader.pin(span)
-        pinned = self._of.get(span)
+            return reader.pin(cut)
+        pinned = self._of.get(cut.anchors)
         if told != self._told or pinned is None:
             self._told = told
             if reader.source.head < head:
                 reader.source.refresh()
-            self._of[span] = pinned = reader.pin_before(Position(head), count, span)
+            pinned = reader.pin_before(Position(head), count, cut)
+            self._of[cut.anchors] = pinned
         return pinned
 
     def count_redraws(self, redraws: int) -> None:

@@ -100,6 +100,10 @@ class ReplayBuffer(Sampled):
             truncates, then ends the process (SIGBUS). "pread": rows are read by system calls, and both are errors. Applies to this
             handle and its copies, and is not stored; in RAM there is no difference.
         disk: the door to the file system, for tests to replace; None: the system's own. Applies to this handle, not to its pickled copies.
+        reward_at: where rewards stand: "next": in the row of the step that their action led to (the first row of an episode has no
+            reward, the last no action), as `World` and the recording wrapper write them; "same": in the row of the action. None:
+            not known. Stored; windows and sums over rewards follow it.
+        fps: steps per second, for windows in seconds. Stored.
 
     Raises:
         InputError: an argument is wrong, or contradicts a value fixed on disk.
@@ -147,10 +151,14 @@ class ReplayBuffer(Sampled):
         threads: int | None = None,
         reads: str = "map",
         disk: Disk | None = None,
+        reward_at: str | None = None,
+        fps: float | None = None,
     ) -> None:
         where = "ReplayBuffer"
         positive(where, "max_steps", max_steps)
-        options = Options(history_len, frameskip, durability, casting, interrupted, sync_every_s)
+        options = Options(
+            history_len, frameskip, durability, casting, interrupted, sync_every_s, reward_at, fps
+        )
         options.check(where)
         check_storage(storage, where)
         if threads is not None:
@@ -165,6 +173,8 @@ class ReplayBuffer(Sampled):
             if examine(through, folder) == "buffer":
                 fixed = read_manifest(through, folder)
                 must_agree(fixed, steps, parsed, storage, spare_rows, where)
+                options = options.with_kept(Options.remembered(fixed.settings, folder), where)
+                settings = settings_of(options, storage, settings.mapped)
                 opened.append(Store.open(through, folder, settings, parsed))
             else:
                 spare = spare_of(steps, spare_rows, where)
@@ -180,7 +190,7 @@ class ReplayBuffer(Sampled):
             path: its directory.
             mode: "r" for a live reader, of which there may be any number; "r+" for the writer.
             overrides: history_len, frameskip, sampler, transform, key_filter, durability, casting,
-                interrupted, sync_every_s, threads, reads, disk, seed (of a reader's generator).
+                interrupted, sync_every_s, reward_at, fps, threads, reads, disk, seed (of a reader's generator).
 
         Raises:
             InputError: an unknown mode or override.
@@ -305,6 +315,44 @@ class ReplayBuffer(Sampled):
     def history_len(self) -> int:
         """Observations per clip; `num_steps` is another name for it."""
         return self.num_steps
+
+    @property
+    def fps(self) -> float | None:  # type: ignore[override]
+        """Steps per second, or None where that is not known."""
+        return self.options.fps
+
+    @property
+    def reward_at(self) -> str | None:
+        """Where rewards stand: "next", "same", or None where that is not known. May be assigned: a writer stores it at once."""
+        return self.options.reward_at
+
+    @reward_at.setter
+    def reward_at(self, reward_at: str | None) -> None:
+        if reward_at == self.options.reward_at:
+            return
+        options = replace(self.options, reward_at=reward_at)
+        options.check("ReplayBuffer.reward_at")
+        self.options = options
+        if self.engine.is_writer:
+            self.engine.remember("ReplayBuffer.reward_at", {"reward_at": reward_at})
+
+    def expect_reward_at(self, reward_at: str, where: str) -> None:
+        """Store where the rewards of the episodes stand that are about to be written, unless that is known.
+
+        Args:
+            reward_at: "next" or "same".
+            where: what writes them, to name in an error.
+
+        Raises:
+            InputError: the buffer has rewards that stand elsewhere.
+        """
+        if self.reward_at is None:
+            self.reward_at = reward_at
+        elif self.reward_at != reward_at:
+            raise InputError(
+                f"{where}: it writes rewards at reward_at={reward_at!r}, but the buffer has reward_at={self.reward_at!r}; "
+                "record into another buffer"
+            )
 
     # -- writing -----------------------------------------------------------------------------
 

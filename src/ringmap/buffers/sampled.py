@@ -11,7 +11,6 @@ Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.p
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,15 +18,20 @@ import numpy as np
 
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
+from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.engine import Engine
+from ringmap.buffers.lookup import fitting
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.view import BufferView, split
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.wanted import Wanted, warn_unreached
+from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.ring.integers import ClipId
@@ -43,6 +47,7 @@ class Sampled(Dataset):
 
     engine: Engine
     """The engine of the buffer, for classes that build their own buffer."""
+    _cuts: Cuts | None = None
 
     @property
     def threads(self) -> int | None:
@@ -71,19 +76,31 @@ class Sampled(Dataset):
         source = self.engine.source
         return ClipPairs(self.engine.reader.index, self.span, source.memory)
 
+    @property
+    def cut(self) -> Cut:
+        """What a clip holds: `num_steps` observations, every `frameskip`-th step."""
+        return Cut.clip(self.num_steps, self.frameskip)
+
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of clips of `history_len` observations: ids are in `[0, n)`. O(1)."""
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.num_valid_ends", "history_len", history)
-        span = history * self.frameskip
-        return self.engine.pin(span, shared=span == self.span).count
+        cut = Cut.clip(history, self.frameskip)
+        return self.engine.pin(cut, shared=cut.span == self.span).count
+
+    @property
+    def num_unreachable_steps(self) -> int:
+        """Number of stored steps that are in no clip, since their episodes are too short for one. O(episodes)."""
+        source = self.engine.source
+        with source.memory:
+            return self.cut.unreached(source.live.lengths)
 
     def __len__(self) -> int:
         return self.num_valid_ends() or self._no_length()
 
     def clip_window(self, history_len: int) -> ClipRange:
         """Return the clips of `history_len` observations that exist now, for samplers. O(1)."""
-        return self.engine.window(history_len * self.frameskip)
+        return self.engine.window(Cut.clip(history_len, self.frameskip))
 
     @property
     def num_redraws(self) -> int:
@@ -146,25 +163,52 @@ class Sampled(Dataset):
         """
         return PassSampler(self, shuffle, seed)
 
-    def view(self) -> BufferView:
+    def view(
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> BufferView:  # fmt: skip
         """Return a dataset of what is stored now: its ids do not change, in any process that receives it.
 
-        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction.
-        """
-        return BufferView.of(self)
+        Args:
+            window: as for `sample`: one item per anchor.
+            columns: as for `sample`.
+            anchors: as for `sample`, or a function of an episode's data (a dict), which tells whether the episode is wanted.
+            drop_all_padded: as for `sample`.
 
-    def split(self, train: float = 0.9, seed: int = 0) -> tuple[BufferView, BufferView]:
+        Raises:
+            InputError: as for `sample`.
+            NoClipsError: a window over a buffer that has no columns yet.
+
+        Cost: 12 bytes for each stored episode; no rows are copied or protected from eviction. A function is called once per
+            episode.
+        """
+        if not callable(anchors):
+            wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
+            cut, _ = self._cut_of(wanted, "ReplayBuffer.view")
+            return BufferView.of(self, None if wanted.is_plain else cut)
+        view = self.view(window, columns, None, drop_all_padded)
+        return view.take(view.where(anchors))
+
+    def split(
+        self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None, anchors: Any = None, drop_all_padded: bool = False,
+    ) -> tuple[BufferView, BufferView]:  # fmt: skip
         """Return two views that share no episode: `train` of the episodes, and the rest.
 
         Args:
             train: fraction of the stored episodes, rounded, in the first view.
             seed: of the choice; an episode's rank among the others depends on the seed alone.
+            window: as for `view`.
+            columns: as for `view`.
+            anchors: as for `view`.
+            drop_all_padded: as for `view`.
         """
-        return split(self.view(), train, seed)
+        return split(self.view(window, columns, anchors, drop_all_padded), train, seed)
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
-        device: Any = None, pin_memory: bool = False,
+        device: Any = None, pin_memory: bool = False, *, window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
     ) -> Batches:  # fmt: skip
         """Return an endless iterator over `sample(batch_size)`, the next batches gathered while one is used.
 
@@ -175,6 +219,10 @@ class Sampled(Dataset):
             to: "numpy" arrays or "torch" tensors.
             device: where tensors go.
             pin_memory: whether they go there from page-locked memory, so that the model does not wait.
+            window: as for `sample`.
+            columns: as for `sample`.
+            anchors: as for `sample`.
+            drop_all_padded: as for `sample`.
 
         Raises:
             InputError: an argument is wrong. Errors of `sample` are raised by the iterator.
@@ -187,13 +235,21 @@ class Sampled(Dataset):
             ...     [batch["obs"].shape for batch in batches]
             [(8, 1), (8, 1), (8, 1)]
         """
-        return Batches(
-            self.sample, self._drawn_ahead, batch_size, steps, prefetch, to, device, pin_memory
-        )
+        wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
+        self._cut_of(wanted, "ReplayBuffer.batches")  # a wrong argument is an error now
+
+        def sample(size: int) -> Batch[Array]:
+            return self._sample(*self._cut_of(wanted, "ReplayBuffer.batches"), size)
+
+        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
+            return self._drawn_ahead(wanted, size, count)
+
+        return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
     def sample(
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
-        *, out: Mapping[str, Array] | None = None,
+        *, out: Mapping[str, Array] | None = None, window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
     ) -> Batch[Array]:  # fmt: skip
         """Draw a batch of clips through the sampler.
 
@@ -203,10 +259,17 @@ class Sampled(Dataset):
             step: passed to the sampler; None uses the internal counter, and advances it.
             out: column -> array to fill and return, of exactly the shape and dtype of the result, C-contiguous,
                 such as an earlier batch; missing columns are returned in new arrays.
+            window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that returns a
+                column. In place of `history_len`: a column without a window comes at t alone.
+            columns: names of the columns to read; None: all.
+            anchors: the steps t to leave out at the ends of episodes: `slice(2, -7)` the first 2 and the last 7.
+            drop_all_padded: whether to leave out steps t at which a padded column would be padding alone. Where the offsets of a
+                window have gaps, episodes shorter than the widest gap have no anchors then.
 
         Returns:
-            column -> `(B, H, ...)` array; `action` `(B, H, -1)`. `transform` is not applied. The attribute `ids`, int64
-            `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`, is for losses, or None if the sampler has no weights.
+            column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one `(B, ...)`.
+            `transform` is not applied. The attribute `ids`, int64 `(B,)`, is for `update_priorities`; `weights`, float32 `(B,)`,
+            is for losses, or None if the sampler has no weights.
 
         Raises:
             InputError: a size is not positive, or the sampler's result does not have shape `(B,)`.
@@ -216,12 +279,53 @@ class Sampled(Dataset):
 
         Cost: O(B log episodes), and one copy of the rows.
         """
-        history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.sample", "batch_size", batch_size)
+        if window is None and columns is None and anchors is None and not drop_all_padded:
+            history = self.num_steps if history_len is None else history_len
+            positive("ReplayBuffer.sample", "history_len", history)
+            batch = self._sample(Cut.clip(history, self.frameskip), self, batch_size, step, out)
+            if not self._told_short:
+                self._told_short = True
+                warn_unreached(self.lengths, self.cut, "ReplayBuffer.sample")
+            return batch
+        wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
+        return self._sample(
+            *self._cut_of(wanted, "ReplayBuffer.sample"), batch_size, step, out
+        )  # fmt: skip
+
+    def _wanted(
+        self, history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None,
+        anchors: slice | None, drop_all_padded: bool,
+    ) -> Wanted:  # fmt: skip
+        history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.sample", "history_len", history)
-        into = None if out is None else self._fitting(out, batch_size, history)
-        positions, weigh = self.engine.draw(self, batch_size, history, self.frameskip, step)
-        columns = self.engine.read(positions, history, self.frameskip, into)
+        if window is not None and history_len is not None:
+            raise InputError(
+                f"ReplayBuffer.sample: history_len={history_len} and a window contradict; a window says which steps of each "
+                "column an item holds"
+            )
+        if columns is not None and not isinstance(columns, str):
+            columns = tuple(columns)
+        return Wanted(
+            history, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at
+        )  # fmt: skip
+
+    def _cut_of(self, wanted: Wanted, where: str) -> tuple[Cut, Any]:
+        """Return the cut of a request, and what a sampler receives in place of this buffer."""
+        if self._cuts is None:
+            self._cuts = Cuts()
+        source = self.engine.source
+        if source.schema is None and not wanted.is_plain:
+            self.engine.refresh()
+        return self._cuts.of(self, wanted, source.schema, where)
+
+    def _sample(
+        self, cut: Cut, clips: Any, size: int, step: int | None = None,
+        out: Mapping[str, Array] | None = None,
+    ) -> Batch[Array]:  # fmt: skip
+        into = None if out is None else fitting(out, self.engine.source.schema, size, cut)
+        positions, weigh = self.engine.draw(clips, size, cut, step)
+        columns = self.engine.read(positions, cut, into)
         return Batch(columns, positions, weigh and weigh(positions))
 
     def update_priorities(self, ids: Any, values: Any) -> int:
@@ -240,28 +344,29 @@ class Sampled(Dataset):
         self.engine.source  # noqa: B018 - a closed one says so
         return self.engine.sampler.update_priorities(ids, values)
 
-    def _drawn_ahead(self, batch_size: int, count: int | None) -> Iterator[Batch[Any]]:
-        """Yield the batches of `sample(batch_size)`; draw each, and ask the disk for it, before the last one is read."""
-        engine, history, skip = self.engine, self.num_steps, self.frameskip
-        positions, weigh = engine.draw(self, batch_size, history, skip)
+    def _drawn_ahead(self, wanted: Wanted, size: int, count: int | None) -> Iterator[Batch[Any]]:
+        """Yield the batches of `sample(size)`; draw each, and ask the disk for it, before the last one is read."""
+        engine = self.engine
+        cut, clips = self._cut_of(wanted, "ReplayBuffer.batches")
+        positions, weigh = engine.draw(clips, size, cut)
         reader = engine.reader
-        reader.want(positions, history, skip)
+        reader.want(positions, cut)
         for number in itertools.count(1):
             failed: BaseException | None = None
             try:
                 if number != count:
-                    following = engine.draw(self, batch_size, history, skip)
-                    reader.want(following[0], history, skip)
+                    following = engine.draw(clips, size, cut)
+                    reader.want(following[0], cut)
             except BaseException as error:  # it is the next one's, not this one's
                 failed = error
-            columns = engine.read(positions, history, skip, asked=True)
+            columns = engine.read(positions, cut, asked=True)
             yield Batch(columns, positions, weigh and weigh(positions))
             if failed is not None:
                 raise failed
             positions, weigh = following
 
     def _why_no_clips(self) -> str:
-        return self.engine.why_no_clips(self.num_steps, self.frameskip)
+        return self.engine.why_no_clips(self.cut)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampling state (counter, generator, sampler state), to store with a checkpoint."""
@@ -274,30 +379,6 @@ class Sampled(Dataset):
             InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
         """
         self.engine.load_state_dict(state)
-
-    def _fitting(self, out: Mapping[str, Array], size: int, history: int) -> dict[str, Array]:
-        """Return `out` if its arrays fit the batch exactly."""
-        rows = self.engine.source.rows
-        for name, array in out.items():
-            column = None if rows is None else rows.by_name.get(name)
-            if column is None:
-                raise InputError(
-                    f"ReplayBuffer.sample: out has a column {name!r} that the buffer has not"
-                )
-            spec, shape = column.spec, (size, history, *column.spec.shape)
-            if name == "action":
-                shape = (size, history, math.prod(spec.shape) * self.frameskip)
-            good = (
-                isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.writeable
-            )
-            if not good or array.shape != shape or array.dtype != spec.dtype:
-                got = (
-                    f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array)
-                )
-                raise InputError(
-                    f"ReplayBuffer.sample: out[{name!r}] must be a C-contiguous array {spec.dtype} {shape}, got {got}"
-                )
-        return dict(out)
 
 
 class DefaultSampler:

@@ -26,6 +26,7 @@ from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import ANCHOR, Cut
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import make_folder
@@ -35,10 +36,13 @@ from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.records.blobs import decode_small_state
 from ringmap.storage.ring.arithmetic import spare_rows
 
-__all__ = ["StepRing", "numpy_rows", "whole"]
+__all__ = ["ROW", "StepRing", "numpy_rows", "whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
+
+ROW = Cut({}, ANCHOR)
+"""Single rows."""
 
 
 class StepRing:
@@ -182,7 +186,7 @@ class StepRing:
     def holds(self, ids: Array) -> Array:
         """Tell for each id whether its row is in the window. O(ids log groups)."""
         inside = (ids >= self.oldest) & (ids < self.added)
-        found: Array = inside & self.engine.reader.starts(ids, 1)
+        found: Array = inside & self.engine.reader.starts(ids, ROW)
         return found
 
     # -- rows --------------------------------------------------------------------------------
@@ -204,10 +208,8 @@ class StepRing:
         engine, schema = self.engine, self.schema
         if schema is None:
             return {}, np.empty(0, np.int64)
-        positions = engine.starting(np.array(ids, np.int64), 1)
-        found = engine.read(positions, 1, 1)
-        columns = {s.name: found[s.name].reshape(-1, *s.shape) for s in schema.columns}
-        return columns, positions
+        positions = engine.starting(np.array(ids, np.int64), ROW)
+        return engine.read(positions, ROW), positions
 
     def read(
         self, ids: Array, names: Sequence[str] | None = None

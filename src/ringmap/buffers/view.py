@@ -3,6 +3,8 @@
     starts   [40, 52, 60]   positions on the ring, the same in every process
     lengths  [12,  8, 30]   ids -> (episode, step) -> position -> the buffer's own reader
 
+An item is a clip, or holds what a window says, around one step, its anchor.
+
 Invariants: ids, length, and the steps of a clip never change; a clip whose episode was evicted is redrawn from the
 present content of the buffer, and counted.
 Not here: rows (the buffer's), the order of a pass (passes.py).
@@ -10,18 +12,27 @@ Not here: rows (the buffer's), the order of a pass (passes.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.buffers import lookup
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import ClipBuffer
+from ringmap.buffers.lookup import ClipBuffer, fitting
+from ringmap.buffers.options import positive, sendable
+from ringmap.buffers.prefetch import Batches
+from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
-from ringmap.clips.index import why_no_clips
+from ringmap.clips.index import ClipIndex
+from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["BufferView", "split"]
 
@@ -38,6 +49,7 @@ class BufferView(Dataset):
         buffer: the buffer to read.
         starts: position of the first step of each episode, int64.
         lengths: steps of each episode.
+        cut: what an item holds; None: a clip of the buffer.
 
     Processes and threads: as the buffer.
 
@@ -51,24 +63,72 @@ class BufferView(Dataset):
         (10, 15, [9])
     """
 
-    def __init__(self, buffer: ClipBuffer, starts: Array, lengths: Array) -> None:
+    def __init__(
+        self, buffer: ClipBuffer, starts: Array, lengths: Array, cut: Cut | None = None
+    ) -> None:
         sizes = np.asarray(lengths, np.int64)
         super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
         self._buffer = buffer
         self.starts = np.array(starts, np.int64)
         """Position of the first step of each episode."""
+        self._cut = cut
+        self._told_short = cut is not None  # the buffer said so when it made the cut
+        self.fps, self.reward_at = buffer.fps, buffer.reward_at
+        self._live: tuple[int, ClipIndex] | None = None
 
     @classmethod
-    def of(cls, buffer: ClipBuffer) -> BufferView:
+    def of(cls, buffer: ClipBuffer, cut: Cut | None = None) -> BufferView:
         """Return a view of all that is stored now (for a reader: at its last refresh)."""
         source = buffer.engine.source
         with source.memory:
-            return cls(buffer, source.live.starts, source.live.lengths)
+            return cls(buffer, source.live.starts, source.live.lengths, cut)
+
+    @property
+    def cut(self) -> Cut:
+        """What an item holds."""
+        return super().cut if self._cut is None else self._cut
+
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have for an item."""
+        return super().span if self._cut is None else self._cut.span
+
+    def view(
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> BufferView:  # fmt: skip
+        """Return a view of the same episodes with other items, as `ReplayBuffer.view` does."""
+        chosen = None
+        if callable(anchors):
+            chosen, anchors = self.where(anchors), None
+        cut = self._cut_for(window, columns, anchors, drop_all_padded)
+        made = BufferView(self._buffer, self.starts, self.lengths, cut)
+        return made if chosen is None else made.take(chosen)
+
+    def _schema(self, where: str) -> Schema:
+        schema = self.engine.source.schema
+        return super()._schema(where) if schema is None else schema
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
-        return BufferView(self._buffer, self.starts[chosen], self.lengths[chosen])
+        return BufferView(self._buffer, self.starts[chosen], self.lengths[chosen], self._cut)
+
+    def where(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
+        """Return the numbers of the episodes whose data, a dict, `wanted` accepts; an episode evicted since is left out.
+
+        Raises:
+            InputError: `wanted` returned something else than a truth value.
+        """
+        numbers = []
+        for ep in range(len(self.lengths)):
+            try:
+                data = self.get_episode_data(ep)
+            except ClipIndexError:
+                continue
+            if bool(wanted({name: values[0] for name, values in data.items()})):
+                numbers.append(ep)
+        return np.array(numbers, np.int64)
 
     @property
     def engine(self) -> Engine:
@@ -99,7 +159,7 @@ class BufferView(Dataset):
         return self.engine.num_redraws
 
     def positions(self, ids: Array) -> Array:
-        """Return the positions on the ring where the clips with these ids start."""
+        """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a window."""
         episodes, starts = self._locate(ids)
         found: Array = self.starts[episodes] + starts
         return found
@@ -140,7 +200,67 @@ class BufferView(Dataset):
         return self.engine.episodes.data(now)
 
     def _why_no_clips(self) -> str:
-        return why_no_clips(self.lengths, self.span, self.frameskip)
+        return self.cut.why_none(self.lengths)
+
+    def why_no_clips(self) -> str:
+        """Return, in words, why the view has no clip."""
+        return self._why_no_clips()
+
+    # -- draws -------------------------------------------------------------------------------
+
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of clips that can be drawn: those of episodes that are still stored."""
+        return self.clip_window().count
+
+    def clip_window(self, history_len: int = 1) -> ClipRange:
+        """Return the clips of the view whose episodes are still stored, for samplers."""
+        source, cut = self.engine.source, self.cut
+        with source.memory:
+            if self._live is None or self._live[0] != os.getpid():
+                order = np.argsort(self.starts, kind="stable")
+                live = LiveEpisodes(self.starts[order], self.lengths[order])
+                self._live = os.getpid(), ClipIndex(live)
+            index = self._live[1]
+            index.live.evict_before(source.tail)
+            found = index.of(cut.span, cut.least)
+            return ClipRange(source, found, before=cut.before)
+
+    def sample(
+        self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None
+    ) -> Batch[Array]:
+        """Draw a batch of items of the view, through the sampler of the buffer.
+
+        Args:
+            batch_size: B.
+            step: as for `ReplayBuffer.sample`.
+            out: as for `ReplayBuffer.sample`.
+
+        Raises:
+            InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
+        """
+        positive("BufferView.sample", "batch_size", batch_size)
+        schema = self.engine.source.schema
+        into = None if out is None else fitting(out, schema, batch_size, self.cut)
+        positions, weigh = self.engine.draw_among(self, batch_size, self.cut, step)
+        columns = self.engine.read(positions, self.cut, into)
+        return Batch(columns, positions, weigh and weigh(positions))
+
+    def batches(
+        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
+        device: Any = None, pin_memory: bool = False,
+    ) -> Batches:  # fmt: skip
+        """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
+
+        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
+            while True:
+                yield self.sample(size)
+
+        return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
+
+    def __getstate__(self) -> dict[str, Any]:
+        for name, function in self.cut.functions:
+            sendable("BufferView", f"window[{name!r}]", function)
+        return {**super().__getstate__(), "_live": None}
 
     def _index_now(self, ep: int) -> int:
         """Return the present number of this episode in the buffer."""

@@ -2,7 +2,9 @@
 
     ids        0 ........ count - 1        what a sampler returns
     numbers    base ..... end - 1          the same clips, for life
-    positions  low ............ head - 1   where they start on the ring, for life, in every process
+    positions  low ............ head - 1   of their anchors on the ring, for life, in every process
+
+The anchor of a clip is its first step; that of a window is the step from which its offsets count.
 
 Invariants: valid while `lock` is held, or while no thread writes.
 Not here: which of them to draw (samplers/), reading them (gather.py).
@@ -15,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.clips.index import SpanIndex
+from ringmap.clips.index import SpanIndex, counts
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipNumber, Position
 from ringmap.storage.ring.live import LiveEpisodes
@@ -41,9 +43,10 @@ class ClipRange:
         index: their numbers, up to date.
         capacity: the number of newest clips that count; None: all.
         has_episodes: whether the stored episodes are episodes of an environment, not groups of rows.
+        before: steps of a clip before its anchor.
     """
 
-    __slots__ = ("base", "capacity", "end", "has_episodes", "index", "source")
+    __slots__ = ("base", "before", "capacity", "end", "has_episodes", "index", "source")
 
     base: ClipNumber
     end: ClipNumber
@@ -54,8 +57,9 @@ class ClipRange:
         index: SpanIndex,
         capacity: int | None = None,
         has_episodes: bool = True,
+        before: int = 0,
     ) -> None:
-        self.source, self.index = source, index
+        self.source, self.index, self.before = source, index, before
         self.capacity, self.has_episodes = capacity, has_episodes
         self.follow()
 
@@ -78,9 +82,14 @@ class ClipRange:
         return self.source.memory
 
     @property
+    def anchors(self) -> tuple[Any, ...]:
+        """What decides which steps are anchors: clip ranges with equal values have the same ones, at the same moment."""
+        return self.before, self.index.span, self.index.least, self.index.live
+
+    @property
     def live(self) -> LiveEpisodes:
         """Starts and lengths of the episodes."""
-        return self.source.live
+        return self.index.live
 
     @property
     def head(self) -> Position:
@@ -92,31 +101,41 @@ class ClipRange:
         """The position of the oldest clip that counts; the head when there is none."""
         if self.end == self.base:
             return self.source.head
-        return Position(int(self.index.positions(np.array([self.base]))[0]))
+        return Position(int(self.index.positions(np.array([self.base]))[0]) + self.before)
 
     def end_before(self, head: Position) -> ClipNumber:
         """Return one past the number of the last clip whose episode starts before position `head`."""
         return self.index.end_before(head)
 
     def positions(self, ids: Array) -> Array:
-        """Return where the clips with these ids start. O(B log episodes)."""
-        return self.index.positions(ids + self.base)
+        """Return the positions of the anchors of these clips. O(B log episodes)."""
+        positions = self.index.positions(ids + self.base)
+        return positions + self.before if self.before else positions
 
     def ids(self, positions: Array) -> Array:
-        """Return the ids of the clips that start at these positions. O(B log episodes)."""
-        return self.index.numbers(positions) - self.base
+        """Return the ids of the clips with these anchors. O(B log episodes)."""
+        return self.index.numbers(positions - self.before) - self.base
+
+    def in_episodes(self, lengths: Array) -> Array:
+        """Return the number of clips in episodes of these lengths, int64."""
+        return counts(lengths, self.index.span, self.index.least)
 
     def starts(self, first: int, last: int) -> Array:
-        """Tell for each position in `[first, last)` whether a clip starts there. O(last - first + episodes there)."""
-        live, span = self.source.live, self.index.span
+        """Tell for each position in `[first, last)` whether it is an anchor. O(last - first + episodes there)."""
+        live, span = self.live, self.index.span
         starts, lengths = live.starts, live.lengths
         # Rows damaged by a power cut may lie after the newest episode.
-        if span == 1 and live.is_dense and last <= starts[-1] + lengths[-1]:
+        if (
+            span == 1
+            and not self.index.least
+            and live.is_dense
+            and last <= starts[-1] + lengths[-1]
+        ):
             return np.ones(last - first, np.bool_)
         from_ = max(0, int(starts.searchsorted(first, side="right")) - 1)
         upto = int(starts.searchsorted(last))
-        begins = starts[from_:upto]
-        stops = begins + np.maximum(0, lengths[from_:upto].astype(np.int64) - span + 1)
+        begins = starts[from_:upto] + self.before
+        stops = begins + self.in_episodes(lengths[from_:upto])
         change = np.zeros(last - first + 1, np.int64)
         np.add.at(change, np.clip(begins - first, 0, last - first), 1)
         np.add.at(change, np.clip(stops - first, 0, last - first), -1)

@@ -1,24 +1,28 @@
 """Gathers batches of clips: numbers to positions to rows, each copied once.
 
-    numbers -> ClipIndex -> positions (B,) -> slots (B, H) -> one take per column
-                                  ^                                 |
-                                  +---- redraw those evicted <---- look again
+    numbers -> ClipIndex -> anchors (B,) -> slots (B, H) -> one take per column
+                                ^                                 |
+                                +---- redraw those evicted <---- look again
+
+A clip is named by its anchor: a position, from which the offsets of its columns count (cut.py).
 
 Invariants: a clip is returned only if a look after the copy shows that its rows were live
 during the copy; a clip that was evicted meanwhile is redrawn uniformly, and counted.
-Not here: which clips are requested (samplers), what is done with a batch.
+Not here: which clips are requested (samplers), which steps they hold (cut.py), what is done with a batch.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from ringmap.clips.index import ClipIndex, why_no_clips
+from ringmap.clips.cut import Cut, Steps, Taken, slots_of
+from ringmap.clips.index import ClipIndex
+from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.disk.forks import Forkable
@@ -31,7 +35,7 @@ __all__ = ["PINNED", "ClipReader", "Pinned"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PINNED = 1 << 62
-"""An id of PINNED + p means the clip that starts at position p of the ring, in every process and at any time."""
+"""An id of PINNED + p means the clip whose anchor is position p of the ring, in every process and at any time."""
 
 
 class Pinned:
@@ -66,24 +70,24 @@ class ClipReader(Forkable):
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
+        self._plan: _Plan | None = None
         self.watch = Readahead(source.disk.system)
 
-    def pin(self, span: int) -> Pinned:
+    def pin(self, cut: Cut) -> Pinned:
         """Return the clips that exist now. O(1) when nothing changed."""
         with self.source.memory:
-            index = self.index.of(span)
+            index = self.index.of(cut.span, cut.least)
             return Pinned(index.base, index.end, index.numbering, self.source.head)
 
     def at(
-        self, positions: Array, history_len: int, frameskip: int,
-        out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
+        asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
-        """Return the clips that start at these positions, column -> `(B, history, ...)`.
+        """Return the clips with these anchors, column -> `(B, ...)` as the cut has it.
 
         Args:
-            positions: int64 `(B,)`, where clips started at the last look; updated with the redrawn ones.
-            history_len: H, observations per clip.
-            frameskip: K, stride between them; `action` is dense, `(B, H, K * action)`.
+            positions: int64 `(B,)`, anchors at the last look; updated with the redrawn ones.
+            cut: what they hold.
             out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
             threads: maximum number of threads for the copy.
             asked: whether `want` was already called for them.
@@ -95,153 +99,229 @@ class ClipReader(Forkable):
         source = self.source
         if source.rows is None:  # nothing was ever stored
             if len(positions):
-                self._redraw(len(positions), history_len * frameskip)
+                self._redraw(len(positions), cut)
             return {}
-        batch = self._gather(positions, history_len, frameskip, out, threads, asked)
-        bad = lost(source, positions)
+        batch, good = self._gather(positions, cut, out, threads, asked)
+        bad = lost(source, positions, good)
         if bad is not None:
-            self._read_again(batch, positions, bad, history_len, frameskip)
+            self._read_again(batch, positions, bad, cut)
+        if cut.functions:
+            call_functions(batch, cut, len(positions))
         return batch
 
     def _read_again(
-        self, batch: dict[str, Array], positions: Array, bad: Array, history_len: int, frameskip: int
+        self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut
     ) -> None:  # fmt: skip
         """Redraw the bad clips of a batch, and read them."""
 
-        def gather(which: Array) -> None:
-            for name, values in self._gather(positions[which], history_len, frameskip).items():
-                batch[name][which] = values
+        def gather(which: Array) -> Array | None:
+            found, good = self._gather(positions[which], cut)
+            for name, values in found.items():
+                if name in batch:
+                    batch[name][which] = values
+                else:  # it could not be computed from rows that were being overwritten: `which` is the whole batch
+                    batch[name] = values
+            return good
 
         def redraw(which: Array) -> Array:
-            return self._redraw(len(which), history_len * frameskip)
+            return self.starting(positions[which], cut)
 
         advice = "raise max_steps, or ask for smaller batches"
         read_again(self.source, positions, bad, gather, redraw, self.source.folder, advice)
 
-    def draw(self, count: int, span: int, rng: np.random.Generator) -> Array | None:
-        """Return the positions of `count` clips drawn uniformly, or None when there are none."""
+    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Array | None:
+        """Return the anchors of `count` clips drawn uniformly, or None when there are none."""
         with self.source.memory:
-            index = self.index.of(span)
+            index = self.index.of(cut.span, cut.least)
             base, end = index.base, index.end
-            return index.positions(rng.integers(base, end, count)) if end > base else None
+            if end <= base:
+                return None
+            positions = index.positions(rng.integers(base, end, count))
+        return positions + cut.before if cut.before else positions
 
-    def starts(self, positions: Array, span: int) -> Array:
-        """Tell for each position whether a clip of `span` steps starts there. O(B log episodes)."""
+    def starts(self, positions: Array, cut: Cut) -> Array:
+        """Tell for each position whether it is an anchor now. O(B log episodes)."""
         with self.source.memory:
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
                 return np.zeros(len(positions), np.bool_)
             episodes = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
-            steps = positions - starts.take(episodes)
-            found: Array = (steps >= 0) & (steps + span <= lengths.take(episodes))
-            return found
+            sizes, steps = lengths.take(episodes), positions - starts.take(episodes)
+        found: Array = (steps >= cut.before) & (steps + cut.after < sizes)
+        return found & (sizes >= cut.least) if cut.least else found
 
-    def starting(self, positions: Array, span: int) -> Array:
-        """Return the positions; one where no clip of `span` steps starts is redrawn. O(B log episodes)."""
-        good = self.starts(positions, span)
-        return positions if good.all() else self._replaced(positions, ~good, span)
+    def starting(self, positions: Array, cut: Cut) -> Array:
+        """Return the positions; one that is no anchor now is redrawn. O(B log episodes)."""
+        good = self.starts(positions, cut)
+        return positions if good.all() else self._replaced(positions, ~good, cut)
 
-    def pin_before(self, head: Position, count: int, span: int) -> Pinned:
+    def bounds_of(self, positions: Array) -> tuple[Array, Array, Array]:
+        """Return start and length of the episode of each position, and whether it lies in one; where not, 1 step at the position."""
+        with self.source.memory:
+            live = self.source.live
+            if not len(live):
+                return positions, np.ones(len(positions), np.int64), np.zeros(len(positions), bool)
+            episodes = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
+            starts, lengths = live.starts.take(episodes), live.lengths.take(episodes)
+        steps = positions - starts
+        inside = (steps >= 0) & (steps < lengths)
+        if inside.all():
+            return starts, lengths, inside
+        return np.where(inside, starts, positions), np.where(inside, lengths, 1), inside
+
+    def pin_before(self, head: Position, count: int, cut: Cut) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
         with self.source.memory:
-            index = self.index.of(span)
+            index = self.index.of(cut.span, cut.least)
             end = index.end_before(head)
             return Pinned(ClipNumber(end - count), end, index.numbering, head)
 
-    def place(self, numbers: Array, pinned: Pinned, span: int) -> Array:
-        """Return where the clips with these numbers start; an evicted one is redrawn."""
+    def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
+        """Return the anchors of the clips with these numbers; an evicted one is redrawn."""
         source = self.source
         with source.memory:
-            index = self.index.of(span)
+            index = self.index.of(cut.span, cut.least)
             if index.numbering is not pinned.numbering:  # other numbers, the same positions
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
-                return index.positions(numbers)
+                positions = index.positions(numbers)
+                return positions + cut.before if cut.before else positions
             kept = numbers[~gone]
             positions = np.empty(len(numbers), np.int64)
             if len(kept):
-                positions[~gone] = index.positions(kept)
+                positions[~gone] = index.positions(kept) + cut.before
         source.refresh()  # they are drawn from the newest state
-        return self._replaced(positions, gone, span)
+        return self._replaced(positions, gone, cut)
 
-    def _replaced(self, positions: Array, gone: Array, span: int) -> Array:
+    def _replaced(self, positions: Array, gone: Array, cut: Cut) -> Array:
         """Return the positions with those that are gone redrawn."""
         positions = positions.copy()
-        positions[gone] = self._redraw(int(gone.sum()), span)
+        positions[gone] = self._redraw(int(gone.sum()), cut)
         return positions
 
-    def _redraw(self, count: int, span: int) -> Array:
-        """Return the positions of `count` clips drawn uniformly from the newest state."""
-        positions = self.draw(count, span, self.rng)
+    def _redraw(self, count: int, cut: Cut) -> Array:
+        """Return the anchors of `count` clips drawn uniformly from the newest state."""
+        positions = self.draw(count, cut, self.rng)
         if positions is None:
             with self.source.memory:
                 lengths = self.source.live.lengths
-                why = f"no clips of {span} steps are left: all were evicted or cleared; collect more first"
-                if len(lengths):
-                    why = why_no_clips(lengths, span)
+                why = (
+                    f"no clips of {cut.span} steps are left: all were evicted or cleared; collect more first"
+                    if not len(lengths)
+                    else cut.why_none(lengths)
+                )
             raise NoClipsError(f"{self.source.folder}: {why}")
         self.num_redraws += count
         return positions
 
     def _gather(
-        self, positions: Array, history_len: int, frameskip: int,
-        out: dict[str, Array] | None = None, threads: int = 1, asked: bool = False,
-    ) -> dict[str, Array]:  # fmt: skip
+        self, anchors: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
+        asked: bool = False,
+    ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
+        """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
-        sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
-        if threads > 1 and sparse.size * frameskip * rows.row_nbytes < SPLIT_NBYTES:
+        plan = self._plan
+        if plan is None or plan.cut is not cut or plan.rows is not rows:
+            plan = self._plan = _Plan(cut, rows)
+        if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
+        slots, starts, lengths, inside = self._slots(plan, anchors)
         if rows.large:
             if not asked:
-                self._want(rows, positions, sparse, history_len * frameskip)
+                self._want(plan, slots)
             self.watch.begin()
         batch: dict[str, Array] = {}
-        for name, column in rows.by_name.items():
-            slots, into = sparse, None if out is None else out.get(name)
-            if name == "action":
-                span, shape = history_len * frameskip, column.spec.shape
-                if frameskip > 1:
-                    slots = _slots(positions, span, 1, rows.ring.rows)
-                if into is not None:
-                    into = into.reshape(len(positions), span, *shape)
-                taken = (
-                    take(column, slots, into, threads, head)
-                    if threads > 1
-                    else column.take(slots, into, head)
-                )
-                width = math.prod(shape) * frameskip
-                batch[name] = taken.reshape(len(positions), history_len, width)
-            elif threads > 1:
-                batch[name] = take(column, slots, into, threads, head)
+        for name, column, taken, number, folded in plan.columns:
+            where, is_pad = slots[number]
+            into = None if out is None else out.get(name)
+            if folded is not None and into is not None:
+                into = into.reshape(*where.shape, *column.spec.shape)
+            if threads > 1:
+                values = take(column, where, into, threads, head)
             else:
-                batch[name] = column.take(slots, into, head)
+                values = column.take(where, into, head)
+            if folded is not None:
+                values = values.reshape(len(anchors), *folded)
+            batch[name] = values
+            if is_pad is not None:
+                pad(batch, values, taken, is_pad, out)
         if rows.large:
             self.watch.end()
-        return batch
+        if cut.computed:
+            items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
+            inside = self._compute(batch, items, cut, inside)
+        return batch, inside
 
-    def want(self, positions: Array, history_len: int, frameskip: int) -> None:
+    def _compute(
+        self, batch: dict[str, Array], items: Items, cut: Cut, inside: Array | None
+    ) -> Array | None:
+        """Add the computed columns; return which items are good so far, None for all."""
+        try:
+            compute(batch, items, cut)
+        except Exception:
+            # Rows that are being overwritten may hold anything: only an error over whole ones is the caller's.
+            if lost(self.source, items.position, inside) is None:
+                raise
+            return np.zeros(len(items), np.bool_)
+        return inside
+
+    def want(self, anchors: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large:
-            sparse = _slots(positions, history_len, frameskip, rows.ring.rows)
-            self._want(rows, positions, sparse, history_len * frameskip)
+            plan = _Plan(cut, rows)
+            self._want(plan, self._slots(plan, anchors)[0])
 
-    def _want(self, rows: Rows, positions: Array, sparse: Array, span: int) -> None:
+    def _want(self, plan: _Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
         if self.watch.is_cold:
-            for name in rows.large:
-                dense = name == "action" and sparse.shape[1] < span
-                slots = _slots(positions, span, 1, rows.ring.rows) if dense else sparse
-                rows.by_name[name].want(slots)
+            for _, column, _, number, _ in plan.columns:
+                if column.is_large:
+                    column.want(slots[number][0])
+
+    def _slots(
+        self, plan: _Plan, anchors: Array
+    ) -> tuple[list[tuple[Array, Array | None]], Array, Array, Array | None]:
+        """Return for each of the plan's steps their slots `(B, n)`, and which of them are padding, None if none can be.
+
+        Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all do.
+        """
+        size, starts, lengths, inside = plan.rows.ring.rows, anchors, anchors, None
+        if plan.cut.needs_bounds:
+            starts, lengths, found = self.bounds_of(anchors)
+            inside = None if found.all() else found
+        slots: list[tuple[Array, Array | None]] = []
+        for steps, is_alone in plan.steps:
+            is_pad = None
+            if steps.padded:
+                wanted, is_pad = steps.places(anchors, starts, lengths)
+                places = slots_of(wanted, starts, size)
+            else:
+                places = steps.slots(anchors, size)
+            slots.append((places[:, 0] if is_alone else places, is_pad))
+        return slots, starts, lengths, inside
 
 
-def _slots(positions: Array, count: int, stride: int, rows: int) -> Array:
-    """Return the slots `(B, count)` of `count` positions from each of `positions` on."""
-    slots = (positions % rows)[:, None]
-    if count > 1:
-        slots = slots + np.arange(0, count * stride, stride)
-        # A span is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.
-        np.subtract(slots, rows, out=slots, where=slots >= rows)
-    return slots
+class _Plan:
+    """What to gather for a cut over these rows: made once.
+
+    `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the
+    number of its steps, and the shape of a row that is folded.
+    """
+
+    __slots__ = ("columns", "cut", "rows", "steps")
+
+    def __init__(self, cut: Cut, rows: Rows) -> None:
+        self.cut, self.rows = cut, rows
+        self.steps: list[tuple[Steps, bool]] = []
+        self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
+        for name, column in rows.by_name.items():
+            taken = cut.of(name)
+            if taken is not None:
+                key = taken.steps, taken.is_alone
+                if key not in self.steps:
+                    self.steps.append(key)
+                folded = taken.shape(0, column.spec)[1:] if taken.fold else None
+                self.columns.append((name, column, taken, self.steps.index(key), folded))

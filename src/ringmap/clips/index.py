@@ -33,7 +33,7 @@ from ringmap.errors import ClipIndexError
 from ringmap.storage.ring.integers import ClipNumber, Position
 from ringmap.storage.ring.live import GrowingArray, LiveEpisodes
 
-__all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "why_no_clips"]
+__all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "counts", "why_no_clips"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,6 +48,19 @@ _PART = 65_536
 
 _MAX_STEPS = 4
 """Steps to walk from an entry of the guide table before a binary search is faster."""
+
+
+def counts(lengths: Array, span: int, least: int = 0) -> Array:
+    """Return the number of clips in episodes of these lengths, int64.
+
+    Args:
+        lengths: steps of each.
+        span: steps of a clip.
+        least: episodes that are shorter have none.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    found: Array = np.maximum(0, sizes - (span - 1))
+    return np.where(sizes < least, 0, found) if least else found
 
 
 def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "history_len") -> str:
@@ -79,15 +92,22 @@ def why_no_clips(lengths: Array, span: int, frameskip: int = 0, option: str = "h
 
 
 class SpanIndex:
-    """Clip numbers of one span over live episodes, which are added and evicted."""
+    """Clip numbers of one span over live episodes, which are added and evicted.
+
+    Args:
+        live: the episodes.
+        span: steps of a clip.
+        least: steps that an episode with a clip has at least.
+    """
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_guide", "_upto", "base", "first", "last", "live", "numbering", "span",
+        "_ends", "_era", "_follower", "_guide", "_upto", "base", "first", "last", "least", "live", "numbering", "span",
     )  # fmt: skip
 
-    def __init__(self, live: LiveEpisodes, span: int) -> None:
+    def __init__(self, live: LiveEpisodes, span: int, least: int = 0) -> None:
         self.live = live
         self.span = span
+        self.least = least
         self._follower = object()
         self._restart()
 
@@ -131,7 +151,8 @@ class SpanIndex:
             seen: int = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
             fresh = max(self._upto, first)
             if last - fresh == 1 and fresh == self._upto:
-                seen += max(0, live.length(fresh) - self.span + 1)
+                length = live.length(fresh)
+                seen += max(0, length - self.span + 1) if length >= self.least else 0
                 self._ends.append(seen, self.first)
                 self._guide.append(fresh, seen, self.base)
             else:
@@ -140,8 +161,8 @@ class SpanIndex:
                     self.first, self.base = fresh, ClipNumber(seen)
                 self._ends.reserve(last - fresh, self.first)
                 for at in range(fresh, last, _PART):
-                    lengths = live.lengths_since(at)[:_PART].astype(np.int64)
-                    ends = np.cumsum(np.maximum(0, lengths - self.span + 1)) + seen
+                    lengths = live.lengths_since(at)[:_PART]
+                    ends = np.cumsum(counts(lengths, self.span, self.least)) + seen
                     seen = int(ends[-1])
                     self._ends.extend(ends, self.first)
                     self._guide.extend(at, ends, self.base)
@@ -188,7 +209,7 @@ class SpanIndex:
     def positions(self, numbers: Array) -> Array:
         """Return the position on the ring of the first step of each clip number in `[base, end)`."""
         live = self.live
-        if self.span == 1 and live.is_dense:
+        if self.span == 1 and live.is_dense and not self.least:
             # Every step starts a clip, so no search is needed.
             shifted: Array = numbers + (live.start(self.first) - self.base)
             return shifted
@@ -199,7 +220,7 @@ class SpanIndex:
     def numbers(self, positions: Array) -> Array:
         """Return the clip number of each position, where a clip of a live episode starts. O(B log episodes)."""
         live = self.live
-        if self.span == 1 and live.is_dense:
+        if self.span == 1 and live.is_dense and not self.least:
             shifted: Array = positions - (live.start(self.first) - self.base)
             return shifted
         index = live.starts.searchsorted(positions, side="right") - 1
@@ -210,8 +231,7 @@ class SpanIndex:
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
-        counts = np.maximum(0, self.live.lengths.astype(np.int64) - self.span + 1)
-        expected = np.cumsum(counts) + self.base
+        expected = np.cumsum(counts(self.live.lengths, self.span, self.least)) + self.base
         got = self._ends.span(self.first, self.last)
         if not np.array_equal(expected, got):
             return [
@@ -233,15 +253,18 @@ class ClipIndex:
 
     def __init__(self, live: LiveEpisodes) -> None:
         self.live = live
-        self._spans: dict[int, SpanIndex] = {}
+        self._spans: dict[tuple[int, int], SpanIndex] = {}
 
-    def of(self, span: int) -> SpanIndex:
-        """Return the up-to-date index of `span`; the first call for a span costs O(episodes)."""
-        index = self._spans.get(span)
+    def of(self, span: int, least: int = 0) -> SpanIndex:
+        """Return the up-to-date index of `span`; the first call for a span costs O(episodes).
+
+        `least`: steps that an episode with a clip has at least.
+        """
+        index = self._spans.get((span, least))
         if index is None:
             if len(self._spans) >= _MAX_SPANS:
                 self._spans.pop(next(iter(self._spans)))
-            index = self._spans[span] = SpanIndex(self.live, span)
+            index = self._spans[span, least] = SpanIndex(self.live, span, least)
         # All spans are updated at each call, so that the backlog of each stays bounded.
         for other in tuple(self._spans.values()):  # a signal handler may ask for another span
             other.follow()
@@ -249,16 +272,18 @@ class ClipIndex:
 
     def check(self) -> list[str]:
         """Return violated invariants of every span in use."""
-        return [fault for span in self._spans for fault in self.of(span).check()]
+        return [fault for key in self._spans for fault in self.of(*key).check()]
 
 
 class ClipPairs(Sequence[tuple[int, int]]):
-    """A lazy sequence of `(episode, first step)` pairs, oldest episode first; no memory per clip.
+    """A lazy sequence of `(episode, step)` pairs, oldest episode first; no memory per clip.
 
     Args:
         index: the clip index.
         span: of each clip.
         lock: held while the index is updated and searched, if another thread may add episodes.
+        before: steps of a clip before the one to return: 0 for its first.
+        least: steps that an episode with a clip has at least.
 
     Example:
         >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)
@@ -269,20 +294,22 @@ class ClipPairs(Sequence[tuple[int, int]]):
     """
 
     def __init__(
-        self, index: ClipIndex, span: int, lock: AbstractContextManager[Any] | None = None
-    ) -> None:
+        self, index: ClipIndex, span: int, lock: AbstractContextManager[Any] | None = None,
+        before: int = 0, least: int = 0,
+    ) -> None:  # fmt: skip
         self._index = index
-        self._span = span
+        self._span = span, least
+        self._before = before
         self._lock = nullcontext() if lock is None else lock
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             index = copy.deepcopy(self._index)
-        return {"_index": index, "_span": self._span, "_lock": nullcontext()}
+        return {**self.__dict__, "_index": index, "_lock": nullcontext()}
 
     def __len__(self) -> int:
         with self._lock:
-            of = self._index.of(self._span)
+            of = self._index.of(*self._span)
             return of.end - of.base
 
     @overload
@@ -294,16 +321,17 @@ class ClipPairs(Sequence[tuple[int, int]]):
             return self._at(item)
 
     def _at(self, item: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
-        of = self._index.of(self._span)
+        of = self._index.of(*self._span)
         if isinstance(item, slice):
             ids = np.arange(of.end - of.base)[item]
             ordinals, starts = of.locate(ids + of.base)
-            return list(zip((ordinals - of.first).tolist(), starts.tolist(), strict=True))
+            steps = starts + self._before
+            return list(zip((ordinals - of.first).tolist(), steps.tolist(), strict=True))
         size = of.end - of.base
         if not -size <= item < size:
             raise ClipIndexError(f"clip_indices: clip {item} is out of range for {size} clips")
         ordinals, starts = of.locate(np.array([of.base + item % size]))
-        return int(ordinals[0]) - of.first, int(starts[0])
+        return int(ordinals[0]) - of.first, int(starts[0]) + self._before
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         for i in range(len(self)):

@@ -6,6 +6,7 @@
 
 A clip is `span = num_steps * frameskip` steps of one episode. Observations keep every
 `frameskip`-th step; the column `action` keeps all of them, folded to (num_steps, -1).
+A view may say otherwise: its `cut` decides which steps are anchors, and what an item holds.
 A subclass supplies `column_names` and `_load_slice`; all else follows from these two, and
 may be overridden by what is faster.
 Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes them).
@@ -13,21 +14,37 @@ Not here: files (stored.py and formats/), batches (PyTorch's DataLoader makes th
 
 from __future__ import annotations
 
+import copy
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.clips.index import ClipIndex, ClipPairs, why_no_clips
+from ringmap.clips.cut import Cut
+from ringmap.clips.index import ClipIndex, ClipPairs
+from ringmap.clips.wanted import Wanted, warn_unreached
+from ringmap.clips.window import WindowSpec
+from ringmap.datasets.batch import worker
 from ringmap.datasets.image_axes import stored_layout
-from ringmap.datasets.loader_batches import as_clip
-from ringmap.errors import ClipIndexError, InputError, SubscriptError, UnknownColumnError
+from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns
+from ringmap.datasets.windows import DatasetRows, fold, gather, rows_by_slices
+from ringmap.errors import (
+    ClipIndexError,
+    InputError,
+    NoClipsError,
+    SubscriptError,
+    UnknownColumnError,
+)
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
 
-__all__ = ["Dataset", "Transform", "clip_id", "clip_ids", "fold_actions", "in_range", "num_rows"]
+__all__ = [
+    "Dataset", "Transform", "clip_id", "clip_ids", "cut_of_dataset", "fold_actions", "in_range", "num_rows",
+]  # fmt: skip
 
 log = logging.getLogger("ringmap")
 
@@ -76,8 +93,17 @@ class Dataset(_Base):
     frameskip: int = 1
     num_steps: int = 1
     transform: Transform | None = None
+    fps: float | None = None
+    """Steps per second, for windows in seconds; None: not known."""
+    reward_at: str | None = None
+    """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
+    _cut: Cut | None = None
+    _chosen: Array | None = None
     _clips: ClipIndex | None = None
+    _rows: DatasetRows | None = None
+    _draws: tuple[Any, np.random.Generator] | None = None
     _told_empty = False
+    _told_short = False
 
     def __init__(
         self,
@@ -213,17 +239,119 @@ class Dataset(_Base):
         return self.num_steps * self.frameskip
 
     @property
+    def cut(self) -> Cut:
+        """What an item holds, and which steps are its anchors: those of a clip are its first steps, with `span` steps from each on."""
+        if self._cut is not None:
+            return self._cut
+        cut, span = Cut.clip(self.num_steps, self.frameskip), self.span
+        return cut if cut.span == span else replace(cut, after=span - 1)
+
+    @property
     def clip_indices(self) -> Sequence[tuple[int, int]]:
-        """The `(episode, first step)` of every clip, oldest episode first; no memory per clip."""
-        return ClipPairs(self._clip_index(), self.span)
+        """The `(episode, step)` of the anchor of every clip, its first step, oldest episode first; no memory per clip."""
+        cut = self.cut
+        return ClipPairs(self._clip_index(), cut.span, before=cut.before, least=cut.least)
+
+    @property
+    def num_unreachable_steps(self) -> int:
+        """Number of steps that are in no clip, since their episodes are too short for one. O(episodes)."""
+        return self.cut.unreached(self.lengths)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a view with items, or episodes, of its own: see `view`."""
+        return self._cut is not None or self._chosen is not None
+
+    def view(
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> Dataset:  # fmt: skip
+        """Return this dataset with other items: what a window says, around one step each, the anchor.
+
+        Args:
+            window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch, columns as
+                they are stored, that returns a column. In place of `num_steps`: a column without a window comes at t alone.
+            columns: names of the columns to read; None: all.
+            anchors: the steps t to leave out at the ends of episodes, `slice(2, -7)` the first 2 and the last 7; or a function of
+                an episode's data (a dict), which tells whether the episode is wanted.
+            drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
+
+        Raises:
+            InputError: an unknown column, a name that is taken, a value that a column can't hold, a sum over rewards while it is
+                not known where they stand (`reward_at`).
+            NoClipsError: a window over a dataset without steps, whose columns are not known.
+
+        Cost: no rows are copied. A function is called once per episode.
+
+        Example:
+            >>> from ringmap.data import Window, load_dataset, get_format
+            >>> import tempfile
+            >>> path = tempfile.mkdtemp() + "/demo.h5"
+            >>> with get_format("hdf5").open_writer(path) as writer:
+            ...     writer.write_episode({"state": [0.0, 1.0, 2.0], "action": [0, 1, 2]})
+            >>> item = load_dataset(path).view({"action": Window(range(-1, 2), pad="edge")})[0]
+            >>> float(item["state"]), item["action"].tolist(), item["action_is_pad"].tolist()
+            (0.0, [0, 0, 1], [True, False, False])
+        """
+        made = copy.copy(self)
+        if callable(anchors):
+            made._chosen, anchors = self._accepted(anchors), None
+        made._cut = self._cut_for(window, columns, anchors, drop_all_padded)
+        made._told_short = False
+        made._tell_short()
+        return made
+
+    def _cut_for(
+        self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
+    ) -> Cut | None:  # fmt: skip
+        """Return the cut of a request; as it is now, if nothing else is asked for."""
+        where = f"{type(self).__name__}.view"
+        if columns is not None and not isinstance(columns, str):
+            columns = tuple(columns)
+        wanted = Wanted(
+            self.num_steps, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at,
+        )  # fmt: skip
+        if not wanted.is_plain:
+            return wanted.cut(where, self._schema(where))
+        if drop_all_padded:
+            raise InputError(f"{where}: drop_all_padded is for padded columns; pass window=")
+        return self._cut
+
+    def _accepted(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
+        """Return for each episode whether `wanted` accepts its data."""
+        data = self.get_episode_data()
+        return np.array(
+            [bool(wanted({n: v[ep] for n, v in data.items()})) for ep in range(len(self.lengths))],
+            np.bool_,
+        )
+
+    def _schema(self, where: str) -> Schema:
+        """Return the columns, as they are stored.
+
+        Raises:
+            NoClipsError: no step is stored that would show them.
+        """
+        filled = np.flatnonzero(self.lengths)
+        if not len(filled):
+            raise NoClipsError(f"{where}: nothing is stored yet; collect first")
+        first = self._stored_rows(int(filled[0]), 0, 1, self.column_names)
+        return Schema(tuple(ColumnSpec(n, v.shape[1:], v.dtype) for n, v in first.items()))
+
+    def _tell_short(self) -> None:
+        """Say once in the log that many steps are in no clip."""
+        if not self._told_short:
+            self._told_short = True
+            if worker() is None:
+                warn_unreached(self._anchor_lengths(), self.cut, type(self).__name__)
 
     def __len__(self) -> int:
+        self._tell_short()
         return len(self.clip_indices) or self._no_length()
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
-        """Return one clip.
+        """Return one clip, or what the window of a view says.
 
-        Shapes: observations (num_steps, ...), `action` (num_steps, -1).
+        Shapes: observations (num_steps, ...), `action` (num_steps, -1); with a window of n offsets (n, ...), without one (...).
 
         Raises:
             ClipIndexError: the id is out of range, or there are no clips. Negative ids count
@@ -238,8 +366,10 @@ class Dataset(_Base):
         Raises:
             ClipIndexError: as for one clip.
         """
-        episodes, starts = self._locate(clip_ids(indices, type(self).__name__))
-        return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
+        episodes, steps = self._locate(clip_ids(indices, type(self).__name__))
+        if self._cut is None or not len(episodes):
+            return [as_clip(clip) for clip in self._load_clips(episodes, steps)]
+        return self._as_batch(self._columns_at(episodes, steps), len(episodes))
 
     # -- whole columns -----------------------------------------------------------------------
 
@@ -304,8 +434,9 @@ class Dataset(_Base):
     # -- helpers for subclasses --------------------------------------------------------------
 
     def _locate(self, ids: Array) -> tuple[Array, Array]:
-        """Return the episodes and first steps of clip ids, negative ones counted from the end."""
-        index = self._clip_index().of(self.span)
+        """Return the episodes of clip ids, and the steps of their anchors; negative ids count from the end."""
+        cut = self.cut
+        index = self._clip_index().of(cut.span, cut.least)
         size = index.end - index.base
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
         if low < -size or high >= size:
@@ -316,7 +447,75 @@ class Dataset(_Base):
                 f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
             )
         ordinals, starts = index.locate(np.where(ids < 0, ids + size, ids) + index.base)
-        return ordinals - index.first, starts
+        return ordinals - index.first, starts + cut.before if cut.before else starts
+
+    def _columns_at(self, episodes: Array, steps: Array) -> dict[str, Any]:
+        """Return the columns of the items at these anchors, in the form that users get, not folded yet."""
+        rows, cut = self._item_rows(), self.cut
+        found = gather(rows, cut, episodes, steps, self._generator() if cut.computed else None)
+        return {name: self._shown(name, values) for name, values in found.items()}
+
+    def _as_batch(self, columns: dict[str, Any], count: int) -> list[Any]:
+        """Return the items of a batch, in a form that a DataLoader collates without a copy, if there is one."""
+        fold(columns, self.cut)
+        if columns and all(map(collates_whole, columns.values())):
+            return of_columns(columns, count)
+        return [as_clip(item) for item in self._as_items(columns, count)]
+
+    def _as_items(self, columns: dict[str, Any], count: int) -> list[dict[str, Any]]:
+        """Return the items of a batch one by one, with text as Python's own."""
+        columns = {
+            name: v.tolist() if isinstance(v, np.ndarray) and v.dtype.kind in "SU" else v
+            for name, v in columns.items()
+        }
+        return [{name: values[i] for name, values in columns.items()} for i in range(count)]
+
+    def _rows_at(
+        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+    ) -> dict[str, Array]:
+        """Return steps of episodes, name -> `(B, n, ...)`, fresh arrays, images in stored order.
+
+        Args:
+            names: of the columns.
+            episodes: `(B,)`.
+            steps: `(B, n)`, all inside the episodes.
+            stride: the distance between the steps of each row, if they increase evenly; 0 if not.
+        """
+        return rows_by_slices(self._load_slice, names, episodes, steps)
+
+    def _steps_of(
+        self, part: Any, names: Sequence[str], episodes: Array, steps: Array, stride: int
+    ) -> dict[str, Array]:
+        """Return steps of episodes of a part of this dataset, as `_rows_at`, after the part's transform."""
+        if isinstance(part, Dataset) and part.transform is None:
+            return part._rows_at(names, episodes, steps, stride)
+        return rows_by_slices(part._load_slice, names, episodes, steps)
+
+    def _shown(self, name: str, values: Array) -> Any:
+        """Return a column of a batch in the form that users get."""
+        return values
+
+    def _rows_key(self) -> Any:
+        """Return a value that changes with the rows; None: they may change at any time."""
+        return None
+
+    def _item_rows(self) -> DatasetRows:
+        lengths = self.lengths
+        rows = self._rows
+        if rows is None or (rows.given is not lengths and not np.array_equal(rows.given, lengths)):
+            rows = self._rows = DatasetRows(
+                self._rows_at, self.column_names, lengths, self.offsets, self._rows_key()
+            )
+        return rows
+
+    def _generator(self) -> np.random.Generator:
+        """Return the generator of computed columns: in a worker, one of the worker's own."""
+        told = worker()
+        home = None if told is None else (told.id, told.seed)
+        if self._draws is None or self._draws[0] != home:
+            seed = None if told is None else told.seed
+            self._draws = home, np.random.default_rng(seed)
+        return self._draws[1]
 
     def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
         """Return the clips of these episodes and first steps, each folded."""
@@ -344,7 +543,7 @@ class Dataset(_Base):
         ]
 
     def _why_no_clips(self) -> str:
-        return why_no_clips(self.lengths, self.span, self.frameskip, "num_steps")
+        return self.cut.why_none(self.lengths, "num_steps")
 
     def _no_length(self) -> int:
         """Return 0, and say why in the log, once, if there are episodes: all that PyTorch's shuffling loader says is
@@ -357,8 +556,24 @@ class Dataset(_Base):
 
     def _clip_index(self) -> ClipIndex:
         if self._clips is None:
-            self._clips = ClipIndex(LiveEpisodes.from_lengths(self.lengths))
+            self._clips = ClipIndex(LiveEpisodes.from_lengths(self._anchor_lengths()))
         return self._clips
+
+    def _anchor_lengths(self) -> Array:
+        """Return the steps of each episode, 0 for one that has no anchors.
+
+        Raises:
+            InputError: there are other episodes than when they were chosen.
+        """
+        lengths: Array = self.lengths
+        if self._chosen is None:
+            return lengths
+        if len(self._chosen) != len(lengths):
+            raise InputError(
+                f"{type(self).__name__}: it has {len(lengths)} episodes, but {len(self._chosen)} when this view chose some of "
+                "them; make another view"
+            )
+        return np.where(self._chosen, lengths, 0)
 
     def _episode_number(self, idx: int) -> int:
         return int(self._episode_numbers(operator.index(idx))[0])
@@ -391,13 +606,21 @@ class Dataset(_Base):
         return {name: np.asarray(steps[name]) for name in names}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_clips"}
+        own = ("_clips", "_rows", "_draws")  # of this object in this process
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(episodes={len(self.lengths)}, steps={int(self.lengths.sum())}, "
             f"num_steps={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names})"
         )
+
+
+def cut_of_dataset(dataset: Any) -> Cut:
+    """Return the cut of a dataset: ours, or an object with the same methods."""
+    if isinstance(dataset, Dataset):
+        return dataset.cut
+    return Cut.clip(dataset.num_steps, dataset.frameskip)
 
 
 def num_rows(lengths: Array, offsets: Array) -> int:

@@ -13,12 +13,15 @@ Not here: rewards for goals; the clips themselves (the wrapped dataset).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
-from ringmap.datasets.base import Dataset, clip_ids
+from ringmap.clips.window import WindowSpec
+from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset
 from ringmap.datasets.batch import worker
 from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
@@ -95,14 +98,19 @@ class GoalDataset(Forkable, Dataset):
             )
         if not 0 <= gamma < 1:
             raise InputError(f"GoalDataset: gamma must be in [0, 1), got {gamma}")
-        offset = dataset.num_steps if current_goal_offset is None else current_goal_offset
+        inner = cut_of_dataset(dataset)
+        last = dataset.num_steps if inner.history else 1
+        offset = last if current_goal_offset is None else current_goal_offset
         if offset <= 0:
             raise InputError(f"GoalDataset: current_goal_offset must be positive, got {offset}")
         super().__init__([], [], frameskip=dataset.frameskip, num_steps=dataset.num_steps)
+        if isinstance(dataset, Dataset):
+            self.fps, self.reward_at = dataset.fps, dataset.reward_at
         self.dataset = dataset
         self.goal_probabilities = tuple(weights.tolist())
         self.gamma = float(gamma)
         self.current_goal_offset = int(offset)
+        self._given_offset = current_goal_offset
         self.seed = seed
         self._goal_keys = None if goal_keys is None else dict(goal_keys)
         self._rng: np.random.Generator | None = None
@@ -179,18 +187,42 @@ class GoalDataset(Forkable, Dataset):
     # -- clips with goals --------------------------------------------------------------------
 
     @property
-    def span(self) -> int:
-        """Steps that an episode must have left for a clip: its own, and a later one where goals need it."""
+    def cut(self) -> Cut:
+        """What a clip holds; its anchors have a later step, where goals need one."""
+        cut = cut_of_dataset(self.dataset)
         future = self.goal_probabilities[GEOMETRIC] > 0 or self.goal_probabilities[UNIFORM] > 0
-        ahead = self.current_goal_offset - (0 if future else 1)
-        return max(self.num_steps * self.frameskip, ahead * self.frameskip + 1)
+        ahead = (self.current_goal_offset - (0 if future else 1)) * self.frameskip
+        return cut if cut.after >= ahead else replace(cut, after=ahead)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the wrapped dataset is one."""
+        return isinstance(self.dataset, Dataset) and self.dataset.is_view
+
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have for a clip: its own, and a later one where goals need it."""
+        return self.cut.span
+
+    def view(
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> Dataset:  # fmt: skip
+        """Return the goals of a view of the wrapped dataset, as `Dataset.view` makes it; goals come after the anchor.
+
+        `current_goal_offset` then counts from the anchor, which is 1: it is what was given, or 1.
+        """
+        inner = self.dataset.view(window, columns, anchors, drop_all_padded)
+        return GoalDataset(
+            inner, self.goal_probabilities, self.gamma, self._given_offset, self._goal_keys, self.seed,
+        )  # fmt: skip
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips with their goals; goals are drawn again at each call."""
         episodes, starts = self._locate(clip_ids(indices, "GoalDataset"))
         if not len(episodes):
             return []
-        ids = (self._first_ids[episodes] + starts).tolist()
+        ids = (self._first_ids[episodes] + starts - cut_of_dataset(self.dataset).before).tolist()
         if hasattr(self.dataset, "__getitems__"):
             clips = self.dataset.__getitems__(ids)
         else:
@@ -218,7 +250,7 @@ class GoalDataset(Forkable, Dataset):
         changes no other clip's goal.
         """
         rng, count, skip = self._generator(), len(episodes), self.frameskip
-        lengths = self._lengths.astype(np.int64)
+        lengths = np.asarray(self.lengths, np.int64)
         kinds = np.searchsorted(np.cumsum(self.goal_probabilities), rng.random(count), side="right")
         kinds = np.minimum(kinds, CURRENT)
         anywhere, later = rng.random(count), rng.random(count)
@@ -255,13 +287,17 @@ class GoalDataset(Forkable, Dataset):
         return self._rng
 
     def _clip_index(self) -> ClipIndex:
-        lengths = np.asarray(self.dataset.lengths)
+        lengths = self._anchor_lengths()
         if self._clips is None or not np.array_equal(lengths, self._lengths):
             self._lengths = lengths
             self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
-            clips = np.maximum(lengths.astype(np.int64) - self.num_steps * self.frameskip + 1, 0)
+            clips = cut_of_dataset(self.dataset).counts(lengths)
             self._first_ids = np.cumsum(clips) - clips
         return self._clips
+
+    def _anchor_lengths(self) -> Array:
+        inner = self.dataset
+        return np.asarray(inner._anchor_lengths() if isinstance(inner, Dataset) else inner.lengths)
 
     def _locate(self, ids: Array) -> tuple[Array, Array]:
         try:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex
-from ringmap.datasets.base import Dataset, clip_ids, num_rows
+from ringmap.clips.window import WindowSpec
+from ringmap.datasets.base import Dataset, clip_ids, cut_of_dataset, num_rows
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.ring.live import LiveEpisodes
@@ -51,6 +53,29 @@ class _Joined(Dataset):
                     f"frameskip={part.frameskip}, expected {self.num_steps} and {self.frameskip} as "
                     "in dataset 0; open them alike"
                 )
+            if cut_of_dataset(part).anchors != cut_of_dataset(first).anchors and any(
+                isinstance(p, Dataset) and p.is_view for p in (part, first)
+            ):
+                raise InputError(
+                    f"{name}: dataset {number} has other anchors than dataset 0; make views with the same windows, or join the "
+                    "datasets first and make a view of all"
+                )
+        self.fps = _agreed([part.fps for part in self.datasets if isinstance(part, Dataset)])
+        self.reward_at = _agreed(
+            [part.reward_at for part in self.datasets if isinstance(part, Dataset)]
+        )
+
+    @property
+    def cut(self) -> Cut:
+        """What an item holds, and which steps are its anchors; without a window of its own that of the first part."""
+        return cut_of_dataset(self.datasets[0]) if self._cut is None else self._cut
+
+    def _cut_for(
+        self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
+    ) -> Cut | None:  # fmt: skip
+        found = super()._cut_for(window, columns, anchors, drop_all_padded)
+        parts = (part.is_view for part in self.datasets if isinstance(part, Dataset))
+        return self.cut if found is None and any(parts) else found
 
     @property
     def episode_column_names(self) -> list[str]:
@@ -58,11 +83,20 @@ class _Joined(Dataset):
         return list(dict.fromkeys(n for part in self.datasets for n in part.episode_column_names))
 
     def _clip_index(self) -> ClipIndex:
-        lengths = self.lengths
+        lengths = self._anchor_lengths()
         if self._clips is None or not np.array_equal(lengths, self._lengths):
             self._lengths = lengths
             self._clips = ClipIndex(LiveEpisodes.from_lengths(lengths))
         return self._clips
+
+    def _anchors_in(self, part: Any) -> Array:
+        """Return the steps of each episode of a part, 0 for one without anchors."""
+        own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
+        return np.asarray(own, np.int32)
+
+    def _rows_key(self) -> Any:
+        keys = tuple(p._rows_key() if isinstance(p, Dataset) else None for p in self.datasets)
+        return None if None in keys else keys
 
 
 class MergeDataset(_Joined):
@@ -142,13 +176,51 @@ class MergeDataset(_Joined):
         return offsets
 
     def __len__(self) -> int:
-        return min(len(part) for part in self.datasets)
+        return super().__len__() if self.is_view else min(len(part) for part in self.datasets)
+
+    def _anchor_lengths(self) -> Array:
+        return (
+            self._anchors_in(self.datasets[0])
+            if self._chosen is None
+            else super()._anchor_lengths()
+        )
+
+    def _rows_at(
+        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+    ) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
+            mine = [name for name in names if name in keys and name not in found]
+            if mine:
+                found.update(self._steps_of(part, mine, episodes, steps, stride))
+        return found
+
+    def _shown(self, name: str, values: Array) -> Any:
+        homes = zip(self.datasets, self.keys_from_dataset, strict=True)
+        part = next((part for part, keys in homes if name in keys), self.datasets[0])
+        return part._shown(name, values) if isinstance(part, Dataset) else values
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once; each part is asked once."""
+        if self.is_view:
+            return super().__getitems__(indices)
         ids = _in_range(indices, len(self), "MergeDataset").tolist()
         parts = [_clips_of(part, ids) for part in self.datasets]
-        return [self._join(clips) for clips in zip(*parts, strict=True)]
+        keys = [
+            self._held(part, keys, clips[0]) if clips else keys
+            for part, keys, clips in zip(self.datasets, self.keys_from_dataset, parts, strict=True)
+        ]
+        return [self._join(clips, keys) for clips in zip(*parts, strict=True)]
+
+    def _held(self, part: Any, keys: list[str], item: Any) -> list[str]:
+        """Return the columns to take from the items of a part: with those that its window adds, if it has one."""
+        if not (isinstance(part, Dataset) and part.is_view):
+            return keys
+        if self._keys is None:
+            return list(item)
+        left_out = {how.mask for name, how in part.cut.named.items() if name not in keys}
+        left_out.update(name for name in part.column_names if name not in keys)
+        return [name for name in item if name not in left_out]
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         return self._join([part._load_slice(ep, start, end) for part in self.datasets])
@@ -160,10 +232,12 @@ class MergeDataset(_Joined):
         ]
         return [self._join(found) for found in zip(*parts, strict=True)]
 
-    def _join(self, parts: Sequence[Any]) -> dict[str, Any]:
+    def _join(
+        self, parts: Sequence[Any], taken: Sequence[list[str]] | None = None
+    ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         turned: set[str] = set()
-        for part, keys in zip(parts, self.keys_from_dataset, strict=True):
+        for part, keys in zip(parts, taken or self.keys_from_dataset, strict=True):
             marked: frozenset[str] = getattr(part, "channels_first", frozenset())
             for name in keys:
                 if name in part and name not in values:
@@ -193,6 +267,7 @@ class MergeDataset(_Joined):
         for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
             if isinstance(source, str) or set(source) <= set(part.column_names):
                 part.merge_col(source, target, dim)
+                self._rows = None
                 if self._keys is not None and target not in keys:
                     keys.append(target)
                 return
@@ -258,10 +333,33 @@ class ConcatDataset(_Joined):
         )
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self.datasets)
+        return super().__len__() if self.is_view else sum(len(part) for part in self.datasets)
+
+    def _anchor_lengths(self) -> Array:
+        if self._chosen is not None:
+            return super()._anchor_lengths()
+        return np.concatenate([self._anchors_in(part) for part in self.datasets])
+
+    def _rows_at(
+        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+    ) -> dict[str, Array]:
+        parts: dict[str, list[Array]] = {name: [] for name in names}
+        order = []
+        for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
+            order.append(where)
+            for name, values in self._steps_of(part, names, local, steps[where], stride).items():
+                parts[name].append(values)
+        back = np.argsort(np.concatenate(order))
+        return {name: np.concatenate(values)[back] for name, values in parts.items()}
+
+    def _shown(self, name: str, values: Array) -> Any:
+        part = next((p for p in self.datasets if name in p.column_names), self.datasets[0])
+        return part._shown(name, values) if isinstance(part, Dataset) else values
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, grouped by part: each is asked once."""
+        if self.is_view:
+            return super().__getitems__(indices)
         sizes = [len(part) for part in self.datasets]
         ids = _in_range(indices, sum(sizes), "ConcatDataset")
         clips: list[Any] = [None] * len(ids)
@@ -339,6 +437,7 @@ class ConcatDataset(_Joined):
         """Join columns along axis `dim` into a new column, in every part."""
         for part in self.datasets:
             part.merge_col(source, target, dim)
+        self._rows = None
 
     def get_episode_data(
         self, idx: int | Sequence[int] | Array | None = None
@@ -400,6 +499,12 @@ def _clips_of(part: Any, ids: list[int]) -> list[Any]:
     if hasattr(part, "__getitems__"):
         return list(part.__getitems__(ids))
     return [part[i] for i in ids]
+
+
+def _agreed(values: list[Any]) -> Any:
+    """Return the value that all parts which know one share; None if there is none."""
+    known = {value for value in values if value is not None}
+    return known.pop() if len(known) == 1 else None
 
 
 def _rows_of(part: Any) -> int:

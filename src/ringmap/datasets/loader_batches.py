@@ -17,9 +17,11 @@ import numpy as np
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 
-__all__ = ["allocate", "as_clip", "as_mapping", "of_columns"]
+__all__ = ["allocate", "as_clip", "as_mapping", "collates_whole", "of_columns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_TENSOR_KINDS = "biufc"
 
 
 def allocate(layout: Layout) -> dict[str, Array] | None:
@@ -52,6 +54,11 @@ def as_mapping(columns: dict[str, Array]) -> dict[str, Array]:
     from ringmap.datasets.worker_slots import SlotBatch
 
     return SlotBatch(columns)
+
+
+def collates_whole(values: Any) -> bool:
+    """Return whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
+    return not isinstance(values, np.ndarray) or values.dtype.kind in _TENSOR_KINDS
 
 
 def _register() -> None:

@@ -1,6 +1,6 @@
 """A dataset over the columns of a file, returned as PyTorch tensors or NumPy arrays.
 
-    clip ids -> episodes, first steps -> rows -> source.windows -> tensors -> transform -> fold
+    clip ids -> episodes, anchors -> rows -> source.windows -> tensors -> transform -> fold
                                                (one read per column and batch)
 
 Every built-in reader is this class over a `ColumnSource` of its format: a format defines how
@@ -13,7 +13,6 @@ Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ import numpy as np
 
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.image_axes import EpisodeDict, is_image, to_channels_first
-from ringmap.datasets.loader_batches import as_clip, of_columns
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -33,7 +32,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LAYOUTS = ("CHW", "HWC")
 OUTPUTS = ("torch", "numpy")
-_TENSOR_KINDS = "biufc"
+_DENSE = 2
+"""Rows of a run for each step of an item: up to here, reading the whole run costs less than reading its steps one by one."""
 
 
 class ColumnSource(Protocol):
@@ -134,6 +134,7 @@ class StoredDataset(Dataset):
             raise InputError(f"{source.path}: output must be one of {OUTPUTS}, got {output!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
         self.source = source
+        self._key = object()
         self.layout = layout
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}
@@ -225,52 +226,58 @@ class StoredDataset(Dataset):
         Raises:
             ClipIndexError: as for one clip.
         """
-        episodes, starts = self._locate(clip_ids(indices, type(self).__name__))
-        if self.transform is not None or not len(episodes):
-            return [as_clip(clip) for clip in self._load_clips(episodes, starts)]
-        columns = self._load_columns(episodes, starts)
-        if not columns or not all(_collates_whole(values) for values in columns.values()):
-            return [as_clip(clip) for clip in self._cut(columns, len(episodes))]
-        if "action" in columns:
-            actions, count = columns["action"], len(episodes)
-            width = math.prod(actions.shape[1:]) // self.num_steps
-            columns["action"] = actions.reshape(count, self.num_steps, width)
-        batch: list[Any] = of_columns(columns, len(episodes))
-        return batch
-
-    def _load_columns(self, episodes: Array, starts: Array) -> dict[str, Any]:
-        """Return column -> (B, steps, ...), actions dense and not folded yet."""
-        first = self.offsets[episodes] + starts
-        names, strided = list(self._specs), self.frameskip > 1 and "action" in self._specs
-        columns = self._read(
-            [n for n in names if n != "action"] if strided else names,
-            first, self.span, self.frameskip,
-        )  # fmt: skip
-        if strided:
-            columns |= self._read(["action"], first, self.span, 1)
-            columns = {name: columns[name] for name in names}
-        return columns
-
-    def _load_clips(self, episodes: Array, starts: Array) -> list[dict[str, Any]]:
+        episodes, steps = self._locate(clip_ids(indices, type(self).__name__))
         if not len(episodes):
             return []
-        return self._cut(self._load_columns(episodes, starts), len(episodes))
+        columns = self._columns_at(episodes, steps)
+        if self.transform is None:
+            return self._as_batch(columns, len(episodes))
+        # It sees actions unfolded, and clips before their text becomes lists.
+        items = [{n: v[i] for n, v in columns.items()} for i in range(len(episodes))]
+        return [as_clip(self._fold(self.transform(item))) for item in items]
 
-    def _cut(self, columns: dict[str, Any], count: int) -> list[dict[str, Any]]:
-        clips = [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
-        ] or [{} for _ in range(count)]
-        if self.transform is not None:
-            clips = [self.transform(clip) for clip in clips]
-        return [self._fold(clip) for clip in clips]
+    def _rows_at(
+        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+    ) -> dict[str, Array]:
+        """As `Dataset._rows_at`, straight from the source: `transform` is not applied."""
+        count = steps.shape[1]
+        offsets = self.offsets[episodes]
+        if stride:
+            return self._windows(names, offsets + steps[:, 0], (count - 1) * stride + 1, stride)
+        first = steps.min(1)
+        width = int((steps.max(1) - first).max()) + 1
+        rest = np.ones(len(steps), np.bool_)  # the items that are read row by row
+        index, runs = np.empty(steps.shape, np.int64), {}
+        if width <= _DENSE * count:
+            # One run of rows for each item; it stays inside the episode.
+            last = self.lengths[episodes] - width
+            rest = last < 0
+            first = np.minimum(first, last)[~rest]
+            if len(first):
+                runs = self._windows(names, offsets[~rest] + first, width, 1)
+            index[~rest] = steps[~rest] - first[:, None] + width * np.arange(len(first))[:, None]
+        rows, where = np.unique(offsets[rest, None] + steps[rest], return_inverse=True)
+        index[rest] = where.reshape(-1, count) + width * int((~rest).sum())
+        single = self._windows(names, rows, 1, 1) if len(rows) else {}
+        found = {}
+        for name in names:
+            parts = [p[name].reshape(-1, *p[name].shape[2:]) for p in (runs, single) if p]
+            found[name] = (parts[0] if len(parts) == 1 else np.concatenate(parts)).take(index, 0)
+        return found
+
+    def _rows_key(self) -> Any:
+        return self._key
+
+    def _schema(self, where: str) -> Schema:
+        return self.schema
 
     def _fold(self, steps: Mapping[str, Any]) -> dict[str, Any]:
+        items = super()._fold(steps) if self.cut.history else dict(steps)
         return {
             name: value.tolist()
-            if isinstance(value, np.ndarray) and value.dtype.kind in "SU"
+            if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "SU"
             else value
-            for name, value in super()._fold(steps).items()
+            for name, value in items.items()
         }
 
     # -- whole columns -----------------------------------------------------------------------
@@ -348,6 +355,8 @@ class StoredDataset(Dataset):
             raise InputError(f"{where}: {names} do not join along axis {dim}: {error}") from None
         if merged.shape[0] != parts[0].shape[0]:
             raise InputError(f"{where}: axis {dim} is time; join along another")
+        self._key = object()
+        self._rows = None
         self._cache[target] = merged
         self._specs[target] = ColumnSpec(target, merged.shape[1:], merged.dtype)
         turned = self.layout == "CHW" and is_image(self._specs[target])
@@ -370,19 +379,16 @@ class StoredDataset(Dataset):
         self, names: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Any]:
         """Return windows of columns in the form that users get."""
-        found: dict[str, Any] = self._windows(names, starts, length, stride)
-        for name, values in found.items():
-            if self.output == "torch" and _has_tensor(values.dtype, self.path):
-                import torch
+        found = self._windows(names, starts, length, stride)
+        return {name: self._shown(name, values) for name, values in found.items()}
 
-                values = torch.from_numpy(values)
-            found[name] = to_channels_first(values) if name in self._turned else values
-        return found
+    def _shown(self, name: str, values: Array) -> Any:
+        shown: Any = values
+        if self.output == "torch" and _has_tensor(values.dtype, self.path):
+            import torch
 
-
-def _collates_whole(values: Any) -> bool:
-    """Return whether a column of a batch becomes one tensor in a DataLoader: text and dates do not."""
-    return not isinstance(values, np.ndarray) or values.dtype.kind in _TENSOR_KINDS
+            shown = torch.from_numpy(values)
+        return to_channels_first(shown) if name in self._turned else shown
 
 
 def _has_tensor(dtype: np.dtype[Any], where: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import CorruptError, UnknownFormatError
 from ringmap.formats.common.directory import DecodingSource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.episode_cache import EpisodeCache
@@ -57,6 +58,15 @@ class LeRobot(StoredFormat):
     source = "ringmap.formats.lerobot:LeRobotSource"
 
     @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
+        """Return the dataset at a path, which knows its rate."""
+        dataset = super().open_reader(path, **options)
+        source: Any = dataset.source
+        if isinstance(source.fps, int | float) and source.fps > 0:
+            dataset.fps = float(source.fps)
+        return dataset
+
+    @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
         """Tell by `meta/info.json` and its version."""
         try:
@@ -89,6 +99,7 @@ class LeRobotSource(DecodingSource):
                 raise UnknownFormatError(
                     f"{self.path}: is LeRobot {version}, expected v3; convert it with LeRobot's own script"
                 )
+            self.fps = self._info.get("fps")
             self._episodes = _episodes(self.path)
             self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
             self._refuse_vast()

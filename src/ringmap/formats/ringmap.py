@@ -8,17 +8,21 @@ Not here: how a buffer is read (storage/read/reader.py), live reading (`ReplayBu
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.errors import ReplacedError
+from ringmap.clips.window import check_fps, check_reward_at
+from ringmap.datasets.stored import StoredDataset
+from ringmap.errors import InputError, ReplacedError
 from ringmap.formats.common.directory import DirectorySource, offsets_of, steps_of
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
@@ -29,6 +33,8 @@ __all__ = ["BufferSource", "Ringmap"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+log = logging.getLogger("ringmap")
+
 
 @register_format
 class Ringmap(StoredFormat):
@@ -36,6 +42,18 @@ class Ringmap(StoredFormat):
 
     name = "ringmap"
     source = "ringmap.formats.ringmap:BufferSource"
+
+    @classmethod
+    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
+        """Return the dataset at a path, which knows what the buffer does: its rate, and where rewards stand."""
+        dataset = super().open_reader(path, **options)
+        settings = read_manifest(Disk(), os.path.abspath(path)).settings
+        try:
+            dataset.fps = check_fps(cls.name, settings.get("fps"))
+            dataset.reward_at = check_reward_at(cls.name, settings.get("reward_at"))
+        except InputError as error:
+            log.warning("%s; the manifest says so, and it is left out", error)
+        return dataset
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:

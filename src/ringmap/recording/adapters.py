@@ -189,6 +189,8 @@ def sink_of(buffer: Any, keys: Keys, built: bool, stream: bool) -> Sink:
     if columns is not None and not built:
         keys.check(columns, casting, type(buffer).__name__)
     if isinstance(inner, ReplayBuffer):
+        if not built:
+            inner.expect_reward_at("next", where)
         return EpisodeSink(buffer, inner, columns, stream)
     return RowSink(buffer, columns, casting)
 

@@ -168,10 +168,12 @@ def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
         raise InputError(
             f"{WHERE}: writer= must have write_episode (a ReplayBuffer, a format's writer), got {type(writer).__name__}"
         )
-    if identity is None:
-        return _ToWriter(writer, None)
     from ringmap.buffers.replay import ReplayBuffer
 
+    if isinstance(writer, ReplayBuffer):
+        writer.expect_reward_at("next", WHERE)
+    if identity is None:
+        return _ToWriter(writer, None)
     if not isinstance(writer, ReplayBuffer):
         raise InputError(
             f"{WHERE}: resume=True needs a ReplayBuffer or path=: what a {type(writer).__name__} holds can't be asked"

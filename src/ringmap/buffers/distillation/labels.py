@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.steps import StepRing
+from ringmap.buffers.steps import ROW, StepRing
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live, look_again, lost
@@ -96,7 +96,7 @@ class LabelLog:
                 self._where = np.full(self._slots, -1, np.int64)
                 self._rows = np.full(self._slots, -1, np.int64)
             positions = np.arange(self._seen, head)
-            positions = positions[self.log.engine.reader.starts(positions, 1)]
+            positions = positions[self.log.engine.reader.starts(positions, ROW)]
             of, stamps = (_column(source, name, positions) for name in ("row", "stamp"))
             if not is_live(source, self._seen):
                 return 1

@@ -42,18 +42,17 @@ class EpisodeSampler(DrawingSampler):
                 f"EpisodeSampler: {type(buffer).__name__} stores transitions of many lanes, and no episodes; draw "
                 "with another sampler"
             )
-        span = window.index.span
         with window.lock:
             starts, lengths = window.live.starts, window.live.lengths
             chosen = self.rng.integers(0, len(lengths), batch_size)
             for _ in range(_TRIES):
-                short = lengths[chosen] < span
+                short = window.in_episodes(lengths[chosen]) == 0
                 if not short.any():
                     break
                 chosen[short] = self.rng.integers(0, len(lengths), int(short.sum()))
             else:
-                long_enough = np.flatnonzero(lengths >= span)
+                long_enough = np.flatnonzero(window.in_episodes(lengths))
                 chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
-            steps = self.rng.integers(0, lengths[chosen].astype(np.int64) - span + 1)
-            ids: Array = window.ids(starts[chosen] + steps)
+            steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))
+            ids: Array = window.ids(starts[chosen] + steps + window.before)
         return ids

@@ -123,7 +123,8 @@ class PrioritizedSampler(DrawingSampler):
         self._pid = os.getpid()
         self._stored: StoredPriorities | None = None
         self._tree: SumTree | None = None
-        self._span = self._era = self._low = self._high = 0
+        self._era = self._low = self._high = 0
+        self._anchors: object = None
         self._sorted = np.empty(0, np.float32)
         self._changes = 0
         self._asked: tuple[weakref.ref[Any], int] | None = None
@@ -280,16 +281,16 @@ class PrioritizedSampler(DrawingSampler):
             self._bind(source)
         tree, leaves, low, head = self._tree, self._leaves, window.low, window.head
         assert leaves is not None
-        if tree is None or window.index.span != self._span or source.live.era != self._era:
+        if tree is None or window.anchors != self._anchors or source.live.era != self._era:
             tree = self._tree = SumTree(len(leaves.values))
-            self._span, self._era = window.index.span, source.live.era
+            self._anchors, self._era = window.anchors, source.live.era
             self._low = self._high = low
             self._changes = _NEVER_RANKED
         if low > self._low:
             self._put(tree, self._low, min(low, self._high), None)
             self._low, self._high = low, max(low, self._high)
         if head > self._high:
-            fresh = max(low, leaves.upto)
+            fresh = max(source.tail, leaves.upto)  # also steps that are no anchors of this window
             if head > fresh:
                 highest = leaves.highest
                 assert self._stored is not None

@@ -11,9 +11,11 @@ Not here: reading (formats/), downloading.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ringmap.clips.window import WindowSpec, check_fps, check_reward_at
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
@@ -46,6 +48,13 @@ def load_dataset(
     name: str | os.PathLike[str],
     cache_dir: str | os.PathLike[str] | None = None,
     format: str | None = None,
+    *,
+    window: WindowSpec | None = None,
+    columns: Iterable[str] | None = None,
+    anchors: Any = None,
+    drop_all_padded: bool = False,
+    fps: float | None = None,
+    reward_at: str | None = None,
     **reader_options: Any,
 ) -> Dataset:
     """Open a dataset.
@@ -55,6 +64,13 @@ def load_dataset(
             "d4rl:...", or one of `register_dataset`), which is split at the first ":". A path that exists goes first.
         cache_dir: the cache folder; `get_cache_dir` says which by default.
         format: the format's name; found out by default.
+        window: name -> `Window`, the steps of that column around a step t; `Computed`; or a function of the batch that returns a
+            column: see `Dataset.view`, as for the next three.
+        columns: names of the columns to read; None: all.
+        anchors: the steps t to leave out at the ends of episodes, such as `slice(2, -7)`; or a function of an episode's data.
+        drop_all_padded: whether to leave out steps t at which a padded column would be padding alone.
+        fps: steps per second, for windows in seconds; None: as the dataset says, if it does.
+        reward_at: where rewards stand: "next" or "same", as for `ReplayBuffer`; None: as the dataset says, if it does.
         reader_options: for the format's reader: `num_steps`, `frameskip`, `transform`, `layout`,
             `output` ("torch" or "numpy") and what the format adds.
 
@@ -65,7 +81,8 @@ def load_dataset(
         NotFoundError: (FileNotFoundError) nothing is there.
         UnknownFormatError: (ValueError) "No format detected".
         MissingFormatError: it is of a format whose packages are not installed; the message says which extra.
-        InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option.
+        InputError: (ValueError) "Ambiguous": several data files; an unknown format or prefix; a bad option; a window that
+            does not fit the columns.
 
     Example:
         >>> import tempfile
@@ -77,6 +94,28 @@ def load_dataset(
         >>> len(dataset), dataset[1]["state"].tolist()
         (2, [[1.0], [2.0]])
     """
+    check_fps("load_dataset", fps)
+    check_reward_at("load_dataset", reward_at)
+    dataset = _opened(name, cache_dir, format, reader_options)
+    if fps is not None:
+        dataset.fps = fps
+    if reward_at is not None:
+        dataset.reward_at = reward_at
+    if window is None and columns is None and anchors is None and not drop_all_padded:
+        return dataset
+    if not isinstance(dataset, Dataset):
+        raise InputError(
+            f"load_dataset: {name}: windows and columns= need a ringmap Dataset, and this one is a {type(dataset).__name__}"
+        )
+    return dataset.view(window, columns, anchors, drop_all_padded)
+
+
+def _opened(
+    name: str | os.PathLike[str],
+    cache_dir: str | os.PathLike[str] | None,
+    format: str | None,
+    reader_options: dict[str, Any],
+) -> Dataset:
     if ":" in os.fspath(name) and not os.path.exists(os.path.expanduser(name)):
         dataset: Dataset = load_prefixed(os.fspath(name), **reader_options)
         return dataset

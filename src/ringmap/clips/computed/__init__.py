@@ -1,0 +1,1 @@
+"""Computed columns: small classes, each with one method over whole batches."""

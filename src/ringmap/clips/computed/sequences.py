@@ -1,0 +1,97 @@
+"""Sequences: the same steps of every column, with flags that tell where episodes begin and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.items import Computed, Items
+from ringmap.clips.window import Window, WindowMaker, positive_length
+from ringmap.errors import InputError
+from ringmap.storage.columns.schema import Schema
+
+__all__ = ["Sequences"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Sequences(WindowMaker):
+    """A window of the next `length` steps of every column, inside one episode: `sample(window=Sequences(64))`.
+
+    Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a step is the
+    first of its episode, the last, and the last of one that terminated. All rows come as they are stored, also the first reward and
+    the last action of an episode, which may be blank. With `burn_in`, also `is_burn_in`, True for the first steps.
+
+    Args:
+        length: steps.
+        burn_in: number of steps at the start that only warm up a recurrent state.
+
+    Raises:
+        InputError: a length that is not positive, or as many steps of burn-in.
+
+    Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019, for burn-in.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100, seed=0)
+        >>> buf.write_episode({"obs": np.arange(4)})
+        >>> item = buf.view(window=Sequences(3, burn_in=1))[0]
+        >>> item["obs"].tolist(), item["is_first"].tolist(), item["is_burn_in"].tolist()
+        ([0, 1, 2], [True, False, False], [True, False, False])
+    """
+
+    def __init__(self, length: int, burn_in: int = 0) -> None:
+        self.length = positive_length("Sequences", "length", length)
+        self.burn_in = 0 if burn_in == 0 else positive_length("Sequences", "burn_in", burn_in)
+        if self.burn_in >= self.length:
+            raise InputError(
+                f"Sequences: burn_in={burn_in} leaves nothing of {length} steps; it must be smaller than length"
+            )
+        self._flags = _Flags(self.length, self.burn_in)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """A value that equal sequences share."""
+        return "Sequences", self.length, self.burn_in
+
+    def window(self, schema: Schema, where: str) -> dict[str, Any]:
+        """Return the windows of all columns, and what computes the flags."""
+        name = "sequence"
+        while name in schema.names:
+            name += "_"
+        return {**dict.fromkeys(schema.names, Window(range(self.length), blanks=True)), name: self._flags.over(schema)}  # fmt: skip
+
+
+class _Flags(Computed):
+    """The flags of a sequence that are not stored."""
+
+    def __init__(self, length: int, burn_in: int, names: tuple[str, ...] = ()) -> None:
+        self.length, self.burn_in, self.names = length, burn_in, names
+
+    def over(self, schema: Schema) -> _Flags:
+        """Return the flags that these columns lack."""
+        names = [n for n in ("is_first", "is_last", "is_terminal") if n not in schema.names]
+        if self.burn_in:
+            names.append("is_burn_in")
+        return _Flags(self.length, self.burn_in, tuple(names))
+
+    def check(self, schema: Schema, where: str) -> None:
+        if self.burn_in and "is_burn_in" in schema.names:
+            raise InputError(f"{where}: Sequences adds a column 'is_burn_in', and one is stored")
+
+    def adds(self, name: str) -> tuple[str, ...]:
+        return self.names
+
+    def compute(self, items: Items) -> dict[str, Array]:
+        steps = items.step[:, None] + np.arange(self.length)
+        is_last = steps == items.length[:, None] - 1
+        made = {
+            "is_first": steps == 0,
+            "is_last": is_last,
+            "is_terminal": is_last & items.terminated[:, None],
+            "is_burn_in": np.broadcast_to(
+                np.arange(self.length) < self.burn_in, steps.shape
+            ).copy(),
+        }
+        return {name: made[name] for name in self.names}

@@ -1,0 +1,290 @@
+"""A cut: which steps of an episode an item holds, and which steps can be its anchor. Integers only.
+
+    episode      start ........... anchor ........... start + length - 1
+                      | before -->|      |<-- after |        steps that exist on both sides of every anchor
+    a column     anchor + offsets                            clamped to the episode where it is padded
+
+An item belongs to its anchor, a step of an episode. A clip of H observations with frameskip K is the cut whose anchor is
+its first step: offsets 0, K, 2K, ..., and all H * K steps of `action`.
+
+Invariants: an episode of L steps has max(0, L - before - after) anchors, one after the other (none if L < least); a
+row without padding lies inside the episode for every anchor; a padded row is a row of the same episode.
+Not here: rows and files (gather.py), the numbers of anchors (index.py), what a user writes (window.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.index import counts, why_no_clips
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+
+__all__ = ["ANCHOR", "Cut", "Steps", "Taken", "clamp", "slots_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps around an anchor.
+
+    Args:
+        offsets: of each step from the anchor, in any order.
+        padded: whether an offset may leave the episode; it then means the nearest step that has a value.
+        blank_first, blank_last: number of steps at the start, and at the end, of each episode in which the column has no value.
+
+    Example:
+        >>> Steps((-1, 0, 1), padded=True).places(np.array([10]), np.array([10]), np.array([2]))
+        (array([[10, 10, 11]]), array([[ True, False, False]]))
+    """
+
+    offsets: tuple[int, ...]
+    padded: bool = False
+    blank_first: int = 0
+    blank_last: int = 0
+    lowest: int = field(init=False, compare=False, repr=False)
+    """The smallest offset."""
+    stride: int = field(init=False, compare=False, repr=False)
+    """The distance of offsets that increase evenly; 0 if these do not."""
+    array: Array = field(init=False, compare=False, repr=False)
+    _upward: Array = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        offsets = np.array(self.offsets, np.int64)
+        lowest = int(offsets.min())
+        gaps = set(np.diff(offsets).tolist()) or {1}
+        stride = max(0, gaps.pop()) if len(gaps) == 1 else 0
+        for name, value in (
+            ("array", offsets), ("lowest", lowest), ("stride", stride), ("_upward", offsets - lowest),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @property
+    def before(self) -> int:
+        """Steps that the episode must have before every anchor, if nothing is padded."""
+        return max(0, self.blank_first - self.lowest)
+
+    @property
+    def after(self) -> int:
+        """Steps that the episode must have after every anchor, if nothing is padded."""
+        return max(0, max(self.offsets) + self.blank_last)
+
+    def slots(self, anchors: Array, rows: int) -> Array:
+        """Return the slots `(B, n)` on a ring of `rows` rows, for anchors all of whose steps lie in their episodes."""
+        first = anchors + self.lowest if self.lowest else anchors
+        slots = (first % rows)[:, None]
+        if len(self._upward) > 1:
+            slots = slots + self._upward
+            # An episode is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.
+            np.subtract(slots, rows, out=slots, where=slots >= rows)
+        return slots
+
+    def places(self, anchors: Array, starts: Array, lengths: Array) -> tuple[Array, Array | None]:
+        """Return the positions `(B, n)` of the steps, and which of them are padding, None if none can be.
+
+        Args:
+            anchors: positions of the anchors, int64 `(B,)`.
+            starts: positions of the first steps of their episodes.
+            lengths: steps of these episodes.
+        """
+        wanted = anchors[:, None] + self.array
+        if not self.padded:
+            return wanted, None
+        return clamp(wanted, starts, lengths, self.blank_first, self.blank_last)
+
+
+def clamp(
+    wanted: Array, starts: Array, lengths: Array, blank_first: int = 0, blank_last: int = 0
+) -> tuple[Array, Array]:
+    """Return positions moved into their episodes, and which of them had to move, or have no value.
+
+    Args:
+        wanted: positions `(B, ...)`.
+        starts: position of the first step of the episode of each row, `(B,)`.
+        lengths: steps of these episodes.
+        blank_first: steps at the start of each episode that have no value.
+        blank_last: steps at its end that have none.
+
+    Example:
+        >>> clamp(np.array([[8, 10, 14]]), np.array([10]), np.array([4]), blank_last=1)
+        (array([[10, 10, 12]]), array([[ True, False,  True]]))
+    """
+    shape = (-1, *(1,) * (wanted.ndim - 1))
+    low = starts.reshape(shape)
+    high = low + (lengths.reshape(shape) - 1)
+    if not (blank_first or blank_last):
+        places = np.minimum(np.maximum(wanted, low), high)
+        return places, places != wanted
+    first, last = low + blank_first, high - blank_last
+    is_pad = (wanted < first) | (wanted > last)
+    # Where no step has a value, the row is still one of this episode.
+    last = np.maximum(last, low)
+    first = np.minimum(first, last)
+    return np.minimum(np.maximum(wanted, first), last), is_pad
+
+
+def slots_of(places: Array, starts: Array, rows: int) -> Array:
+    """Return the slots of positions `(B, ...)` that lie in the episodes that start at `starts`."""
+    lap = starts - starts % rows
+    slots: Array = places - lap.reshape(-1, *(1,) * (places.ndim - 1))
+    np.subtract(slots, rows, out=slots, where=slots >= rows)
+    return slots
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How an item holds one column.
+
+    Args:
+        steps: which of its steps.
+        fold: number of rows to fold the steps into, as `action` of a clip; 0 leaves them as they are.
+        is_alone: whether the only step comes without an axis of its own.
+        fill: the value of padded rows; None: that of the nearest step.
+        mask: the column that tells which rows are padding; None: none does.
+    """
+
+    steps: Steps
+    fold: int = 0
+    is_alone: bool = False
+    fill: Any = None
+    mask: str | None = None
+
+    def shape(self, size: int, spec: ColumnSpec) -> tuple[int, ...]:
+        """Return the shape of the column in a batch of `size` items."""
+        steps = len(self.steps.offsets)
+        if self.fold:
+            return size, self.fold, math.prod(spec.shape) * steps // self.fold
+        return (size, *spec.shape) if self.is_alone else (size, steps, *spec.shape)
+
+
+ANCHOR = Taken(Steps((0,)), is_alone=True)
+"""A column at the anchor alone."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What an item holds, column by column, and where its anchor can be.
+
+    Args:
+        named: column -> how it is held.
+        others: how columns are held that are not named; None: not at all.
+        before, after: steps that every anchor has before and after it in its episode.
+        least: steps that an episode with an anchor has at least; matters beyond `before + after + 1`.
+        blanks: column -> steps without a value at the start and at the end of each episode.
+        reward_at: where rewards stand, "next" or "same"; None: not known.
+        computed: pairs of a name and the `Computed` behind it, in the order in which they are computed.
+        functions: pairs of a name and a function of the whole batch that returns the column, called in this order at the end.
+        history, frameskip: of a clip, for messages; 0 for any other cut.
+
+    Example:
+        >>> cut = Cut.clip(history_len=2, frameskip=3)
+        >>> cut.before, cut.after, cut.counts(np.array([4, 6, 9])).tolist()
+        (0, 5, [0, 1, 4])
+    """
+
+    named: Mapping[str, Taken]
+    others: Taken | None
+    before: int = 0
+    after: int = 0
+    least: int = 0
+    blanks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    reward_at: str | None = None
+    computed: tuple[tuple[str, Any], ...] = ()
+    functions: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
+    history: int = 0
+    frameskip: int = 0
+    span: int = field(init=False)
+    """Steps around an anchor that its episode must have: `before + 1 + after`."""
+    widest: int = field(init=False)
+    """The greatest number of steps of any column."""
+    needs_bounds: bool = field(init=False)
+    """Whether gathering needs the bounds of the episodes: a column is padded, or computed."""
+
+    def __post_init__(self) -> None:
+        taken = [*self.named.values(), *([self.others] if self.others else [])]
+        span = self.before + 1 + self.after
+        for name, value in (
+            ("span", span),
+            ("least", self.least if self.least > span else 0),
+            ("widest", max((len(t.steps.offsets) for t in taken), default=1)),
+            ("needs_bounds", bool(self.computed) or any(t.steps.padded for t in taken)),
+        ):
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=64)
+    def clip(
+        history_len: int, frameskip: int = 1, columns: tuple[str, ...] | None = None
+    ) -> Cut:  # fmt: skip
+        """Return the cut of clips: every `frameskip`-th step of a column, all steps of `action`.
+
+        Args:
+            history_len: observations.
+            frameskip: stride between them.
+            columns: names of the columns to hold; None: all.
+        """
+        span = history_len * frameskip
+        strided = Taken(Steps(tuple(range(0, span, frameskip))))
+        steps = strided.steps if frameskip == 1 else Steps(tuple(range(span)))
+        dense = Taken(steps, fold=history_len)
+        named, others = {"action": dense}, None if columns is not None else strided
+        if columns is not None:
+            named = {name: dense if name == "action" else strided for name in columns}
+        return Cut(named, others, after=span - 1, history=history_len, frameskip=frameskip)
+
+    @property
+    def anchors(self) -> tuple[int, int, int]:
+        """What decides which steps are anchors: two cuts with the same value have the same anchors."""
+        return self.before, self.after, self.least
+
+    def of(self, name: str) -> Taken | None:
+        """Return how a column is held, or None."""
+        return self.named.get(name, self.others)
+
+    def held(self, names: Iterable[str]) -> list[str]:
+        """Return which of these columns are held."""
+        return [name for name in names if self.of(name) is not None]
+
+    def layout(self, schema: Schema, size: int) -> Layout:
+        """Return the shape and dtype of every gathered column of a batch of `size` items, masks included."""
+        found: Layout = {}
+        for spec in schema.columns:
+            taken = self.of(spec.name)
+            if taken is not None:
+                found[spec.name] = taken.shape(size, spec), spec.dtype
+                if taken.mask is not None:
+                    found[taken.mask] = (size, len(taken.steps.offsets)), np.dtype(np.bool_)
+        return found
+
+    def counts(self, lengths: Array) -> Array:
+        """Return the number of anchors in episodes of these lengths, int64."""
+        return counts(lengths, self.span, self.least)
+
+    def unreached(self, lengths: Array) -> int:
+        """Return how many steps of episodes of these lengths no item reaches. O(episodes)."""
+        sizes = np.asarray(lengths, np.int64)
+        taken = [*self.named.values(), *([self.others] if self.others else [])]
+        low = min((t.steps.lowest for t in taken), default=0)
+        high = max((max(t.steps.offsets) for t in taken), default=0)
+        first = max(0, self.before + low)
+        stop = np.minimum(sizes, sizes - self.after + high)
+        reached = np.where(self.counts(sizes) > 0, stop - first, 0)
+        return int((sizes - reached).sum())
+
+    def why_none(self, lengths: Array, option: str = "history_len") -> str:
+        """Return why episodes of these lengths have no anchor, and how to change that."""
+        if self.history or not len(lengths):
+            return why_no_clips(lengths, self.span, self.frameskip, option)
+        longest = int(np.max(lengths))
+        return (
+            f"no step can be an anchor: this window needs episodes of at least {max(self.span, self.least)} steps "
+            f"({self.before} before the anchor, {self.after} after it), and the longest stored episode (of {len(lengths)}) "
+            f"has {longest} steps; give the columns a pad=, choose smaller offsets, or collect longer episodes"
+        )

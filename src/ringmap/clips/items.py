@@ -1,0 +1,259 @@
+"""The items of one batch, as computed columns see them; and the base class of such columns.
+
+    anchors (B,) + episodes (B,)  ->  Items  ->  Computed.compute(items)  ->  column (B, ...), or several
+                                       |
+                                       +-- take(column, steps): any steps of each anchor's own episode
+                                              |
+                                              +-- ItemRows: the rows of a ring, or of a dataset
+
+Invariants: `take` returns rows of the anchor's own episode, whatever steps are asked for. Over a ring all of it happens between
+the copy of the rows and the look after it: an item whose rows were overwritten meanwhile is drawn and computed again.
+Not here: what is computed (the modules of `clips/computed`), which steps columns hold (cut.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.clips.cut import Cut, Taken, clamp, slots_of
+from ringmap.errors import InputError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.ring.integers import Position
+
+__all__ = ["Computed", "ItemRows", "Items", "RingRows", "call_functions", "compute", "pad"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ItemRows(Protocol):
+    """The rows that columns are computed from. A row is named by its position, a number that is the same for life."""
+
+    names: Collection[str]
+    """Names of the columns."""
+    size: int
+    """Number of slots; the slot of a row is its position modulo this."""
+    key: Any
+    """Equal keys mean the same rows at the same positions; None: nothing may be kept for later batches."""
+    memory: AbstractContextManager[Any]
+    """Held while sums of rows are kept."""
+
+    def take(self, column: str, places: Array, starts: Array) -> Array:
+        """Return copies of rows `(B, ...)`; row i is one of the episode that begins at position `starts[i]`."""
+        ...
+
+    def read(self, column: str, start: int, length: int) -> Array:
+        """Return a copy of the rows of a whole episode."""
+        ...
+
+    def episodes(self, starts: Array) -> Array:
+        """Return the numbers of the episodes that begin at these positions, int64."""
+        ...
+
+    def newest_tail(self) -> int:
+        """Return the position below which rows may have been overwritten by now."""
+        ...
+
+
+class RingRows:
+    """The rows of a ring, as `ItemRows`."""
+
+    def __init__(self, source: Handle) -> None:
+        assert source.rows is not None
+        self._source, self._rows = source, source.rows
+        self.names: Collection[str] = source.rows.by_name
+        self.size = source.rows.ring.rows
+        self.key = source.manifest.uuid
+        self.memory: AbstractContextManager[Any] = source.memory
+        self.newest_tail = source.newest_tail
+
+    def take(self, column: str, places: Array, starts: Array) -> Array:
+        """Return copies of rows."""
+        slots = slots_of(places, starts, self.size)
+        return self._rows.by_name[column].take(slots, None, self._source.head)
+
+    def read(self, column: str, start: int, length: int) -> Array:
+        """Return a copy of the rows of a whole episode."""
+        stored = self._rows.by_name[column]
+        pieces = [stored.read(*piece) for piece in self._rows.ring.pieces(Position(start), length)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def episodes(self, starts: Array) -> Array:
+        """Return the numbers of the episodes among those stored now, oldest first."""
+        with self.memory:
+            found: Array = self._source.live.starts.searchsorted(starts)
+        return found
+
+
+class Items:
+    """The items of a batch.
+
+    Attributes:
+        name: the name under which the column was asked for.
+        rows: all rows.
+        columns: the columns gathered and computed so far.
+        position: of each anchor on the ring, int64 `(B,)`: the same for life, in every process.
+        start: position of the first step of the anchor's episode.
+        length: steps of that episode, int64.
+        step: the anchor's step in it.
+        rng: a generator, for draws.
+    """
+
+    def __init__(
+        self, rows: ItemRows, cut: Cut, anchors: Array, starts: Array, lengths: Array,
+        columns: Mapping[str, Array], rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.name = ""
+        self.rows = rows
+        self.columns = columns
+        self.position = anchors
+        self.start = starts
+        self.length = lengths.astype(np.int64)
+        self.step: Array = anchors - starts
+        self.rng = rng
+        self._cut = cut
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @property
+    def episode(self) -> Array:
+        """Number of each anchor's episode among those stored now, oldest first, int64 `(B,)`."""
+        return self.rows.episodes(self.start)
+
+    @property
+    def reward_at(self) -> str | None:
+        """Where rewards stand: "next" to the step that their action led to, or at the "same" step; None: not known."""
+        return self._cut.reward_at
+
+    def blanks(self, column: str) -> tuple[int, int]:
+        """Return how many steps at the start, and at the end, of each episode have no value in a column."""
+        return self._cut.blanks.get(column, (0, 0))
+
+    def take(self, column: str, steps: Array) -> tuple[Array, Array]:
+        """Return rows of each anchor's own episode, and which of them are padding.
+
+        Args:
+            column: its name.
+            steps: steps in the episode, integers `(B,)` or `(B, n)`; the first step of an episode is 0. One that lies outside the
+                episode, or where the column has no value, means the nearest that has one.
+
+        Returns:
+            values `(B, ...)` or `(B, n, ...)`, and bool `(B,)` or `(B, n)`, True where a step was moved.
+
+        Cost: one copy of the rows.
+        """
+        shape = (-1, *(1,) * (steps.ndim - 1))
+        wanted = self.start.reshape(shape) + steps
+        places, is_pad = clamp(wanted, self.start, self.length, *self.blanks(column))
+        return self.rows.take(column, places, self.start), is_pad
+
+    @property
+    def terminated(self) -> Array:
+        """Whether each anchor's episode terminated, bool `(B,)`: the last value of its column `terminated`; False without one."""
+        if "terminated" not in self.rows.names:
+            return np.zeros(len(self), np.bool_)
+        ends, _ = self.take("terminated", self.length - 1)
+        flags: Array = ends.reshape(len(self), -1)[:, -1] != 0
+        return flags
+
+    def part(self, which: Array) -> Items:
+        """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
+        found = Items(
+            self.rows, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
+        )  # fmt: skip
+        found.name = self.name
+        return found
+
+
+class Computed(ABC):
+    """A column that is computed from stored ones, for a whole batch at once.
+
+    A subclass implements `compute`; `reads` names the stored columns that must exist, so that a wrong name is refused before
+    anything is drawn.
+
+    Processes and threads: an object may be used by several threads, and is pickled to the workers of a DataLoader.
+
+    Example:
+        >>> class Speed(Computed):
+        ...     def reads(self, schema):
+        ...         return ("obs",)
+        ...     def compute(self, items):
+        ...         now, _ = items.take("obs", items.step)
+        ...         before, _ = items.take("obs", items.step - 1)
+        ...         return now - before
+        >>> from ringmap import ReplayBuffer
+        >>> buf = ReplayBuffer(max_steps=100, seed=0)
+        >>> buf.write_episode({"obs": np.arange(0, 30, 3)})
+        >>> sorted(set(buf.sample(64, window={"speed": Speed()})["speed"].tolist()))
+        [0, 3]
+    """
+
+    needs_reward_at: bool = False
+    """Whether it must be known where rewards stand (`reward_at`), as for a sum over them."""
+
+    def reads(self, schema: Schema) -> tuple[str, ...]:
+        """Return the names of the stored columns that `compute` reads, given the columns that exist."""
+        return ()
+
+    def check(self, schema: Schema, where: str) -> None:  # noqa: B027 - nothing to check
+        """Raise InputError where it can't be computed from these columns. The columns of `reads` exist."""
+
+    def adds(self, name: str) -> tuple[str, ...]:
+        """Return the names of the columns that it adds to a batch, or replaces in it, if it was asked for as `name`."""
+        return (name,)
+
+    @abstractmethod
+    def compute(self, items: Items) -> Array | dict[str, Array]:
+        """Return the column, `(B, ...)`, or name -> column; each in memory of its own.
+
+        It may be called again for some items of a batch, whose rows were overwritten during the call. An error that it raises over
+        such rows is dropped.
+        """
+
+
+def pad(
+    batch: dict[str, Array],
+    values: Array,
+    taken: Taken,
+    is_pad: Array,
+    out: Mapping[str, Array] | None = None,
+) -> None:
+    """Fill the padded rows of a column, and add its mask to the batch."""
+    if taken.fill is not None:
+        values[is_pad] = taken.fill
+    if taken.mask is not None:
+        into = None if out is None else out.get(taken.mask)
+        if into is None:
+            batch[taken.mask] = is_pad.copy()  # columns with the same steps share it
+        else:
+            np.copyto(into, is_pad)
+            batch[taken.mask] = into
+
+
+def compute(batch: dict[str, Array], items: Items, cut: Cut) -> None:
+    """Add the computed columns of a cut to a batch."""
+    for name, column in cut.computed:
+        items.name = name
+        found = column.compute(items)
+        batch.update(found if isinstance(found, dict) else {name: found})
+
+
+def call_functions(batch: dict[str, Array], cut: Cut, size: int) -> None:
+    """Add the columns that functions of the caller make of a whole batch.
+
+    Raises:
+        InputError: one returned something else than a row per item.
+    """
+    for name, function in cut.functions:
+        made = np.asarray(function(batch))
+        if made.ndim < 1 or len(made) != size:
+            raise InputError(
+                f"window[{name!r}]: the function returned shape {made.shape} for a batch of {size}; expected ({size}, ...)"
+            )
+        batch[name] = made

@@ -1,0 +1,359 @@
+"""A window: which steps around an anchor a column holds, as a user writes it, and the cut that it means.
+
+    {"pixels": Window(range(-1, 1)), "action": Window(range(-1, 15), pad="edge")}  --cut_of-->  Cut
+
+Invariants: a window is checked against the stored columns before anything is drawn.
+Not here: index arithmetic (cut.py), reading (gather.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.cut import ANCHOR, Cut, Steps, Taken
+from ringmap.clips.items import Computed
+from ringmap.errors import InputError
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+
+__all__ = [
+    "REWARD_AT",
+    "Window",
+    "WindowMaker",
+    "WindowSpec",
+    "check_fps",
+    "check_reward_at",
+    "cut_of",
+    "positive_length",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+REWARD_AT = ("next", "same")
+
+
+class WindowMaker(ABC):
+    """Makes the windows of all columns, once it is known which there are."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[Any, ...]:
+        """A value that equal makers share."""
+
+    @abstractmethod
+    def window(self, schema: Schema, where: str) -> Mapping[str, Any]:
+        """Return name -> `Window`, `Computed` or function."""
+
+
+_QUARTER = 0.25
+"""Fraction of a step by which an offset in seconds may miss it."""
+_PADS = ("edge", "zero", "nan")
+
+
+WindowSpec = Mapping[str, Any] | WindowMaker
+"""Name -> `Window`, `Computed`, or a function of the batch that returns a column; or what makes them, such as `Sequences`."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps of a column around a step t, the anchor.
+
+    Args:
+        offsets: of the steps from t, integers: a range, a list or an array, in any order. `frameskip` of the buffer multiplies them.
+        pad: what stands for a step outside the episode. None: there is none; steps t for which an offset leaves the episode are
+            no anchors. "edge": the nearest step of the episode. "zero", "nan" (floats only), or a value.
+        mask: name of the column that tells which rows are padding, bool `(B, n)`; `{}` stands for the name of the column. It comes
+            for each padded column.
+        seconds: offsets in seconds, in place of `offsets`, for a buffer that knows its rate (`fps=`). Each must lie within a
+            quarter of a step of a step.
+
+        blanks: whether rows without a value (where rewards stand at the "next" step, the first reward and the last action of an
+            episode) count as steps like any other, as stored, instead of as padding.
+
+    Raises:
+        InputError: no offsets, offsets that are no integers, or both `offsets` and `seconds`.
+
+    Example:
+        >>> Window(range(-1, 3), pad="edge").offsets, Window([0, -4]).offsets
+        ((-1, 0, 1, 2), (0, -4))
+    """
+
+    offsets: Any = None
+    pad: Any = None
+    mask: str = "{}_is_pad"
+    seconds: Any = None
+    blanks: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.offsets is None) == (self.seconds is None):
+            raise InputError("Window: give offsets= or seconds=, and not both")
+        chosen, name = (self.offsets, "offsets") if self.seconds is None else (self.seconds, "seconds")  # fmt: skip
+        try:
+            values = np.asarray(list(chosen))
+        except TypeError:
+            raise InputError(
+                f"Window: {name} must be a list of numbers, got {chosen!r}; for one step write [{chosen!r}]"
+            ) from None
+        if not len(values):
+            raise InputError(f"Window: {name} is empty; [0] is the anchor itself")
+        kinds = "iu" if self.seconds is None else "iuf"
+        if values.ndim != 1 or values.dtype.kind not in kinds:
+            raise InputError(
+                f"Window: {name} must be {'integers' if kinds == 'iu' else 'numbers'}, got {chosen!r}"
+                + ("; for seconds write Window(seconds=...)" if values.dtype.kind == "f" else "")
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise InputError(f"Window: {name} must be finite, got {chosen!r}")
+        object.__setattr__(self, name, tuple(values.tolist()))
+        if isinstance(self.pad, str) and self.pad not in _PADS:
+            raise InputError(f"Window: pad must be one of {(None, *_PADS)} or a value, got {self.pad!r}")  # fmt: skip
+        if np.ndim(self.pad):
+            raise InputError(f"Window: pad must be one value, got an array of shape {np.shape(self.pad)}")  # fmt: skip
+        if not isinstance(self.mask, str) or not self.mask:
+            raise InputError(f"Window: mask must be a name such as '{{}}_is_pad', got {self.mask!r}")  # fmt: skip
+
+    def steps(self, where: str, name: str, frameskip: int, fps: float | None) -> tuple[int, ...]:
+        """Return the offsets in stored steps.
+
+        Raises:
+            InputError: they are in seconds, and the rate is not known, or they miss the steps.
+        """
+        if self.seconds is None:
+            return tuple(offset * frameskip for offset in self.offsets)
+        if fps is None:
+            raise InputError(
+                f"{where}: the window of {name!r} is in seconds, and the rate of the steps is not known; pass fps="
+            )
+        found = np.array(self.seconds, np.float64) * fps
+        near = np.rint(found)
+        off = np.abs(found - near)
+        if off.max() > _QUARTER:
+            worst = int(off.argmax())
+            raise InputError(
+                f"{where}: the window of {name!r} asks for {self.seconds[worst]!r} s, which at fps={fps:g} is "
+                f"{found[worst]:.2f} steps; offsets must lie within a quarter of a step of a step"
+            )
+        return tuple(near.astype(np.int64).tolist())
+
+
+def check_reward_at(where: str, reward_at: Any) -> str | None:
+    """Return `reward_at` if it is valid: "next", "same" or None."""
+    if reward_at is not None and reward_at not in REWARD_AT:
+        raise InputError(f"{where}: reward_at must be one of {(*REWARD_AT, None)}, got {reward_at!r}")  # fmt: skip
+    found: str | None = reward_at
+    return found
+
+
+def positive_length(where: str, name: str, value: Any) -> int:
+    """Return a positive number of steps."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = 0
+    if found < 1 or isinstance(value, bool):
+        raise InputError(f"{where}: {name} must be positive (an integer), got {value!r}")
+    return found
+
+
+def check_fps(where: str, fps: Any) -> float | None:
+    """Return the steps per second, if they are a positive number or None."""
+    good = fps is None or (isinstance(fps, int | float | np.number) and 0 < fps < np.inf)
+    if not good or isinstance(fps, bool):
+        raise InputError(f"{where}: fps must be a positive number of steps per second, got {fps!r}")
+    return None if fps is None else float(fps)
+
+
+def cut_of(
+    where: str,
+    schema: Schema,
+    window: WindowSpec,
+    *,
+    columns: Iterable[str] | None = None,
+    anchors: slice | None = None,
+    drop_all_padded: bool = False,
+    frameskip: int = 1,
+    fps: float | None = None,
+    reward_at: str | None = None,
+) -> Cut:
+    """Return the cut of a window over stored columns.
+
+    Args:
+        where: the call to name in an error.
+        schema: the stored columns.
+        window: name -> `Window`, `Computed`, or a function.
+        columns: names of the columns to hold, those of `window` included; None: all. Those without a window come at the anchor alone.
+        anchors: leaves steps out: `slice(2, -7)` the first 2 and the last 7 of each episode.
+        drop_all_padded: whether steps are left out at which a padded column would be padding alone.
+        frameskip: multiplies offsets in steps.
+        fps: steps per second.
+        reward_at: "next": the first row of an episode has no reward, and the last no action; "same": all have; None: not known.
+
+    Raises:
+        InputError: an unknown column, a fill value that a column can't hold, a name that is taken, or a sum over
+            rewards where it is not known where they stand.
+    """
+    if isinstance(window, WindowMaker):
+        window = window.window(schema, where)
+    names = schema.names
+    specs = {spec.name: spec for spec in schema.columns}
+    wanted = None if columns is None else _columns(where, columns, window, names)
+    blanks = {"reward": (1, 0), "action": (0, 1)} if reward_at == "next" else {}
+    blanks = {name: ends for name, ends in blanks.items() if name in specs}
+    first, last = _ends(where, anchors)
+    least, known = 0, dict[Steps, Steps]()
+    named, computed, functions = dict[str, Taken](), list[Any](), list[Any]()
+    made: dict[str, str] = {}  # columns that are added -> what adds them
+    for name, how in window.items():
+        if wanted is not None and name not in wanted:
+            continue
+        if isinstance(how, Computed):
+            computed.append((name, how))
+            _check_computed(where, name, how, schema, reward_at)
+            for added in how.adds(name):
+                if added in window and added != name:
+                    raise InputError(
+                        f"{where}: window[{name!r}] makes the column {added!r}, which has a window of its own"
+                    )
+                stored = () if added in how.reads(schema) else names  # it may replace what it reads
+                _claim(where, made, added, name, stored)
+            continue
+        if not isinstance(how, Window):
+            if not callable(how):
+                raise InputError(
+                    f"{where}: window[{name!r}] must be a Window, a Computed or a function, got {how!r}"
+                )
+            _claim(where, made, name, name, names)
+            functions.append((name, how))
+            continue
+        if name not in specs:
+            raise InputError(f"{where}: window has {unknown(name, names)}")
+        offsets = how.steps(where, name, frameskip, fps)
+        ends = (0, 0) if how.blanks else blanks.get(name, (0, 0))
+        steps = Steps(offsets, how.pad is not None, *ends)
+        steps = known.setdefault(steps, steps)
+        mask = None
+        if steps.padded:
+            mask = how.mask.replace("{}", name)
+            _claim(where, made, mask, name, names, " ; rename the mask: Window(..., mask='{}_padding')")  # fmt: skip
+            if drop_all_padded:
+                run_first, run_last, shortest = _some_real(steps)
+                first, last, least = max(first, run_first), max(last, run_last), max(least, shortest)  # fmt: skip
+        else:
+            first, last = max(first, steps.before), max(last, steps.after)
+        named[name] = Taken(steps, fill=_fill(where, specs[name], how.pad), mask=mask)
+    others = ANCHOR if wanted is None else None
+    for name in wanted or ():
+        if name in specs:
+            named.setdefault(name, ANCHOR)
+    return Cut(
+        named, others, first, last, least, blanks, reward_at, tuple(computed), tuple(functions)
+    )  # fmt: skip
+
+
+def unknown(name: str, names: Iterable[str]) -> str:
+    """Return, in words, that there is no such column, and the nearest."""
+    known = list(names)
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f", but {near[0]!r}" if near else ""
+    return f"a column {name!r} that the buffer has not{hint}; there are {known}"
+
+
+def _columns(
+    where: str, columns: Iterable[str], window: Mapping[str, Any], names: list[str]
+) -> list[str]:
+    if isinstance(columns, str):
+        raise InputError(f"{where}: columns must be a list of names, got {columns!r}; write [{columns!r}]")  # fmt: skip
+    wanted = list(columns)
+    for name in wanted:
+        if name not in names and name not in window:
+            raise InputError(f"{where}: columns has {unknown(name, [*names, *window])}")
+    return wanted
+
+
+def _ends(where: str, anchors: slice | None) -> tuple[int, int]:
+    """Return how many steps a slice leaves out at both ends of every episode."""
+    if anchors is None:
+        return 0, 0
+    good = isinstance(anchors, slice) and anchors.step in (None, 1)
+    try:
+        first = operator.index((good and anchors.start) or 0)
+        last = operator.index((good and anchors.stop) or 0)
+    except TypeError:
+        good = False
+    if not good or first < 0 or last > 0 or (anchors.stop == 0):
+        raise InputError(
+            f"{where}: anchors must be a slice that leaves out steps at the ends of episodes, such as slice(2, -7), got {anchors!r}"
+        )
+    return first, -last
+
+
+def _claim(
+    where: str, made: dict[str, str], name: str, by: str, names: Iterable[str], remedy: str = ""
+) -> None:
+    """Take a name for a column that is added."""
+    if name in names or name in made:
+        taken = "is stored" if name in names else f"comes from window[{made[name]!r}]"
+        raise InputError(
+            f"{where}: window[{by!r}] adds a column {name!r}, but one of that name {taken}{remedy or '; choose another name'}"
+        )
+    made[name] = by
+
+
+def _check_computed(
+    where: str, name: str, how: Computed, schema: Schema, reward_at: str | None
+) -> None:
+    for column in how.reads(schema):
+        if column not in schema.names:
+            kind = type(how).__name__
+            raise InputError(
+                f"{where}: window[{name!r}], {kind}, reads {unknown(column, schema.names)}"
+            )
+    if how.needs_reward_at and reward_at is None:
+        raise InputError(
+            f"{where}: window[{name!r}] needs the rewards, and it is not known where they stand: pass reward_at='next' if the reward "
+            "of an action stands in the row of the step that it led to (as World and the recording wrapper write it), 'same' if "
+            "in the row of the action"
+        )
+    how.check(schema, where)
+
+
+def _fill(where: str, spec: ColumnSpec, pad: Any) -> Any:
+    """Return the value of padded rows, None for the nearest row."""
+    if pad is None or (isinstance(pad, str) and pad == "edge"):
+        return None
+    if isinstance(pad, str) and pad == "zero":
+        return np.zeros((), spec.dtype)[()]
+    if isinstance(pad, str):
+        if spec.dtype.kind not in "fc":
+            raise InputError(
+                f"{where}: the window of {spec.name!r} has pad='nan', but the column holds {spec.dtype}; choose 'zero', 'edge' or a value"
+            )
+        return np.array(np.nan, spec.dtype)[()]
+    try:
+        with np.errstate(all="ignore"):
+            value = np.asarray(pad).astype(spec.dtype)
+            same = value == pad if spec.dtype.kind in "biu" else True
+    except (TypeError, ValueError):
+        same = False
+    if not bool(same):
+        raise InputError(
+            f"{where}: the window of {spec.name!r} has pad={pad!r}, which the column, {spec.dtype}, can't hold"
+        )
+    return value[()]
+
+
+def _some_real(steps: Steps) -> tuple[int, int, int]:
+    """Return how many steps to leave out at both ends, and the shortest episode, so that some row is no padding."""
+    offsets = sorted(set(steps.offsets))
+    gap = max((b - a for a, b in itertools.pairwise(offsets)), default=1)
+    first = max(0, steps.blank_first - offsets[-1])
+    last = max(0, steps.blank_last + offsets[0])
+    # In a shorter episode the anchor may lie so that all its steps fall between two offsets.
+    return first, last, steps.blank_first + steps.blank_last + gap
