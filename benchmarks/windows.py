@@ -109,7 +109,7 @@ def _clips(place: Place, stored: Stored, buffer: ReplayBuffer) -> Table:
         two_and_sixteen: lambda: buffer.sample(BATCH, window=policy),
         sixteen: lambda: buffer.sample(BATCH, 16),
     }
-    table.add_all(in_turn(calls, place.size(40, 2), burst=place.size(5, 2)))
+    table.add_all(in_turn(calls, place.size(100, 2), burst=place.size(5, 2)))
     table.ratio(bare, CLIPS, at_most=1.05)
     table.ratio(ends, CLIPS, at_most=1.2)
     table.faster(two_and_sixteen, sixteen)

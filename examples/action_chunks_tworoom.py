@@ -4,7 +4,7 @@
                                                                         │
                                               encoder ─► 16 actions ─► masked loss
 
-An expert is at its goal after about 17 steps, so few steps have 16 actions after them. Without padding, the network
+An expert is at its goal after about 15 steps, so few steps have 16 actions after them. Without padding, the network
 learns from the first steps of long episodes alone; with pad="edge" it learns from every step, and a mask keeps what is padding
 out of the loss. Both are trained alike, play 8 of their 16 actions, then look again.
 

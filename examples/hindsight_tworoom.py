@@ -5,8 +5,9 @@
                                              └─ Hindsight: 4 of 5 goals are places that the same episode reached later
 
 A point in two rooms is told nothing until it is within 0.05 of its goal in the other room: a reward of -1 at every step, 0 there.
-By chance it hardly ever gets there, so almost every reward is -1, and there is nothing to learn from. Relabelled with places
-that were reached, the same episodes are full of successes. Everything else is alike: TD3 with two small networks.
+By chance it hardly ever gets there, so almost every reward is -1, and there is little to learn from. Relabelled with places
+that were reached, the same episodes are full of successes. All else is alike: TD3 with small networks; each episode begins with
+a detour to a random place, so that paths around the wall are stored.
 
     python examples/hindsight_tworoom.py [--plot curve.png] [--tiny]
 """
@@ -32,7 +33,7 @@ KEPT = ("state", "goal_state", "action", "reward", "terminated")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=100, help="of 10 episodes and 60 updates")
+    parser.add_argument("--rounds", type=int, default=80, help="of 10 episodes and 60 updates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, help="draw the curves into this file")
     parser.add_argument("--tiny", action="store_true", help="seconds in all; it learns nothing")
@@ -47,7 +48,8 @@ def main() -> None:
         draw(curves, options.plot)
     last = {name: float(np.mean([s for _, s in curve[-3:]])) for name, curve in curves.items()}
     print("success " + ", ".join(f"{name} {found:.0f} %" for name, found in last.items()))
-    if not options.tiny and (last["with hindsight"] < 75 or last["without hindsight"] > 40):
+    told, untold = last.values()
+    if not options.tiny and (told < 75 or told < untold + 30):
         raise SystemExit("it did not learn as it should")
 
 
