@@ -43,7 +43,7 @@ def run(place: Place) -> list[Table]:
         )
         fill(buffer, iter(stored), stored.num_episodes)
         tables = [_clips(place, stored, buffer), *_loaders(place, stored, buffer, folder)]
-        tables.append(_sequences(place, stored, buffer))
+        tables.append(_sequences(place, stored, buffer, folder))
         buffer.close()
     return [*tables, *_sums(place)]
 
@@ -279,14 +279,15 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
 # -- beside memory -------------------------------------------------------------------------------
 
 
-def _sequences(place: Place, stored: Stored, buffer: ReplayBuffer) -> Table:
+def _sequences(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -> Table:
     size, length = 16, 64
     table = Table(
         f"sample({size}, window=Sequences({length})) of 64x64x3 pixels into reused memory, one thread, "
         f"{stored.num_steps:,} steps stored"
     )
     rng = np.random.default_rng(0)
-    rows = np.concatenate([chunk["pixels"] for chunk in stored.chunks()])
+    (file,) = (folder / "buffer" / "columns").glob("*-pixels.npy")
+    rows = np.asarray(np.load(file, mmap_mode="r"))[: stored.num_steps]
     batch = buffer.sample(size, window=Sequences(length))
     stored.assert_holds(batch, size, length)
     steps = batch["reward"].astype(int)
@@ -302,7 +303,7 @@ def _sequences(place: Place, stored: Stored, buffer: ReplayBuffer) -> Table:
         np.copyto(copied, rows[start : start + len(copied)])
 
     alone, whole = "ringmap, pixels", "ringmap, all columns and flags"
-    bare = "memcpy of as many pixels, contiguous"
+    bare = "memcpy of as many pixels of the same file, contiguous"
     calls = {
         alone: lambda: buffer.sample(size, window=window, columns=("pixels",), out=kept),
         whole: lambda: buffer.sample(size, window=every, out=into),
