@@ -5,8 +5,8 @@
                                        (return, state, action) x 6 ─► causal transformer ─► actions
 
 Half of the stored episodes go to the goal; the other half, by mistake, to its mirror image in the same room, and wait there.
-Nothing says which is which but the rewards: -1 for each step until the goal is reached. A network that clones all episodes goes
-to one place or the other, or between them; one that is told the return-to-go, and then asked for a good one, goes to the goal.
+Nothing says which is which but the rewards: -1 for each step until the goal is reached. A network that clones all episodes has
+nothing to choose by; one that is told the return-to-go, and then asked for a good one, goes to the goal.
 
     python examples/decision_transformer_tworoom.py [--plot curve.png] [--tiny]
 
