@@ -22,6 +22,8 @@ from benchmarks.stored import Stored
 from benchmarks.table import Table
 from ringmap import ReplayBuffer
 
+__all__ = ["passes", "run"]
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Batches = Callable[[int], Iterable[Any]]
 
@@ -52,24 +54,24 @@ def run(place: Place) -> list[Table]:
         def ours(workers: int) -> Iterable[Any]:
             return DataLoader(buffer, batch_size=BATCH, shuffle=True, num_workers=workers)
 
-        passes: dict[str, Batches] = {"ringmap": ours}
+        calls: dict[str, Batches] = {"ringmap": ours}
         for rival in found:
             if rival.batches is not None:
-                passes[rival.name] = rival.batches
+                calls[rival.name] = rival.batches
         clips = {rival.name: rival.clips for rival in found}
         for workers, at_least in WORKERS.items():
             table = tables[workers]
-            for name, batches in passes.items():
+            for name, batches in calls.items():
                 first = next(iter(batches(workers)))
                 first = first if isinstance(first, dict) else clips[name](first)
                 stored.assert_holds(first, BATCH, HISTORY)
-            table.add_all(_passes(passes, workers, place.size(5, 1), group))
+            table.add_all(passes(calls, workers, place.size(5, 1), group))
             panels[f"{workers} workers"] = {
                 name: BATCH / row["median"] for name, row in table.times.items()
             }
             for name, rate in panels[f"{workers} workers"].items():
                 table.fact(f"clips/s, {name}", f"{rate:,.0f}")
-            for name in list(passes)[1:]:
+            for name in list(calls)[1:]:
                 judged = name.startswith("stable-worldmodel")
                 table.faster("ringmap", name, at_least if judged else None)
             table.notes.append(
@@ -84,7 +86,7 @@ def run(place: Place) -> list[Table]:
     return list(tables.values())
 
 
-def _passes(calls: dict[str, Batches], workers: int, rounds: int, group: int) -> dict[str, Array]:
+def passes(calls: dict[str, Batches], workers: int, rounds: int, group: int) -> dict[str, Array]:
     """Return the seconds per batch of each, over all passes, without the first batches of each."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in tqdm(range(rounds), desc=f"passes with {workers} workers", delay=2, leave=False):

@@ -32,7 +32,7 @@ class Stored:
         self, episode: Callable[[int], Mapping[str, Array]], number_in: str, num_episodes: int,
         length: int,
     ) -> None:  # fmt: skip
-        self._episode, self._number_in = episode, number_in
+        self.episode, self._number_in = episode, number_in
         self.num_episodes, self.length = num_episodes, length
         self.num_steps = num_episodes * length
 
@@ -49,7 +49,7 @@ class Stored:
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         for number in range(self.num_episodes):
-            yield dict(self._episode(number))
+            yield dict(self.episode(number))
 
     def chunks(self, steps: int = 2_000) -> Iterator[dict[str, Array]]:
         """Yield whole episodes end to end, and the number of the episode in a column of its own."""
@@ -57,7 +57,7 @@ class Stored:
         for first in range(0, self.num_episodes, group):
             numbers = range(first, min(first + group, self.num_episodes))
             episodes = [
-                {name: values.copy() for name, values in self._episode(number).items()}
+                {name: values.copy() for name, values in self.episode(number).items()}
                 for number in numbers
             ]
             chunk = {name: np.concatenate([e[name] for e in episodes]) for name in episodes[0]}
@@ -66,7 +66,7 @@ class Stored:
     @property
     def first(self) -> dict[str, Array]:
         """The first episode."""
-        return dict(self._episode(0))
+        return dict(self.episode(0))
 
     def assert_holds(
         self, batch: Mapping[str, Any], batch_size: int, history: int, whole: bool = True,
@@ -94,7 +94,7 @@ class Stored:
             assert (numbers == numbers[:, :1]).all(), "a clip crosses into another episode"
             assert (steps == steps[:, :1] + np.arange(history)).all(), "steps out of order"
         for number in np.unique(numbers):
-            there, expected = numbers == number, self._episode(int(number))
+            there, expected = numbers == number, self.episode(int(number))
             for name, values in clips.items():
                 wanted = expected[name][steps[there]]
                 assert np.array_equal(values[there], wanted), f"{name} of episode {number} differs"

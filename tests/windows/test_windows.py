@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.data import Window
+from ringmap.data import Index, Sequences, Window
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.samplers import (
     EpisodeSampler,
@@ -128,6 +128,20 @@ def test_out_is_filled():
     prove(again)
     with pytest.raises(InputError, match="out has a column 'other'"):
         buf.sample(8, window=WINDOW, out={"other": np.empty(3)})
+
+
+def test_an_earlier_batch_with_computed_columns_is_filled():
+    """Its stored columns are filled; what is computed comes in new arrays."""
+    buf = filled()
+    window = {**WINDOW, "at": Index(), "twice": lambda batch: batch["where"] * 2}
+    first = buf.sample(8, window=window)
+    again = buf.sample(8, window=window, out=first)
+    assert again["where"] is first["where"]
+    assert (again["twice"] == again["where"] * 2).all()
+    assert (again["at_step"] == again["where"][:, 2, 1]).all()
+    flags = buf.sample(8, window=Sequences(2))
+    flags = buf.sample(8, window=Sequences(2), out=flags)
+    assert (flags["is_first"] == (flags["where"][..., 1] == 0)).all()
 
 
 def test_columns_of_plain_clips():

@@ -93,13 +93,19 @@ def _room(buffer: ClipBuffer, size: int) -> dict[str, Array] | None:
 def fitting(
     out: Mapping[str, Array], schema: Schema | None, size: int, cut: Cut
 ) -> dict[str, Array]:
-    """Return `out` if its arrays fit a batch of `size` items exactly.
+    """Return the arrays of `out` to gather into, if they fit a batch of `size` items exactly.
+
+    Columns that are computed come in new arrays: those of an earlier batch are left out.
 
     Raises:
-        InputError: one does not.
+        InputError: one does not fit.
     """
     where, layout = "ReplayBuffer.sample", {} if schema is None else cut.layout(schema, size)
+    made = {name for name, _ in cut.functions}
+    made.update(added for name, how in cut.computed for added in how.adds(name))
     for name, array in out.items():
+        if name in made:
+            continue
         if name not in layout:
             whose = "batch" if schema is not None and name in schema.names else "buffer"
             raise InputError(f"{where}: out has a column {name!r} that the {whose} has not")
@@ -115,4 +121,4 @@ def fitting(
         raise InputError(
             f"{where}: out[{name!r}] must be a C-contiguous array {dtype} {shape}, got {got}"
         )
-    return dict(out)
+    return {name: array for name, array in out.items() if name not in made}
