@@ -63,13 +63,12 @@ def run(place: Place) -> list[Table]:
                 Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
             )
         numbers = (steps, length, place.size(5, 0), 0 if place.tiny else limit)
-        if place.tiny:
-            found = _beside_rivals(folder, *numbers)
-        else:
-            found = _in_a_process(folder, *numbers, "rivals")
+        run_part = _here if place.tiny else _in_a_process
+        found = run_part(folder, *numbers, "rivals")
+        loops = run_part(folder, *numbers, "loops")
         # What Lance and the libraries of the others take together leaves no room for rows, or for workers.
-        found["ways"] |= _in_a_process(folder, *numbers, "lance")["ways"]
-        found |= _in_a_process(folder, *numbers, "loops")
+        found["ways"] |= run_part(folder, *numbers, "lance")["ways"]
+        found |= loops
     table.notes += found["notes"]
     for name, one in found["ways"].items():
         table.add(name, one["seconds"])
@@ -104,6 +103,12 @@ def run(place: Place) -> list[Table]:
 
 _DISK = "O_DIRECT, 32 threads"
 _PLAIN = "np.memmap, one fancy index"
+
+
+def _here(
+    folder: Path, steps: int, length: int, seconds: float, limit: int, part: str
+) -> dict[str, Any]:
+    return _PARTS[part](folder, steps, length, seconds, limit)
 
 
 def _in_a_process(folder: Path, *arguments: object) -> dict[str, Any]:
@@ -314,7 +319,8 @@ def _read_bytes() -> int:
     return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
 
 
+_PARTS = {"rivals": _beside_rivals, "lance": _lance, "loops": _in_loops}
+
 if __name__ == "__main__":
     where, steps, length, seconds, limit, part = sys.argv[1:]
-    child = {"rivals": _beside_rivals, "lance": _lance, "loops": _in_loops}[part]
-    print(json.dumps(child(Path(where), int(steps), int(length), float(seconds), int(limit))))
+    print(json.dumps(_here(Path(where), int(steps), int(length), float(seconds), int(limit), part)))

@@ -56,7 +56,7 @@ def _states(sizes: list[int], place: Place) -> tuple[Table, Table]:
                 _row(n, history): partial(buffer.sample, BATCH, history)
                 for n, buffer in buffers.items()
             }
-            table.add_all(in_turn(calls, place.size(200, 2), burst=50))
+            table.add_all(in_turn(calls, place.size(200, 2), burst=place.size(50, 2)))
             few, many = _row(sizes[0], history), _row(sizes[-1], history)
             table.bar(
                 f"history {history}: us more at {sizes[-1]:,} episodes than at {sizes[0]:,}",
@@ -171,7 +171,7 @@ def _pixels(sizes: list[int], place: Place) -> tuple[Table, Table]:
             _row(n, HISTORY): partial(buffer.sample, BATCH)
             for n, buffer in zip(sizes, buffers, strict=True)
         }
-        table.add_all(in_turn(calls, place.size(300, 2), burst=4))
+        table.add_all(in_turn(calls, place.size(300, 2), burst=place.size(4, 2)))
         table.ratio(_row(sizes[-1], HISTORY), _row(sizes[0], HISTORY), at_most=1.15)
         after = Table(
             f"sample({BATCH}) of pixels, {sizes[-1]:,} episodes: alone, and each after a write_episode (not timed)"

@@ -67,7 +67,7 @@ def run(place: Place) -> list[Table]:
         "the loop over steps and environments, in Python",
     )
     calls = {ours: lambda: buf.compute_returns_and_advantages(last), theirs: loop}
-    table.add_all(in_turn(calls, place.size(60, 2), burst=10))
+    table.add_all(in_turn(calls, place.size(60, 2), burst=place.size(10, 2)))
     table.add_all(in_turn({plain: one_by_one}, place.size(5, 1)))
     table.bar(f"{ours}, median ms", table.times[ours]["median"] * 1e3, at_most=3)
     table.faster(ours, theirs)

@@ -155,7 +155,7 @@ def _states(place: Place) -> tuple[Table, list[Rival]]:
             bare: takes, "draw and fancy indexing": fancy_index,
             **{rival.name: rival.sample for rival in found if rival.sample is not None},
         }  # fmt: skip
-        table.add_all(in_turn(calls, place.size(200, 2), burst=20))
+        table.add_all(in_turn(calls, place.size(200, 2), burst=place.size(20, 2)))
         buffer.close()
     table.ratio(OURS, bare, at_most=2)
     for rival in found:

@@ -224,7 +224,7 @@ def _priorities(place: Place) -> Table:
         }
         bare = "ringmap, in a directory: draw and update alone"
         calls[bare] = _bare(folder / "bare", size, rng)
-        table.add_all(in_turn(calls, place.size(60, 2), burst=20))
+        table.add_all(in_turn(calls, place.size(60, 2), burst=place.size(20, 2)))
     table.bar(f"{bare}, median us", table.times[bare]["median"] * 1e6, at_most=300)
     names = [name for name in table.times if name != bare]
     for name in names[2:]:
@@ -277,8 +277,8 @@ def _plain(place: Place, lanes: int) -> Table:
         adds = {f"{n}: add": (lambda p=p, s=steps[n]: p.add(s())) for n, p in parties.items()}
         draws = {f"{n}: sample": p.sample for n, p in parties.items()}
         rounds = place.size(100, 2)
-        table.add_all(in_turn(adds, rounds, burst=20))
-        table.add_all(in_turn(draws, rounds, burst=20))
+        table.add_all(in_turn(adds, rounds, burst=place.size(20, 2)))
+        table.add_all(in_turn(draws, rounds, burst=place.size(20, 2)))
     for what in ("add", "sample"):
         for name in list(parties)[2:]:
             table.faster(f"ringmap, in RAM: {what}", f"{name}: {what}")

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a few rounds, to see that it learns")
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.seeds = 6, 1
+        options.rounds, options.seeds = 4, 1
     torch.set_num_threads(1)
     found: dict[str, list[list[float]]] = {"DAgger": [], "cloning": []}
     for seed in range(options.seeds):

@@ -41,14 +41,16 @@ def main() -> None:
     parser.add_argument("--before", type=int, default=2000, help="updates from the dataset alone")
     parser.add_argument("--dir", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--plot", type=Path, help="draw the curves into this file")
-    parser.add_argument("--tiny", action="store_true", help="the dataset, and a few steps")
+    parser.add_argument(
+        "--tiny", action="store_true", help="the dataset, and a few steps: it learns nothing"
+    )
     options = parser.parse_args()
     if options.tiny:
-        options.steps, options.before = 120, 1500
+        options.steps, options.before = 60, 100
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="ringmap-") as folder:
         work = options.dir or Path(folder)
-        clumsy = write_prior(work / "prior.h5", episodes=40)
+        clumsy = write_prior(work / "prior.h5", episodes=8 if options.tiny else 40)
         print(f"the clumsy controller: {clumsy:.0f}")
         curves = {
             "offline to online": run(
@@ -64,7 +66,7 @@ def main() -> None:
     if options.plot:
         draw(curves, clumsy, options.plot)
     last = curves["offline to online"][-1][1]
-    if last < 0.8 * clumsy:
+    if not options.tiny and last < 0.8 * clumsy:
         raise SystemExit(f"SAC did not learn: {last:.0f}, from data of {clumsy:.0f}")
 
 

@@ -124,7 +124,7 @@ PARTS = {
         Command(
             f"cuts at level {level}, {storage}",
             [*PYTEST, "-s", "-m", "campaign", f"tests/crash/test_power.py::test_campaign[{level}]"],
-            {"STORAGE": storage, "SEED": "{seed}", "STATES": "{states}" if storage == "memmap" else "{fewer}"}, _disks,
+            {"STORAGE": storage, "SEED": "{seed}", "LASTS_S": "{seconds}"}, _disks,
         )
         for level in ("process", "power") for storage in ("memmap", "zarr", "mixed")
     ] + [
@@ -211,7 +211,7 @@ def run(part, command, seconds, seed):
     """Run a command for about so many seconds; one that knows no time is ended after twice as many, controls after a quarter of an hour."""
     filled = {
         "seconds": f"{seconds:.0f}", "minutes": f"{seconds / 60:.3f}", "seed": seed,
-        "states": max(50, int(seconds * 100)), "fewer": max(20, int(seconds * 20)), "eleventh": seed % 11 + 1, "sixth": f"{seconds / 6:.1f}",
+        "eleventh": seed % 11 + 1, "sixth": f"{seconds / 6:.1f}",
     }  # fmt: skip
     row = Row(part, command.what)
     if command.why_not is not None and (why := command.why_not()):

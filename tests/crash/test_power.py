@@ -580,13 +580,13 @@ def test_campaign_of_other_buffers(run, name, power, capsys):
 @pytest.mark.campaign
 @LEVELS
 def test_campaign(run, power, capsys):
-    """Try 100,000 disks, each different, from scripts that no other run had. Half an hour."""
-    want = int(os.environ.get("STATES", "100000"))
+    """Try 100,000 disks, each different, from scripts that no other run had, or as many as there is time for. Half an hour."""
+    want, lasts_s = int(os.environ.get("STATES", "100000")), float(os.environ.get("LASTS_S", "inf"))
     first = int(os.environ.get("SEED", time.time_ns() // 1_000_000_000))
     states = again = sessions = 0
     began = time.monotonic()
     storages = os.environ.get("STORAGE", "memmap,zarr,mixed").split(",")
-    while states < want:
+    while states < want and time.monotonic() - began < lasts_s:
         storage = storages[sessions % len(storages)]
         campaign = run(Case.draw(first + sessions, power, storage), first + sessions)
         states, again, sessions = states + campaign.states, again + campaign.again, sessions + 1

@@ -15,7 +15,7 @@ def write(path, episodes):
     return path
 
 
-class TestConcat(DatasetTests):
+class TestConcat(OtherOptions, DatasetTests):
     """Three files, one of them empty, seen as one dataset."""
 
     def open(self, tmp_path, episodes, **options):

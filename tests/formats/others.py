@@ -1,10 +1,13 @@
-"""Other options of a format that is under the whole suite already."""
+"""What takes long in the suites of datasets and formats, made shorter."""
 
 import pytest
 
 
 class OtherOptions:
-    """Starts workers from a fork server: the suite of the format itself spawns some, which takes seconds."""
+    """Starts workers from a fork server: to spawn one takes seconds, as HDF5, Lance and a plain dataset do.
+
+    What reaches the worker is pickled in both ways.
+    """
 
     @pytest.mark.parametrize("start", ["fork", "forkserver"])
     def test_data_loader(self, tmp_path, start):

@@ -14,6 +14,7 @@ from ringmap.errors import ClipIndexError, CorruptError, InputError, LockedError
 from ringmap.formats.registry import FORMATS
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import VALUES, FormatTests
+from tests.formats.others import OtherOptions
 
 EXACT = {name: rows for name, rows in VALUES.items() if rows.dtype.kind not in "mM"}
 
@@ -135,13 +136,13 @@ def formats():
         yield
 
 
-class TestBox(FormatTests):
+class TestBox(OtherOptions, FormatTests):
     name = "box"
     suffix = ".box"
     values: ClassVar = EXACT
 
 
-class TestShelf(FormatTests):
+class TestShelf(OtherOptions, FormatTests):
     name = "shelf"
     suffix = ".shelf"
     values: ClassVar = EXACT

@@ -12,7 +12,7 @@ from ringmap.testing.formats import FormatTests
 from tests.formats.others import OtherOptions
 
 
-class TestFolder(FormatTests):
+class TestFolder(OtherOptions, FormatTests):
     name = "folder"
     suffix = ""
     mean_error = 2.0

@@ -10,7 +10,7 @@ from ringmap.testing.formats import FormatTests
 from tests.formats.others import OtherOptions
 
 
-class TestVideo(FormatTests):
+class TestVideo(OtherOptions, FormatTests):
     name = "video"
     suffix = ""
     mean_error = 4.0

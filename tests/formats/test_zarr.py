@@ -6,7 +6,7 @@ from ringmap.testing.formats import FormatTests
 from tests.formats.others import OtherOptions
 
 
-class TestZarr(FormatTests):
+class TestZarr(OtherOptions, FormatTests):
     name = "zarr"
     suffix = ".zarr"
 

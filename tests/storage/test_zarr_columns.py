@@ -72,9 +72,7 @@ class Zarrs:
 
 
 class TestZarrOnDisk(ColumnTests):
-    @pytest.fixture(params=SUITED, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
-    def spec(self, request):
-        return request.param
+    specs = SUITED
 
     @pytest.fixture
     def maker(self, tmp_path):
@@ -95,9 +93,7 @@ class TestZarrOnDisk(ColumnTests):
 
 
 class TestZarrInRam(TestZarrOnDisk):
-    @pytest.fixture(params=FEW, ids=str)
-    def spec(self, request):
-        return request.param
+    specs = FEW
 
     @pytest.fixture
     def maker(self):
@@ -116,6 +112,11 @@ class TestZarrOfSingleSteps(TestZarrInRam):
     @pytest.fixture
     def maker(self, tmp_path):
         return Zarrs(Disk(), str(tmp_path), steps=1, codecs="none")
+
+
+@pytest.mark.campaign
+class TestZarrOfSingleStepsForLonger(TestZarrOfSingleSteps):
+    num_writes = 200
 
 
 class TestZarrOfOneChunk(TestZarrInRam):

@@ -14,8 +14,8 @@ which are the caller's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -66,7 +66,15 @@ def rows_of(spec: ColumnSpec, count: int, first: int = 0) -> Array:
 
 
 class ColumnTests:
-    """The obligations of `ringmap.storage.columns.base.Column`."""
+    """The obligations of `ringmap.storage.columns.base.Column`.
+
+    Attributes:
+        specs: what rows are made of; each test takes them in turn.
+        num_writes: how many are made beside threads that read.
+    """
+
+    specs: ClassVar[Sequence[ColumnSpec]] = SPECS
+    num_writes: ClassVar[int] = 50
 
     @pytest.fixture
     def make_column(self) -> MakeColumn:
@@ -78,179 +86,188 @@ class ColumnTests:
         """Return what opens a column's rows anew; a backend that keeps nothing returns the column."""
         raise NotImplementedError(f"{type(self).__name__} must supply reopen")
 
-    @pytest.fixture(params=SPECS, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
-    def spec(self, request: pytest.FixtureRequest) -> ColumnSpec:
-        """Return one kind of row after the other."""
-        spec: ColumnSpec = request.param
-        return spec
+    def each_spec(self) -> Iterator[ColumnSpec]:
+        """Yield one kind of row after the other; where a test fails, the last one printed is at fault."""
+        for spec in self.specs:
+            print(spec)
+            yield spec
 
-    def test_says_what_it_is(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_says_what_it_is(self, make_column: MakeColumn) -> None:
         """A column knows its rows."""
-        column = make_column(spec, _ROWS)
-        assert column.spec == spec
-        assert column.rows == _ROWS
+        for spec in self.each_spec():
+            column = make_column(spec, _ROWS)
+            assert column.spec == spec
+            assert column.rows == _ROWS
 
-    def test_reads_what_was_written(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_reads_what_was_written(self, make_column: MakeColumn) -> None:
         """Every row comes back, bit for bit, in one piece and in parts."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        _same(column.read(0, _ROWS), rows)
-        _same(column.read(5, 7), rows[5:12])
-        _same(column.read(_ROWS - 1, 1), rows[-1:])
-        _same(column.read(3, 0), rows[:0])
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            _same(column.read(0, _ROWS), rows)
+            _same(column.read(5, 7), rows[5:12])
+            _same(column.read(_ROWS - 1, 1), rows[-1:])
+            _same(column.read(3, 0), rows[:0])
 
-    def test_asking_ahead_changes_nothing(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_asking_ahead_changes_nothing(self, make_column: MakeColumn) -> None:
         """Rows may be asked for in any order, before and after they are written."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        assert column.is_large in (False, True)
-        column.want(np.array([[_ROWS - 1, 0], [3, 3]]))
-        _write(column, 0, rows)
-        column.want(np.arange(_ROWS))
-        column.want(np.empty((0, 2), np.int64))
-        _same(column.read(0, _ROWS), rows)
-
-    def test_writes_touch_no_other_row(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
-        """A write changes its own rows only, at either end too."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        for slot, count in ((0, 2), (10, 5), (_ROWS - 3, 3), (4, 0)):
-            fresh = rows_of(spec, count, 100 + slot)
-            _write(column, slot, fresh)
-            rows[slot : slot + count] = fresh
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            assert column.is_large in (False, True)
+            column.want(np.array([[_ROWS - 1, 0], [3, 3]]))
+            _write(column, 0, rows)
+            column.want(np.arange(_ROWS))
+            column.want(np.empty((0, 2), np.int64))
             _same(column.read(0, _ROWS), rows)
 
-    def test_takes_any_order(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_writes_touch_no_other_row(self, make_column: MakeColumn) -> None:
+        """A write changes its own rows only, at either end too."""
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            for slot, count in ((0, 2), (10, 5), (_ROWS - 3, 3), (4, 0)):
+                fresh = rows_of(spec, count, 100 + slot)
+                _write(column, slot, fresh)
+                rows[slot : slot + count] = fresh
+                _same(column.read(0, _ROWS), rows)
+
+    def test_takes_any_order(self, make_column: MakeColumn) -> None:
         """Slots come in any order and shape, and more than once."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        for slots in (
-            np.array([5, 3, 5, 0, 36, 36], np.int64),
-            np.array([[1, 2], [0, 36], [1, 2]], np.int64),
-            np.arange(_ROWS)[::-1].astype(np.int64),
-            np.zeros((2, 0), np.int64),
-            np.array(7, np.int64),
-        ):
-            _same(np.asarray(column.take(slots)), rows[slots])
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            for slots in (
+                np.array([5, 3, 5, 0, 36, 36], np.int64),
+                np.array([[1, 2], [0, 36], [1, 2]], np.int64),
+                np.arange(_ROWS)[::-1].astype(np.int64),
+                np.zeros((2, 0), np.int64),
+                np.array(7, np.int64),
+            ):
+                _same(np.asarray(column.take(slots)), rows[slots])
 
-    def test_takes_into_out(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_takes_into_out(self, make_column: MakeColumn) -> None:
         """With `out`, the rows land there, and it is what comes back."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        slots = np.array([[9, 9], [0, 4]], np.int64)
-        out = rows_of(spec, 4, 200).reshape(2, 2, *spec.shape)
-        assert column.take(slots, out) is out
-        _same(out, rows[slots])
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            slots = np.array([[9, 9], [0, 4]], np.int64)
+            out = rows_of(spec, 4, 200).reshape(2, 2, *spec.shape)
+            assert column.take(slots, out) is out
+            _same(out, rows[slots])
 
-    def test_hands_out_copies(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_hands_out_copies(self, make_column: MakeColumn) -> None:
         """What came out can be changed, and does not change by itself."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        read, taken = column.read(2, 4), column.take(np.arange(2, 6))
-        read[...] = rows_of(spec, 4, 300)
-        taken[...] = rows_of(spec, 4, 300)
-        _same(column.read(0, _ROWS), rows)
-        read, taken = column.read(2, 4), column.take(np.arange(2, 6))
-        _write(column, 2, rows_of(spec, 4, 400))
-        _same(read, rows[2:6])
-        _same(taken, rows[2:6])
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            read, taken = column.read(2, 4), column.take(np.arange(2, 6))
+            read[...] = rows_of(spec, 4, 300)
+            taken[...] = rows_of(spec, 4, 300)
+            _same(column.read(0, _ROWS), rows)
+            read, taken = column.read(2, 4), column.take(np.arange(2, 6))
+            _write(column, 2, rows_of(spec, 4, 400))
+            _same(read, rows[2:6])
+            _same(taken, rows[2:6])
 
-    def test_keeps_copies(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_keeps_copies(self, make_column: MakeColumn) -> None:
         """What was written can be changed afterwards."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        mine = rows.copy()
-        _write(column, 0, mine)
-        mine[...] = rows_of(spec, _ROWS, 500)
-        _same(column.read(0, _ROWS), rows)
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            mine = rows.copy()
+            _write(column, 0, mine)
+            mine[...] = rows_of(spec, _ROWS, 500)
+            _same(column.read(0, _ROWS), rows)
 
-    def test_copies_rows_of_another(
-        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
-    ) -> None:
+    def test_copies_rows_of_another(self, make_column: MakeColumn, reopen: Reopen) -> None:
         """Rows come over from the same slots; none changes beyond those that it says it copied."""
-        source, target = make_column(spec, _ROWS), make_column(spec, _ROWS)
-        theirs, ours = rows_of(spec, _ROWS), rows_of(spec, _ROWS, 700)
-        _write(source, 0, theirs)
-        _write(target, 0, ours)
-        for slot, count in ((5, 7), (_ROWS - 2, 2), (20, 0)):
-            first, stop = target.copy_from(source, slot, count)
-            assert first <= slot
-            assert slot + count <= stop <= _ROWS
-            ours[first:stop] = theirs[first:stop]
-            _same(target.read(0, _ROWS), ours)
-        target.sync()
-        _same(reopen(target).read(0, _ROWS), ours)
+        for spec in self.each_spec():
+            source, target = make_column(spec, _ROWS), make_column(spec, _ROWS)
+            theirs, ours = rows_of(spec, _ROWS), rows_of(spec, _ROWS, 700)
+            _write(source, 0, theirs)
+            _write(target, 0, ours)
+            for slot, count in ((5, 7), (_ROWS - 2, 2), (20, 0)):
+                first, stop = target.copy_from(source, slot, count)
+                assert first <= slot
+                assert slot + count <= stop <= _ROWS
+                ours[first:stop] = theirs[first:stop]
+                _same(target.read(0, _ROWS), ours)
+            target.sync()
+            _same(reopen(target).read(0, _ROWS), ours)
 
-    def test_reserving_changes_no_row(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_reserving_changes_no_row(self, make_column: MakeColumn) -> None:
         """Reserving again, or past what is written, is fine and shows in no row."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, 10)
-        _write(column, 0, rows)
-        column.reserve(0, 10)
-        column.reserve(8, _ROWS - 8)
-        column.reserve(_ROWS, 0)
-        _same(column.read(0, 10), rows)
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, 10)
+            _write(column, 0, rows)
+            column.reserve(0, 10)
+            column.reserve(8, _ROWS - 8)
+            column.reserve(_ROWS, 0)
+            _same(column.read(0, 10), rows)
 
-    def test_wraps_in_two_writes(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_wraps_in_two_writes(self, make_column: MakeColumn) -> None:
         """A run past the last row is written by the caller in two pieces."""
-        column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
-        rows = rows_of(spec, 20)
-        done = 0
-        for slot, count in ring.pieces(Position(_ROWS * 3 - 5), 20):
-            _write(column, slot, rows[done : done + count])
-            done += count
-        slots = (np.arange(20) + _ROWS * 3 - 5) % _ROWS
-        _same(column.take(slots), rows)
+        for spec in self.each_spec():
+            column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
+            rows = rows_of(spec, 20)
+            done = 0
+            for slot, count in ring.pieces(Position(_ROWS * 3 - 5), 20):
+                _write(column, slot, rows[done : done + count])
+                done += count
+            slots = (np.arange(20) + _ROWS * 3 - 5) % _ROWS
+            _same(column.take(slots), rows)
 
-    def test_survives_reopening(
-        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
-    ) -> None:
+    def test_survives_reopening(self, make_column: MakeColumn, reopen: Reopen) -> None:
         """Rows that were synced are there for whoever opens the column next."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        column.sync()
-        again = reopen(column)
-        _same(again.read(0, _ROWS), rows)
-        _same(again.take(np.arange(_ROWS)), rows)
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            column.sync()
+            again = reopen(column)
+            _same(again.read(0, _ROWS), rows)
+            _same(again.take(np.arange(_ROWS)), rows)
 
-    def test_shows_later_writes(
-        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
-    ) -> None:
+    def test_shows_later_writes(self, make_column: MakeColumn, reopen: Reopen) -> None:
         """Whoever has the column open sees rows that are written afterwards: a reader never reopens."""
-        column = make_column(spec, _ROWS)
-        _write(column, 0, rows_of(spec, _ROWS))
-        other = reopen(column)
-        other.read(0, _ROWS)
-        fresh = rows_of(spec, 4, 600)
-        _write(column, 6, fresh)
-        _same(other.read(6, 4), fresh)
-        _same(other.take(np.arange(6, 10)), fresh)
+        for spec in self.each_spec():
+            column = make_column(spec, _ROWS)
+            _write(column, 0, rows_of(spec, _ROWS))
+            other = reopen(column)
+            other.read(0, _ROWS)
+            fresh = rows_of(spec, 4, 600)
+            _write(column, 6, fresh)
+            _same(other.read(6, 4), fresh)
+            _same(other.take(np.arange(6, 10)), fresh)
 
     def test_what_is_kept_never_stands_for_what_came_later(
-        self, make_column: MakeColumn, reopen: Reopen, spec: ColumnSpec
+        self, make_column: MakeColumn, reopen: Reopen
     ) -> None:
         """Rows that a take kept may serve the positions below its `head`, and no others."""
-        column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
-        rows = rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        other, head = reopen(column), _ROWS
-        for number in range(6):
-            asked = np.arange(head - 9, head)
-            _same(other.take(asked % _ROWS, None, head), rows[asked % _ROWS])
-            fresh = rows_of(spec, 7, 700 + 10 * number)
-            done = 0
-            for slot, count in ring.pieces(Position(head), 7):
-                _write(column, slot, fresh[done : done + count])
-                rows[slot : slot + count] = fresh[done : done + count]
-                done += count
-            _same(other.take(asked[7:] % _ROWS, None, head), rows[asked[7:] % _ROWS])
-            head += 7
+        for spec in self.each_spec():
+            column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
+            rows = rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            other, head = reopen(column), _ROWS
+            for number in range(6):
+                asked = np.arange(head - 9, head)
+                _same(other.take(asked % _ROWS, None, head), rows[asked % _ROWS])
+                fresh = rows_of(spec, 7, 700 + 10 * number)
+                done = 0
+                for slot, count in ring.pieces(Position(head), 7):
+                    _write(column, slot, fresh[done : done + count])
+                    rows[slot : slot + count] = fresh[done : done + count]
+                    done += count
+                _same(other.take(asked[7:] % _ROWS, None, head), rows[asked[7:] % _ROWS])
+                head += 7
 
-    def test_arrays_outlive_the_column(self, make_column: MakeColumn, spec: ColumnSpec) -> None:
+    def test_arrays_outlive_the_column(self, make_column: MakeColumn) -> None:
         """What was handed out stays valid when the column is closed."""
-        column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-        _write(column, 0, rows)
-        read, taken = column.read(0, _ROWS), column.take(np.arange(_ROWS))
-        column.close()
-        _same(read, rows)
-        _same(taken, rows)
+        for spec in self.each_spec():
+            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
+            _write(column, 0, rows)
+            read, taken = column.read(0, _ROWS), column.take(np.arange(_ROWS))
+            column.close()
+            _same(read, rows)
+            _same(taken, rows)
 
     def test_keeps_every_bit(self, make_column: MakeColumn) -> None:
         """NaNs keep their payload, zeros their sign, dates that are none stay so."""
@@ -282,7 +299,7 @@ class ColumnTests:
         threads = [threading.Thread(target=look) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for i in range(50):
+        for i in range(self.num_writes):
             column.write(0, rows_of(spec, 20, i))
         stop.set()
         for thread in threads:

@@ -1,8 +1,10 @@
 """Runs cases: copies what was given, lets a victim die in it, and asks for the verdict.
 
-    python -m tests.crash.kill.campaign < job.json > reports.json
+    with Runner() as runner:
+        reports = runner.run(folder, kinds=[["changes", 11]], scenarios=["birth"])
 
-A process of its own, because it forks thousands of times: a test process with torch in it forks slowly.
+A process of its own, because it forks thousands of times: a test process with torch in it forks slowly. It has
+imported what the victims need, and runs each job in a fork of itself.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +30,7 @@ import numpy as np
 from ringmap.buffers import engine
 from ringmap.errors import LockedError
 from ringmap.storage.records import state
+from tests import ROOT
 from tests.crash.kill import strace, victim
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtChange, AtLine, CrashDisk, interrupt, kill
 from tests.crash.kill.interrupts import interrupt as interrupted
@@ -441,7 +445,6 @@ def run_job(
     Returns:
         Kind -> report.
     """
-    warm()
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
     state._LOOKS = 20  # a reader of a torn state.bin need not wait for a writer
     engine.DISK = CrashDisk()
@@ -474,6 +477,50 @@ def spent_s():
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
+class Runner:
+    """The process, seen from the tests."""
+
+    def __enter__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.kill.campaign"],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # its threads make a fork slow
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, *_):
+        self.process.communicate()  # it ends where its input does
+
+    def run(self, root, **job):
+        """Run a job, see `run_job`, and return its reports."""
+        file = os.path.join(root, "reports")
+        self.process.stdin.write(
+            json.dumps({"file": file, "job": {"root": str(root), **job}}) + "\n"
+        )
+        self.process.stdin.flush()
+        code = self.process.stdout.readline().strip()
+        assert code, "the process that runs jobs has ended"
+        with open(file) as said:
+            assert code == "0", said.read()
+            return json.load(said)
+
+
+def serve():
+    warm()
+    for line in iter(sys.stdin.readline, ""):
+        given = json.loads(line)
+        if not (child := os.fork()):
+            with open(given["file"], "w") as said:
+                try:
+                    done = run_job(**given["job"])
+                except BaseException:
+                    traceback.print_exc(file=said)
+                    said.flush()
+                    os._exit(1)
+                json.dump({kind: asdict(report) for kind, report in done.items()}, said)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    done = run_job(**json.load(sys.stdin))
-    print(json.dumps({kind: asdict(report) for kind, report in done.items()}))
+    serve()
