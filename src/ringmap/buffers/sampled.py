@@ -240,13 +240,13 @@ class Sampled(Dataset):
             [(8, 1), (8, 1), (8, 1)]
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        self._cut_of(wanted, "ReplayBuffer.batches")  # a wrong argument is an error now
+        cut, clips = self._cut_of(wanted, "ReplayBuffer.batches")
 
         def sample(size: int) -> Batch[Array]:
-            return self._sample(*self._cut_of(wanted, "ReplayBuffer.batches"), size)
+            return self._sample(cut, clips, size)
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            return self._drawn_ahead(wanted, size, count)
+            return self._drawn_ahead(cut, clips, size, count)
 
         return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
@@ -319,9 +319,11 @@ class Sampled(Dataset):
         if self._cuts is None:
             self._cuts = Cuts()
         source = self.engine.source
-        if source.schema is None and not wanted.is_plain:
+        schema = source.schema
+        if schema is None and not wanted.is_plain:
             self.engine.refresh()
-        return self._cuts.of(self, wanted, source.schema, where)
+            schema = source.schema
+        return self._cuts.of(self, wanted, schema, where)
 
     def _sample(
         self, cut: Cut, clips: Any, size: int, step: int | None = None,
@@ -348,10 +350,11 @@ class Sampled(Dataset):
         self.engine.source  # noqa: B018 - a closed one says so
         return self.engine.sampler.update_priorities(ids, values)
 
-    def _drawn_ahead(self, wanted: Wanted, size: int, count: int | None) -> Iterator[Batch[Any]]:
+    def _drawn_ahead(
+        self, cut: Cut, clips: Any, size: int, count: int | None
+    ) -> Iterator[Batch[Any]]:
         """Yield the batches of `sample(size)`; draw each, and ask the disk for it, before the last one is read."""
         engine = self.engine
-        cut, clips = self._cut_of(wanted, "ReplayBuffer.batches")
         positions, weigh = engine.draw(clips, size, cut)
         reader = engine.reader
         reader.want(positions, cut)

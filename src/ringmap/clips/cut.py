@@ -198,15 +198,19 @@ class Cut:
     """Steps around an anchor that its episode must have: `before + 1 + after`."""
     widest: int = field(init=False)
     """The greatest number of steps of any column."""
+    anchors: tuple[int, int, int] = field(init=False)
+    """What decides which steps are anchors: two cuts with the same value have the same anchors."""
     needs_bounds: bool = field(init=False)
     """Whether gathering needs the bounds of the episodes: a column is padded, or computed."""
 
     def __post_init__(self) -> None:
         taken = [*self.named.values(), *([self.others] if self.others else [])]
         span = self.before + 1 + self.after
+        least = self.least if self.least > span else 0
         for name, value in (
             ("span", span),
-            ("least", self.least if self.least > span else 0),
+            ("least", least),
+            ("anchors", (self.before, self.after, least)),
             ("widest", max((len(t.steps.offsets) for t in taken), default=1)),
             ("needs_bounds", bool(self.computed) or any(t.steps.padded for t in taken)),
         ):
@@ -232,11 +236,6 @@ class Cut:
         if columns is not None:
             named = {name: dense if name == "action" else strided for name in columns}
         return Cut(named, others, after=span - 1, history=history_len, frameskip=frameskip)
-
-    @property
-    def anchors(self) -> tuple[int, int, int]:
-        """What decides which steps are anchors: two cuts with the same value have the same anchors."""
-        return self.before, self.after, self.least
 
     def of(self, name: str) -> Taken | None:
         """Return how a column is held, or None."""

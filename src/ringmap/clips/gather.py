@@ -37,6 +37,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PINNED = 1 << 62
 """An id of PINNED + p means the clip whose anchor is position p of the ring, in every process and at any time."""
 
+_MOST_PLANS = 32
+
 
 class Pinned:
     """Clip numbers `[base, end)` of one span, as of one moment of one numbering; see `SpanIndex`.
@@ -70,7 +72,7 @@ class ClipReader(Forkable):
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
-        self._plan: _Plan | None = None
+        self._plans: dict[int, _Plan] = {}
         self.watch = Readahead(source.disk.system)
 
     def pin(self, cut: Cut) -> Pinned:
@@ -161,10 +163,11 @@ class ClipReader(Forkable):
             live = self.source.live
             if not len(live):
                 return positions, np.ones(len(positions), np.int64), np.zeros(len(positions), bool)
-            episodes = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
+            # Before the first episode this is -1, the last one, which is no match either.
+            episodes = live.starts.searchsorted(positions, side="right") - 1
             starts, lengths = live.starts.take(episodes), live.lengths.take(episodes)
         steps = positions - starts
-        inside = (steps >= 0) & (steps < lengths)
+        inside = steps.view(np.uint64) < lengths.astype(np.uint64)  # a negative one is huge
         if inside.all():
             return starts, lengths, inside
         return np.where(inside, starts, positions), np.where(inside, lengths, 1), inside
@@ -222,9 +225,7 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
-        plan = self._plan
-        if plan is None or plan.cut is not cut or plan.rows is not rows:
-            plan = self._plan = _Plan(cut, rows)
+        plan = self._plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         slots, starts, lengths, inside = self._slots(plan, anchors)
@@ -274,8 +275,17 @@ class ClipReader(Forkable):
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large:
-            plan = _Plan(cut, rows)
+            plan = self._plan_of(cut, rows)
             self._want(plan, self._slots(plan, anchors)[0])
+
+    def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
+        """Return what to gather for a cut."""
+        plan = self._plans.get(id(cut))  # a plan keeps its cut, so that no other gets its id
+        if plan is None or plan.rows is not rows:
+            while len(self._plans) >= _MOST_PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            plan = self._plans[id(cut)] = _Plan(cut, rows)
+        return plan
 
     def _want(self, plan: _Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
