@@ -28,12 +28,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.cut import Cut
+from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
 from ringmap.datasets.batch import worker
@@ -261,8 +262,10 @@ class Engine(Forkable):
             index = self.readers[0].index.of(cut.span, cut.least)
             return ClipRange(source, index, before=cut.before)
 
-    def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> dict[str, Array]:
+    def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> Batch[Array]:
         """Return the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a new draw.
+
+        The ids of the batch are the positions of the anchors, as of every batch.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
@@ -275,7 +278,8 @@ class Engine(Forkable):
             self.pins.check_copy(source.seq)
         highest = max(0, int(ids.max())) if len(ids) else 0
         if highest >= PINNED:
-            return self.read(self.starting(ids - PINNED, cut), cut, out)
+            positions = self.starting(ids - PINNED, cut)
+            return Batch(self.read(positions, cut, out), positions)
         pinned = self.pins.of(reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if highest >= pinned.count:
@@ -283,7 +287,12 @@ class Engine(Forkable):
             self.refresh()
             pinned = self.pins.of(reader, cut)
         positions = reader.place(ids + pinned.base, pinned, cut)
-        return self.read(positions, cut, out)
+        return Batch(self.read(positions, cut, out), positions)
+
+    def layout(self, cut: Cut, size: int) -> Layout:
+        """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
+        schema = self.source.schema
+        return {} if schema is None else self.reader.layout(cut, schema, size)
 
     def starting(self, positions: Array, cut: Cut) -> Array:
         """Return the positions; one that is no anchor of the cut now is replaced by a new draw.

@@ -10,8 +10,8 @@ Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import fitting
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
-from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.view import BufferView, split
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
@@ -246,7 +246,8 @@ class Sampled(Dataset):
             return self._sample(cut, clips, size)
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            return self._drawn_ahead(cut, clips, size, count)
+            draw = partial(self.engine.draw, clips, size, cut)
+            return drawn_ahead(self.engine, draw, cut, count)
 
         return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
@@ -329,7 +330,7 @@ class Sampled(Dataset):
         self, cut: Cut, clips: Any, size: int, step: int | None = None,
         out: Mapping[str, Array] | None = None,
     ) -> Batch[Array]:  # fmt: skip
-        into = None if out is None else fitting(out, self.engine.source.schema, size, cut)
+        into = None if out is None else fitting(out, self.engine, size, cut)
         positions, weigh = self.engine.draw(clips, size, cut, step)
         columns = self.engine.read(positions, cut, into)
         return Batch(columns, positions, weigh and weigh(positions))
@@ -349,28 +350,6 @@ class Sampled(Dataset):
         """
         self.engine.source  # noqa: B018 - a closed one says so
         return self.engine.sampler.update_priorities(ids, values)
-
-    def _drawn_ahead(
-        self, cut: Cut, clips: Any, size: int, count: int | None
-    ) -> Iterator[Batch[Any]]:
-        """Yield the batches of `sample(size)`; draw each, and ask the disk for it, before the last one is read."""
-        engine = self.engine
-        positions, weigh = engine.draw(clips, size, cut)
-        reader = engine.reader
-        reader.want(positions, cut)
-        for number in itertools.count(1):
-            failed: BaseException | None = None
-            try:
-                if number != count:
-                    following = engine.draw(clips, size, cut)
-                    reader.want(following[0], cut)
-            except BaseException as error:  # it is the next one's, not this one's
-                failed = error
-            columns = engine.read(positions, cut, asked=True)
-            yield Batch(columns, positions, weigh and weigh(positions))
-            if failed is not None:
-                raise failed
-            positions, weigh = following
 
     def _why_no_clips(self) -> str:
         return self.engine.why_no_clips(self.cut)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Steps, Taken, slots_of
+from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items
 from ringmap.clips.threads import SPLIT_NBYTES, take
@@ -25,6 +25,7 @@ from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
@@ -109,7 +110,15 @@ class ClipReader(Forkable):
             self._read_again(batch, positions, bad, cut)
         for name, function in cut.functions:
             batch[name] = _made(name, function(batch), len(positions))
+        if cut.added:
+            self._plan_of(cut, source.rows).settle(batch, out)
         return batch
+
+    def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
+        """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
+        found, plan = cut.layout(schema, size), self._plans.get(id(cut))
+        computed = {} if plan is None else plan.computed
+        return {**found, **{n: ((size, *shape), dtype) for n, (shape, dtype) in computed.items()}}
 
     def _read_again(
         self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut
@@ -321,13 +330,15 @@ class _Plan:
     """What to gather for a cut over these rows: made once.
 
     `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the
-    number of its steps, and the shape of a row that is folded.
+    number of its steps, and the shape of a row that is folded; `computed`: the shape of a row and the dtype of computed columns, as
+    of the last batch.
     """
 
-    __slots__ = ("columns", "cut", "rows", "steps")
+    __slots__ = ("columns", "computed", "cut", "rows", "steps")
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
         self.cut, self.rows = cut, rows
+        self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
         self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
@@ -338,6 +349,16 @@ class _Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
+
+    def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
+        """Move computed columns to the caller's arrays, where these fit."""
+        for name in self.cut.added:
+            values = batch[name]
+            self.computed[name] = values.shape[1:], values.dtype
+            into = None if out is None else out.get(name)
+            if into is not None and (into.shape, into.dtype) == (values.shape, values.dtype):
+                np.copyto(into, values)
+                batch[name] = into
 
 
 def _made(name: str, values: Any, size: int) -> Array:

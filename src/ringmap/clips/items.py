@@ -58,7 +58,9 @@ class Items:
 
     @property
     def episode(self) -> Array:
-        """Number of each anchor's episode among those stored now, oldest first, int64 `(B,)`."""
+        """Number of each anchor's episode in the view, -1 outside of it; without a view among those stored now, oldest first."""
+        if self._cut.episode_numbers is not None:
+            return self._cut.episode_numbers(self.start)
         with self.source.memory:
             found: Array = self.source.live.starts.searchsorted(self.start)
         return found
