@@ -55,6 +55,7 @@ class WindowMaker(ABC):
 _QUARTER = 0.25
 """Fraction of a step by which an offset in seconds may miss it."""
 _PADS = ("edge", "zero", "nan")
+_FAR = 1 << 31
 
 
 WindowSpec = Mapping[str, Any] | WindowMaker
@@ -111,6 +112,8 @@ class Window:
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise InputError(f"Window: {name} must be finite, got {chosen!r}")
+        if max(abs(value) for value in values.tolist()) >= _FAR:
+            raise InputError(f"Window: {name} must lie within 2**31 of the anchor, got {chosen!r}")
         object.__setattr__(self, name, tuple(values.tolist()))
         if isinstance(self.pad, str) and self.pad not in _PADS:
             raise InputError(f"Window: pad must be one of {(None, *_PADS)} or a value, got {self.pad!r}")  # fmt: skip
