@@ -1,4 +1,4 @@
-"""The base of every buffer: its open rings, what draws from them, and what this process may do with them.
+"""What every buffer holds: its open rings, what draws from them, and what this process may do with them.
 
     ReplayBuffer, StepRing, transitions, labels, views, passes
                             |
@@ -37,6 +37,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
+from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClipIndexError,
@@ -630,8 +631,7 @@ class _NoSampler(BaseSampler):
     given = None
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
-        ids: Array = buffer.engine.rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
-        return ids
+        return uniform(buffer.engine.rng, buffer, batch_size, history_len)
 
 
 NO_SAMPLER = _NoSampler()

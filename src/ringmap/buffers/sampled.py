@@ -1,7 +1,8 @@
 """Clips of a buffer, also while it is written: by id, by draw, by pass.
 
-    ids      -> lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
-    sampler  -> Engine.draw -> Engine.read        sample, batches
+    ids               -> lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
+    ClipReader.draw   -> positions -> Engine.read          sample, batches, without a sampler
+    a sampler -> ids  -> positions -> Engine.read          sample, batches, with one
 
 Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns
 its loader does; a clip that is evicted between its draw and its copy is redrawn, and counted.
@@ -30,6 +31,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.samplers.uniform import uniform
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
@@ -94,7 +96,7 @@ class Sampled(Dataset):
 
     @property
     def num_unreachable_steps(self) -> int:
-        """Number of stored steps that are in no clip, since their episodes are too short for one. O(episodes)."""
+        """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
         source = self.engine.source
         with source.memory:
             return self.cut.unreached(source.live.lengths)
@@ -383,4 +385,4 @@ class DefaultSampler:
         return self._ids(*args, **options)
 
     def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
-        return self._buffer.engine.rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
+        return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)

@@ -248,8 +248,9 @@ class PrioritizedSampler(DrawingSampler):
             places = positions.astype(np.int64)
             known = (places >= self._low) & (places < self._high)
             known &= tree.leaves[places % tree.size] > 0
-            kept = known if known.all() else known | self._are_stored(places, window)
-            known, places, priorities = known[kept], places[kept], priorities[kept]
+            if not known.all():
+                kept = known | self._are_stored(places, window)
+                known, places, priorities = known[kept], places[kept], priorities[kept]
             if len(places):
                 slots = places % tree.size
 
