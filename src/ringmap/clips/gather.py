@@ -234,7 +234,9 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
-        plan = self._plan_of(cut, rows)
+        plan = self._plans.get(id(cut))
+        if plan is None or plan.rows is not rows:
+            plan = self._plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         slots, starts, lengths, inside = self._slots(plan, anchors)
