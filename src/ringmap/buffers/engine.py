@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
@@ -263,10 +262,13 @@ class Engine(Forkable):
             index = self.readers[0].index.of(cut.span, cut.least)
             return ClipRange(source, index, before=cut.before)
 
-    def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> Batch[Array]:
-        """Return the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a new draw.
+    def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> dict[str, Array]:
+        """Return the clips with these ids; see `anchors`."""
+        return self.read(self.anchors(ids, cut), cut, out)
 
-        The ids of the batch are the positions of the anchors, as of every batch.
+    def anchors(self, ids: Array, cut: Cut) -> Array:
+        """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a
+        new draw. A read of them changes those that it redraws.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
@@ -279,16 +281,14 @@ class Engine(Forkable):
             self.pins.check_copy(source.seq)
         highest = max(0, int(ids.max())) if len(ids) else 0
         if highest >= PINNED:
-            positions = self.starting(ids - PINNED, cut)
-            return Batch(self.read(positions, cut, out), positions)
+            return self.starting(ids - PINNED, cut)
         pinned = self.pins.of(reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if highest >= pinned.count:
             # The state here may be older than that of the process that drew the ids.
             self.refresh()
             pinned = self.pins.of(reader, cut)
-        positions = reader.place(ids + pinned.base, pinned, cut)
-        return Batch(self.read(positions, cut, out), positions)
+        return reader.place(ids + pinned.base, pinned, cut)
 
     def layout(self, cut: Cut, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""

@@ -68,7 +68,8 @@ def several(buffer: ClipBuffer, ids: Array) -> list[Any]:
 def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
     """Return clips as one batch, with its ids."""
     # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
-    batch = buffer.engine.clips(ids, buffer.cut)
+    positions = buffer.engine.anchors(ids, buffer.cut)
+    batch = Batch(buffer.engine.read(positions, buffer.cut), positions)
     if worker() is not None:
         ForkingPickler.register(Batch, _send)
     if buffer.transform is None:
