@@ -7,7 +7,7 @@ import pytest
 
 import ringmap.clips.computed.nstep as nstep_module
 from ringmap import ReplayBuffer
-from ringmap.clips.items import Items
+from ringmap.clips.items import Items, RingRows
 from ringmap.data import Computed, Hindsight, Index, NStep, ReturnToGo, Sequences, TimeToEnd, Window
 from ringmap.errors import InputError
 from ringmap.testing import ComputedTests
@@ -151,10 +151,10 @@ def test_sums_are_kept_once_and_go_with_their_episode():
     """A known episode is read once; what takes its rows is read again."""
     buf = ReplayBuffer(40, spare_rows=40, seed=0, reward_at="same")
     column, reads = ReturnToGo(), []
-    right = ReturnToGo._rewards
+    right = RingRows.read
     buf.write_episode({"reward": np.ones(20)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReturnToGo, "_rewards", lambda self, *args: reads.append(1) or right(self, *args))  # fmt: skip
+        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))  # fmt: skip
         for _ in range(5):
             assert set(buf.sample(16, window={"r": column})["r"]) <= set(range(1, 21))
         assert len(reads) == 1
@@ -163,6 +163,43 @@ def test_sums_are_kept_once_and_go_with_their_episode():
             last = buf.view(window={"r": column})
             assert last[len(last) - 20]["r"] == 20 * value
     assert pickle.loads(pickle.dumps(column)).compute
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-3, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("place", PLACES)
+def test_sums_of_long_episodes(gamma, place):
+    """Sums of thousands of steps are those of the plain loop, although their factors would vanish."""
+    buf, rng = ReplayBuffer(6000, seed=0, reward_at=place), np.random.default_rng(0)
+    episodes = [{"reward": rng.normal(size=n) * 10.0 ** rng.integers(-3, 3, n)} for n in (2500, 1, 3000)]  # fmt: skip
+    for episode in episodes:
+        buf.write_episode(episode)
+    batch = buf.view(window={"r": ReturnToGo(gamma)})[list(range(5501))]
+    want = []
+    for episode in episodes:
+        rewards = episode["reward"].tolist()
+        rewards = [*rewards[1:], 0.0] if place == "next" else rewards
+        total, sums = 0.0, []
+        for reward in reversed(rewards):
+            total = reward + gamma * total
+            sums.append(total)
+        want += sums[::-1]
+    np.testing.assert_allclose(batch["r"], want, rtol=1e-11, atol=1e-11)
+
+
+def test_sums_of_two_buffers_are_kept_side_by_side():
+    """One column over two buffers, and over a writer and its reader, reads each episode once for each."""
+    column, reads = ReturnToGo(), []
+    right = RingRows.read
+    buffers = [ReplayBuffer(40, seed=0, reward_at="same") for _ in range(2)]
+    for number, buf in enumerate(buffers):
+        buf.write_episode({"reward": np.full(20, number + 1.0)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RingRows, "read", lambda self, *args: reads.append(1) or right(self, *args))  # fmt: skip
+        for _ in range(3):
+            for number, buf in enumerate(buffers):
+                found = buf.view(window={"r": column})[[0, 19]]["r"]
+                assert found.tolist() == [20 * (number + 1), number + 1]
+    assert len(reads) == 2
 
 
 def test_a_function_gets_whole_columns():

@@ -1,5 +1,6 @@
 """Random windows over random rings, against a plain Python model."""
 
+import contextlib
 import itertools
 import threading
 
@@ -102,10 +103,12 @@ def test_random_windows_are_those_of_the_plain_loop(home, storage):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("storage", STORAGES)
-def test_ten_thousand_random_windows(home, storage):
-    """The same, many times over."""
-    cases = {"ram": 8000}.get(storage, 1000)
-    assert sum(check_case(n, home, storage) for n in range(1000, 1000 + cases)) > 100_000
+@pytest.mark.parametrize("part", range(10))
+def test_ten_thousand_random_windows(home, storage, part):
+    """The same, many times over: 8,000 cases in RAM, 1,000 each on disk, in ten parts."""
+    cases = {"ram": 800}.get(storage, 100)
+    first = 1000 + cases * part
+    assert sum(check_case(n, home, storage) for n in range(first, first + cases)) > 20 * cases
 
 
 def prove(batch, offsets):
@@ -143,7 +146,10 @@ def test_a_live_reader_under_a_writer(home, storage):
     try:
         for _ in range(150):
             prove(reader.sample(32, window=window), offsets)
-            prove(view.sample(8) if view.num_valid_ends() else reader.sample(8, window=window), offsets)  # fmt: skip
+            with contextlib.suppress(
+                NoClipsError
+            ):  # the writer evicts all of the view, sooner or later
+                prove(view.sample(8), offsets)
             prove(view[[0, len(view) - 1]], offsets)
     finally:
         stop.set()

@@ -1,5 +1,10 @@
 """Windows of a buffer: samplers, loaders, views, the place of rewards, and what bad input gets."""
 
+import os
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -193,6 +198,17 @@ def test_a_view_outlives_its_episodes():
         view.sample(2)
 
 
+def test_equal_windows_are_equal_in_every_process():
+    """The hash that is kept in a window does not travel: texts hash otherwise in another process."""
+    window = Window(range(3), pad="edge")
+    made = "import pickle, sys; from ringmap.data import Window; sys.stdout.buffer.write(pickle.dumps(Window(range(3), pad='edge')))"
+    sent = subprocess.run(
+        [sys.executable, "-c", made], capture_output=True, check=True, env=os.environ | {"PYTHONHASHSEED": "7"}
+    ).stdout  # fmt: skip
+    assert {window: 1}[pickle.loads(sent)] == 1
+    assert Window([0], pad=np.array(3)) == Window([0], pad=3)
+
+
 # -- where rewards stand ------------------------------------------------------------------------
 
 
@@ -277,7 +293,7 @@ def test_short_episodes_are_not_skipped_in_silence(caplog):
         ({"offsets": []}, "offsets is empty"), ({"offsets": [0.5]}, "offsets must be integers"),
         ({"offsets": 3}, r"for one step write \[3\]"), ({"offsets": [[0, 1]]}, "must be integers"),
         ({"offsets": ["a"]}, "must be integers"), ({"offsets": [0], "pad": "mirror"}, "pad must be one of"),
-        ({"offsets": [0], "pad": [1, 2]}, "pad must be one value"), ({"offsets": [0], "mask": ""}, "mask must be a name"),
+        ({"offsets": [0], "pad": [1, 2]}, "pad must be one value"), ({"offsets": [0], "pad": {}}, "pad must be one value"), ({"offsets": [0], "mask": ""}, "mask must be a name"),
         ({"seconds": [np.nan]}, "must be finite"), ({"offsets": [True]}, "must be integers"),
     ],
 )  # fmt: skip

@@ -1,1 +1,17 @@
-"""Buffers: what users write to and sample from."""
+"""Buffers: what users write to and sample from.
+
+    offline_to_online | distillation    a dataset and experience together; labels of a teacher
+    transitions | rollout               rows of many lanes, for DQN and SAC; on-policy steps, for PPO
+    steps | torchrl_storage             a ring of rows, the base of those; the same for TorchRL
+    replay                              the buffer of episodes: its options, and what it writes
+    sampled                             what it reads: by id, by draw, by pass
+    passes                              each clip of one moment once, in an order that can be resumed
+    view                                the episodes of one moment, as a dataset
+    prefetch | cuts | lookup            batches drawn ahead; windows that were asked for; clips by id
+    engine                              what every buffer holds: open rings, the sampler, the role of this process
+    pins, loader_state | episodes       ids that do not change, in every worker; episodes read whole
+    options | emit, nested | batch      valid settings; the form of the output; a batch with its ids
+    unindexed | worker_generator        an error of buffers without ids; the generator of buffers of rows
+
+Each module imports only from those below it. Begin with `sampled`, then `engine`; clips themselves are in `ringmap.clips`.
+"""

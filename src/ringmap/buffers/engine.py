@@ -1,4 +1,4 @@
-"""The base of every buffer: its open rings, what draws from them, and what this process may do with them.
+"""What every buffer holds: its open rings, what draws from them, and what this process may do with them.
 
     ReplayBuffer, StepRing, transitions, labels, views, passes
                             |
@@ -33,9 +33,10 @@ from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.cut import Cut
+from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
 from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
+from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClipIndexError,
@@ -262,7 +263,12 @@ class Engine(Forkable):
             return ClipRange(source, index, before=cut.before)
 
     def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> dict[str, Array]:
-        """Return the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a new draw.
+        """Return the clips with these ids; see `anchors`."""
+        return self.read(self.anchors(ids, cut), cut, out)
+
+    def anchors(self, ids: Array, cut: Cut) -> Array:
+        """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a
+        new draw. A read of them changes those that it redraws.
 
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
@@ -275,15 +281,19 @@ class Engine(Forkable):
             self.pins.check_copy(source.seq)
         highest = max(0, int(ids.max())) if len(ids) else 0
         if highest >= PINNED:
-            return self.read(self.starting(ids - PINNED, cut), cut, out)
+            return self.starting(ids - PINNED, cut)
         pinned = self.pins.of(reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if highest >= pinned.count:
             # The state here may be older than that of the process that drew the ids.
             self.refresh()
             pinned = self.pins.of(reader, cut)
-        positions = reader.place(ids + pinned.base, pinned, cut)
-        return self.read(positions, cut, out)
+        return reader.place(ids + pinned.base, pinned, cut)
+
+    def layout(self, cut: Cut, size: int) -> Layout:
+        """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
+        schema = self.source.schema
+        return {} if schema is None else self.reader.layout(cut, schema, size)
 
     def starting(self, positions: Array, cut: Cut) -> Array:
         """Return the positions; one that is no anchor of the cut now is replaced by a new draw.
@@ -621,8 +631,7 @@ class _NoSampler(BaseSampler):
     given = None
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
-        ids: Array = buffer.engine.rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
-        return ids
+        return uniform(buffer.engine.rng, buffer, batch_size, history_len)
 
 
 NO_SAMPLER = _NoSampler()

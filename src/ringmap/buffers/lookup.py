@@ -10,16 +10,17 @@ Not here: which clips exist and how they are copied (engine.py), what ids mean t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.clips.cut import Cut
 from ringmap.datasets.batch import ClipBatch, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
 from ringmap.errors import InputError
-from ringmap.storage.columns.schema import Schema
 
 __all__ = ["ClipBuffer", "fitting", "mapping", "one", "several"]
 
@@ -74,37 +75,41 @@ def several(buffer: ClipBuffer, ids: Array) -> list[Any]:
     return of_columns(engine.clips(ids, cut, _room(buffer, len(ids))), len(ids))
 
 
-def mapping(buffer: ClipBuffer, ids: Array) -> dict[str, Any]:
-    """Return clips as one batch."""
+def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
+    """Return clips as one batch, with its ids."""
+    # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
+    positions = buffer.engine.anchors(ids, buffer.cut)
+    batch = Batch(buffer.engine.read(positions, buffer.cut), positions)
+    if worker() is not None:
+        ForkingPickler.register(Batch, _send)
     if buffer.transform is None:
-        # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
-        return as_mapping(buffer.engine.clips(ids, buffer.cut))
-    clips = several(buffer, ids)
-    return {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
+        return batch
+    clips = [buffer.transform(dict(clip)) for clip in ClipBatch(batch, len(ids))]
+    columns = {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
+    return Batch(columns, batch.ids)
+
+
+def _send(batch: Batch[Any]) -> Any:
+    """Reduce a batch on its way out of a worker: its columns travel in a shared slot."""
+    return Batch, (as_mapping(dict(batch)), batch.ids, batch.weights)
 
 
 def _room(buffer: ClipBuffer, size: int) -> dict[str, Array] | None:
     """Return the memory for a batch of `size` clips: None unless this process is a worker."""
-    if worker() is None or (schema := buffer.engine.source.schema) is None:
-        return None
-    return allocate(buffer.cut.layout(schema, size))
+    return None if worker() is None else allocate(buffer.engine.layout(buffer.cut, size))
 
 
-def fitting(
-    out: Mapping[str, Array], schema: Schema | None, size: int, cut: Cut
-) -> dict[str, Array]:
+def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> dict[str, Array]:
     """Return the arrays of `out` to gather into, if they fit a batch of `size` items exactly.
 
-    Columns that are computed come in new arrays: those of an earlier batch are left out.
+    The shape of a computed column is known once it was computed; until then any array is accepted, and left out if it does not fit.
 
     Raises:
         InputError: one does not fit.
     """
-    where, layout = "ReplayBuffer.sample", {} if schema is None else cut.layout(schema, size)
-    made = {name for name, _ in cut.functions}
-    made.update(added for name, how in cut.computed for added in how.adds(name))
+    where, schema, layout = "ReplayBuffer.sample", engine.source.schema, engine.layout(cut, size)
     for name, array in out.items():
-        if name in made:
+        if name not in layout and name in cut.added:
             continue
         if name not in layout:
             whose = "batch" if schema is not None and name in schema.names else "buffer"
@@ -121,4 +126,4 @@ def fitting(
         raise InputError(
             f"{where}: out[{name!r}] must be a C-contiguous array {dtype} {shape}, got {got}"
         )
-    return {name: array for name, array in out.items() if name not in made}
+    return dict(out)

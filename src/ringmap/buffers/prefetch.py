@@ -10,6 +10,7 @@ Not here: what is drawn (sampled.py).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import threading
@@ -18,16 +19,48 @@ from functools import partial
 from typing import Any
 
 from ringmap.buffers.batch import Batch
+from ringmap.buffers.engine import Engine
 from ringmap.buffers.options import positive
+from ringmap.clips.cut import Cut
+from ringmap.clips.samplers.base import Weigh
 from ringmap.errors import InputError, RoleError
 from ringmap.extras import require
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "drawn_ahead"]
 
 Sample = Callable[[int], Batch[Any]]
 Ahead = Callable[[int, int | None], Iterator[Batch[Any]]]
 Item = tuple[Batch[Any] | None, BaseException | None]
 _LOOK_S = 0.1
+
+
+def drawn_ahead(
+    engine: Engine, draw: Callable[[], tuple[Any, Weigh | None]], cut: Cut, count: int | None
+) -> Iterator[Batch[Any]]:
+    """Yield `count` batches; draw each, and ask the disk for it, before the last one is read.
+
+    Args:
+        engine: reads.
+        draw: returns the anchors of a batch, and the function that weighs them.
+        cut: what an item holds.
+        count: number of batches; None: without end.
+    """
+    positions, weigh = draw()
+    reader = engine.reader
+    reader.want(positions, cut)
+    for number in itertools.count(1):
+        failed: BaseException | None = None
+        try:
+            if number != count:
+                following = draw()
+                reader.want(following[0], cut)
+        except BaseException as error:  # it is the next one's, not this one's
+            failed = error
+        columns = engine.read(positions, cut, asked=True)
+        yield Batch(columns, positions, weigh and weigh(positions))
+        if failed is not None:
+            raise failed
+        positions, weigh = following
 
 
 class Batches(Iterator[Batch[Any]]):

@@ -1,7 +1,8 @@
 """The replay buffer: a dataset and a writer over one ring, in RAM or in a directory.
 
-    write_episode -> schema -> Store.commit                     (writer)
-    sample, []    -> sampler -> ClipReader -> Handle.rows       (dataset)
+    write_episode -> schema -> Store.commit                                             (writer)
+    sample        -> positions, drawn at once or by a sampler -> ClipReader -> rows     (dataset)
+    []            -> ids -> positions                         -> ClipReader -> rows
 
 Invariants: every method that stores validates all its input before anything changes; every method that reads
 returns copies; only the process that opened the buffer writes.

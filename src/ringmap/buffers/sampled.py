@@ -1,7 +1,8 @@
 """Clips of a buffer, also while it is written: by id, by draw, by pass.
 
-    ids      -> lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
-    sampler  -> Engine.draw -> Engine.read        sample, batches
+    ids               -> lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
+    ClipReader.draw   -> positions -> Engine.read          sample, batches, without a sampler
+    a sampler -> ids  -> positions -> Engine.read          sample, batches, with one
 
 Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns
 its loader does; a clip that is evicted between its draw and its copy is redrawn, and counted.
@@ -10,8 +11,8 @@ Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import fitting
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
-from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.view import BufferView, split
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.samplers.uniform import uniform
 from ringmap.clips.wanted import Wanted, warn_unreached
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
@@ -90,7 +92,7 @@ class Sampled(Dataset):
 
     @property
     def num_unreachable_steps(self) -> int:
-        """Number of stored steps that are in no clip, since their episodes are too short for one. O(episodes)."""
+        """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
         source = self.engine.source
         with source.memory:
             return self.cut.unreached(source.live.lengths)
@@ -236,13 +238,14 @@ class Sampled(Dataset):
             [(8, 1), (8, 1), (8, 1)]
         """
         wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
-        self._cut_of(wanted, "ReplayBuffer.batches")  # a wrong argument is an error now
+        cut, clips = self._cut_of(wanted, "ReplayBuffer.batches")
 
         def sample(size: int) -> Batch[Array]:
-            return self._sample(*self._cut_of(wanted, "ReplayBuffer.batches"), size)
+            return self._sample(cut, clips, size)
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            return self._drawn_ahead(wanted, size, count)
+            draw = partial(self.engine.draw, clips, size, cut)
+            return drawn_ahead(self.engine, draw, cut, count)
 
         return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
@@ -315,15 +318,17 @@ class Sampled(Dataset):
         if self._cuts is None:
             self._cuts = Cuts()
         source = self.engine.source
-        if source.schema is None and not wanted.is_plain:
+        schema = source.schema
+        if schema is None and not wanted.is_plain:
             self.engine.refresh()
-        return self._cuts.of(self, wanted, source.schema, where)
+            schema = source.schema
+        return self._cuts.of(self, wanted, schema, where)
 
     def _sample(
         self, cut: Cut, clips: Any, size: int, step: int | None = None,
         out: Mapping[str, Array] | None = None,
     ) -> Batch[Array]:  # fmt: skip
-        into = None if out is None else fitting(out, self.engine.source.schema, size, cut)
+        into = None if out is None else fitting(out, self.engine, size, cut)
         positions, weigh = self.engine.draw(clips, size, cut, step)
         columns = self.engine.read(positions, cut, into)
         return Batch(columns, positions, weigh and weigh(positions))
@@ -343,27 +348,6 @@ class Sampled(Dataset):
         """
         self.engine.source  # noqa: B018 - a closed one says so
         return self.engine.sampler.update_priorities(ids, values)
-
-    def _drawn_ahead(self, wanted: Wanted, size: int, count: int | None) -> Iterator[Batch[Any]]:
-        """Yield the batches of `sample(size)`; draw each, and ask the disk for it, before the last one is read."""
-        engine = self.engine
-        cut, clips = self._cut_of(wanted, "ReplayBuffer.batches")
-        positions, weigh = engine.draw(clips, size, cut)
-        reader = engine.reader
-        reader.want(positions, cut)
-        for number in itertools.count(1):
-            failed: BaseException | None = None
-            try:
-                if number != count:
-                    following = engine.draw(clips, size, cut)
-                    reader.want(following[0], cut)
-            except BaseException as error:  # it is the next one's, not this one's
-                failed = error
-            columns = engine.read(positions, cut, asked=True)
-            yield Batch(columns, positions, weigh and weigh(positions))
-            if failed is not None:
-                raise failed
-            positions, weigh = following
 
     def _why_no_clips(self) -> str:
         return self.engine.why_no_clips(self.cut)
@@ -397,4 +381,4 @@ class DefaultSampler:
         return self._ids(*args, **options)
 
     def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
-        return self._buffer.engine.rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
+        return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import ClipBuffer, fitting
 from ringmap.buffers.options import positive, sendable
-from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
@@ -37,6 +39,22 @@ from ringmap.storage.ring.live import LiveEpisodes
 __all__ = ["BufferView", "split"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Numbers:
+    """The numbers of a view's episodes."""
+
+    def __init__(self, starts: Array) -> None:
+        self.order = np.argsort(starts, kind="stable")
+        self.starts = starts[self.order]
+
+    def __call__(self, starts: Array) -> Array:
+        """Return the number of the episode that begins at each position; -1 where none does. O(B log episodes)."""
+        found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
+        if not len(self.starts):
+            return np.full(len(starts), -1)
+        numbers: Array = np.where(self.starts[found] == starts, self.order[found], -1)
+        return numbers
 
 
 class BufferView(Dataset):
@@ -71,6 +89,8 @@ class BufferView(Dataset):
         self._buffer = buffer
         self.starts = np.array(starts, np.int64)
         """Position of the first step of each episode."""
+        if cut is not None and cut.computed:
+            cut = replace(cut, episode_numbers=_Numbers(self.starts))
         self._cut = cut
         self._told_short = cut is not None  # the buffer said so when it made the cut
         self.fps, self.reward_at = buffer.fps, buffer.reward_at
@@ -203,8 +223,12 @@ class BufferView(Dataset):
         return self.cut.why_none(self.lengths)
 
     def why_no_clips(self) -> str:
-        """Return, in words, why the view has no clip."""
-        return self._why_no_clips()
+        """Return, in words, why no clip of the view can be drawn."""
+        return (
+            "all episodes of the view were evicted since it was made; make a new view"
+            if len(self)
+            else self._why_no_clips()
+        )
 
     # -- draws -------------------------------------------------------------------------------
 
@@ -239,8 +263,7 @@ class BufferView(Dataset):
             InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
         """
         positive("BufferView.sample", "batch_size", batch_size)
-        schema = self.engine.source.schema
-        into = None if out is None else fitting(out, schema, batch_size, self.cut)
+        into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
         positions, weigh = self.engine.draw_among(self, batch_size, self.cut, step)
         columns = self.engine.read(positions, self.cut, into)
         return Batch(columns, positions, weigh and weigh(positions))
@@ -252,8 +275,8 @@ class BufferView(Dataset):
         """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            while True:
-                yield self.sample(size)
+            draw = partial(self.engine.draw_among, self, size, self.cut)
+            return drawn_ahead(self.engine, draw, self.cut, count)
 
         return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 

@@ -1,1 +1,12 @@
-"""Clips: which clips exist, which to draw, how to read them. Integers and NumPy only."""
+"""Clips: which clips exist, which to draw, how to read them. NumPy only; rows come from `storage`.
+
+    gather                  reads a batch: copies the rows of clips, and looks again
+    computed | samplers     columns that are computed; what chooses the clips of a batch
+    window                  what a user asks for, as a cut
+    items | clip_range      a batch as computed columns see it; the clips of a moment as samplers see them
+    cut                     which steps an item holds, and which steps can be its anchor
+    index, guide_table      clip numbers to episodes and steps, in integers only
+    sumtree | threads       masses of priorities; one copy over several threads
+
+Begin with `cut`, then `gather`: everything that draws and everything that reads meets there.
+"""

@@ -25,7 +25,7 @@ import numpy as np
 from ringmap.clips.index import counts, why_no_clips
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["ANCHOR", "Cut", "Steps", "Taken", "clamp", "slots_of"]
+__all__ = ["ANCHOR", "Cut", "Layout", "Steps", "Taken", "clamp", "slots_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -181,6 +181,8 @@ class Cut:
         reward_at: where rewards stand, "next" or "same"; None: not known.
         computed: pairs of a name and the `Computed` behind it, in the order in which they are computed.
         functions: pairs of a name and a function of the whole batch that returns the column, called in this order at the end.
+        episode_numbers: returns the numbers of episodes, given the positions of their first steps; None: they are counted among
+            those stored now.
         history, frameskip: of a clip, for messages; 0 for any other cut.
 
     Example:
@@ -200,19 +202,28 @@ class Cut:
     functions: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = ()
     history: int = 0
     frameskip: int = 0
+    episode_numbers: Callable[[Array], Array] | None = None
     span: int = field(init=False)
     """Steps around an anchor that its episode must have: `before + 1 + after`."""
     widest: int = field(init=False)
     """The greatest number of steps of any column."""
+    anchors: tuple[int, int, int] = field(init=False)
+    """What decides which steps are anchors: two cuts with the same value have the same anchors."""
+    added: tuple[str, ...] = field(init=False)
+    """Names of the columns that are computed."""
     needs_bounds: bool = field(init=False)
     """Whether gathering needs the bounds of the episodes: a column is padded, or computed."""
 
     def __post_init__(self) -> None:
         taken = [*self.named.values(), *([self.others] if self.others else [])]
         span = self.before + 1 + self.after
+        least = self.least if self.least > span else 0
+        added = [column for name, how in self.computed for column in how.adds(name)]
         for name, value in (
             ("span", span),
-            ("least", self.least if self.least > span else 0),
+            ("added", (*added, *(name for name, _ in self.functions))),
+            ("least", least),
+            ("anchors", (self.before, self.after, least)),
             ("widest", max((len(t.steps.offsets) for t in taken), default=1)),
             ("needs_bounds", bool(self.computed) or any(t.steps.padded for t in taken)),
         ):
@@ -239,11 +250,6 @@ class Cut:
             named = {name: dense if name == "action" else strided for name in columns}
         return Cut(named, others, after=span - 1, history=history_len, frameskip=frameskip)
 
-    @property
-    def anchors(self) -> tuple[int, int, int]:
-        """What decides which steps are anchors: two cuts with the same value have the same anchors."""
-        return self.before, self.after, self.least
-
     def of(self, name: str) -> Taken | None:
         """Return how a column is held, or None."""
         return self.named.get(name, self.others)
@@ -268,15 +274,16 @@ class Cut:
         return counts(lengths, self.span, self.least)
 
     def unreached(self, lengths: Array) -> int:
-        """Return how many steps of episodes of these lengths no item reaches. O(episodes)."""
-        sizes = np.asarray(lengths, np.int64)
+        """Return how many steps of episodes of these lengths no item holds. O(episodes, and distinct lengths times offsets)."""
+        sizes, many = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         taken = [*self.named.values(), *([self.others] if self.others else [])]
-        low = min((t.steps.lowest for t in taken), default=0)
-        high = max((max(t.steps.offsets) for t in taken), default=0)
-        first = max(0, self.before + low)
-        stop = np.minimum(sizes, sizes - self.after + high)
-        reached = np.where(self.counts(sizes) > 0, stop - first, 0)
-        return int((sizes - reached).sum())
+        anchors = self.counts(sizes)
+        reached = upto = np.zeros(len(sizes), np.int64)
+        for offset in sorted({offset for t in taken for offset in t.steps.offsets}):
+            first = np.maximum(self.before + offset, upto)
+            upto = np.clip(self.before + offset + anchors, upto, sizes)
+            reached = reached + np.maximum(0, upto - first)
+        return int(((sizes - reached) * many).sum())
 
     def why_none(self, lengths: Array, option: str = "history_len") -> str:
         """Return why episodes of these lengths have no anchor, and how to change that."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.cut import Cut, Steps, Taken, slots_of
+from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.threads import SPLIT_NBYTES, take
@@ -25,6 +25,7 @@ from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.forks import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
@@ -36,6 +37,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 PINNED = 1 << 62
 """An id of PINNED + p means the clip whose anchor is position p of the ring, in every process and at any time."""
+
+_MOST_PLANS = 32
 
 
 class Pinned:
@@ -70,7 +73,7 @@ class ClipReader(Forkable):
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
-        self._plan: _Plan | None = None
+        self._plans: dict[int, _Plan] = {}
         self.watch = Readahead(source.disk.system)
 
     def pin(self, cut: Cut) -> Pinned:
@@ -107,7 +110,15 @@ class ClipReader(Forkable):
             self._read_again(batch, positions, bad, cut)
         if cut.functions:
             call_functions(batch, cut, len(positions))
+        if cut.added:
+            self._plan_of(cut, source.rows).settle(batch, out)
         return batch
+
+    def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
+        """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
+        found, plan = cut.layout(schema, size), self._plans.get(id(cut))
+        computed = {} if plan is None else plan.computed
+        return {**found, **{n: ((size, *shape), dtype) for n, (shape, dtype) in computed.items()}}
 
     def _read_again(
         self, batch: dict[str, Array], positions: Array, bad: Array, cut: Cut
@@ -161,10 +172,11 @@ class ClipReader(Forkable):
             live = self.source.live
             if not len(live):
                 return positions, np.ones(len(positions), np.int64), np.zeros(len(positions), bool)
-            episodes = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
+            # Before the first episode this is -1, the last one, which is no match either.
+            episodes = live.starts.searchsorted(positions, side="right") - 1
             starts, lengths = live.starts.take(episodes), live.lengths.take(episodes)
         steps = positions - starts
-        inside = (steps >= 0) & (steps < lengths)
+        inside = steps.view(np.uint64) < lengths.astype(np.uint64)  # a negative one is huge
         if inside.all():
             return starts, lengths, inside
         return np.where(inside, starts, positions), np.where(inside, lengths, 1), inside
@@ -222,9 +234,9 @@ class ClipReader(Forkable):
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
         assert rows is not None
-        plan = self._plan
-        if plan is None or plan.cut is not cut or plan.rows is not rows:
-            plan = self._plan = _Plan(cut, rows)
+        plan = self._plans.get(id(cut))
+        if plan is None or plan.rows is not rows:
+            plan = self._plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         slots, starts, lengths, inside = self._slots(plan, anchors)
@@ -271,8 +283,17 @@ class ClipReader(Forkable):
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
         if rows is not None and rows.large:
-            plan = _Plan(cut, rows)
+            plan = self._plan_of(cut, rows)
             self._want(plan, self._slots(plan, anchors)[0])
+
+    def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
+        """Return what to gather for a cut."""
+        plan = self._plans.get(id(cut))  # a plan keeps its cut, so that no other gets its id
+        if plan is None or plan.rows is not rows:
+            while len(self._plans) >= _MOST_PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            plan = self._plans[id(cut)] = _Plan(cut, rows)
+        return plan
 
     def _want(self, plan: _Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
@@ -308,13 +329,15 @@ class _Plan:
     """What to gather for a cut over these rows: made once.
 
     `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the
-    number of its steps, and the shape of a row that is folded.
+    number of its steps, and the shape of a row that is folded; `computed`: the shape of a row and the dtype of computed columns, as
+    of the last batch.
     """
 
-    __slots__ = ("columns", "cut", "rows", "steps")
+    __slots__ = ("columns", "computed", "cut", "rows", "steps")
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
         self.cut, self.rows = cut, rows
+        self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
         self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
@@ -325,3 +348,13 @@ class _Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
+
+    def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
+        """Move computed columns to the caller's arrays, where these fit."""
+        for name in self.cut.added:
+            values = batch[name]
+            self.computed[name] = values.shape[1:], values.dtype
+            into = None if out is None else out.get(name)
+            if into is not None and (into.shape, into.dtype) == (values.shape, values.dtype):
+                np.copyto(into, values)
+                batch[name] = into

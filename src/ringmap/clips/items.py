@@ -39,7 +39,7 @@ class ItemRows(Protocol):
     size: int
     """Number of slots; the slot of a row is its position modulo this."""
     key: Any
-    """Equal keys mean the same rows at the same positions; None: nothing may be kept for later batches."""
+    """An object: as long as it lives, the same rows stand at the same positions. None: nothing may be kept for later batches."""
     memory: AbstractContextManager[Any]
     """Held while sums of rows are kept."""
 
@@ -48,7 +48,7 @@ class ItemRows(Protocol):
         ...
 
     def read(self, column: str, start: int, length: int) -> Array:
-        """Return a copy of the rows of a whole episode."""
+        """Return a copy of rows of one or more episodes that stand one after the other."""
         ...
 
     def episodes(self, starts: Array) -> Array:
@@ -68,7 +68,7 @@ class RingRows:
         self._source, self._rows = source, source.rows
         self.names: Collection[str] = source.rows.by_name
         self.size = source.rows.ring.rows
-        self.key = source.manifest.uuid
+        self.key = source
         self.memory: AbstractContextManager[Any] = source.memory
         self.newest_tail = source.newest_tail
 
@@ -78,7 +78,7 @@ class RingRows:
         return self._rows.by_name[column].take(slots, None, self._source.head)
 
     def read(self, column: str, start: int, length: int) -> Array:
-        """Return a copy of the rows of a whole episode."""
+        """Return a copy of rows of one or more episodes."""
         stored = self._rows.by_name[column]
         pieces = [stored.read(*piece) for piece in self._rows.ring.pieces(Position(start), length)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -123,7 +123,9 @@ class Items:
 
     @property
     def episode(self) -> Array:
-        """Number of each anchor's episode among those stored now, oldest first, int64 `(B,)`."""
+        """Number of each anchor's episode in the view, -1 outside of it; without a view among those stored now, oldest first."""
+        if self._cut.episode_numbers is not None:
+            return self._cut.episode_numbers(self.start)
         return self.rows.episodes(self.start)
 
     @property

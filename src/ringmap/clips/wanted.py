@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ _MUCH = 0.1
 """Fraction of the steps that no item reaches, above which there is a warning."""
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a caller asked for; the arguments are those of `ReplayBuffer.sample`."""
 
     history: int
@@ -55,7 +54,7 @@ class Wanted:
         if isinstance(window, WindowMaker):
             cut = window.key
         elif window is not None:
-            cut = tuple((n, w if isinstance(w, Window) else id(w)) for n, w in window.items())
+            cut = tuple([(n, w if isinstance(w, Window) else id(w)) for n, w in window.items()])
         ends = (slice_.start, slice_.stop, slice_.step) if isinstance(slice_, slice) else slice_
         return (
             self.history, self.frameskip, cut, self.columns, ends, self.drop_all_padded, self.fps, self.reward_at,

@@ -13,7 +13,7 @@ import itertools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class WindowMaker(ABC):
 _QUARTER = 0.25
 """Fraction of a step by which an offset in seconds may miss it."""
 _PADS = ("edge", "zero", "nan")
+_FAR = 1 << 31
 
 
 WindowSpec = Mapping[str, Any] | WindowMaker
@@ -73,7 +74,6 @@ class Window:
             for each padded column.
         seconds: offsets in seconds, in place of `offsets`, for a buffer that knows its rate (`fps=`). Each must lie within a
             quarter of a step of a step.
-
         blanks: whether rows without a value (where rewards stand at the "next" step, the first reward and the last action of an
             episode) count as steps like any other, as stored, instead of as padding.
 
@@ -90,6 +90,7 @@ class Window:
     mask: str = "{}_is_pad"
     seconds: Any = None
     blanks: bool = False
+    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.offsets is None) == (self.seconds is None):
@@ -111,6 +112,8 @@ class Window:
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise InputError(f"Window: {name} must be finite, got {chosen!r}")
+        if max(abs(value) for value in values.tolist()) >= _FAR:
+            raise InputError(f"Window: {name} must lie within 2**31 of the anchor, got {chosen!r}")
         object.__setattr__(self, name, tuple(values.tolist()))
         if isinstance(self.pad, str) and self.pad not in _PADS:
             raise InputError(f"Window: pad must be one of {(None, *_PADS)} or a value, got {self.pad!r}")  # fmt: skip
@@ -118,6 +121,23 @@ class Window:
             raise InputError(f"Window: pad must be one value, got an array of shape {np.shape(self.pad)}")  # fmt: skip
         if not isinstance(self.mask, str) or not self.mask:
             raise InputError(f"Window: mask must be a name such as '{{}}_is_pad', got {self.mask!r}")  # fmt: skip
+        if isinstance(self.pad, np.ndarray):
+            object.__setattr__(self, "pad", self.pad[()])
+        try:
+            found = hash(self._fields)  # once: every draw looks its cut up
+        except TypeError:
+            raise InputError(f"Window: pad must be one value, got {self.pad!r}") from None
+        object.__setattr__(self, "_hash", found)
+
+    @property
+    def _fields(self) -> tuple[Any, ...]:
+        return self.offsets, self.pad, self.mask, self.seconds, self.blanks
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        return Window, self._fields  # the hash of a text differs from process to process
 
     def steps(self, where: str, name: str, frameskip: int, fps: float | None) -> tuple[int, ...]:
         """Return the offsets in stored steps.

@@ -495,16 +495,16 @@ class Dataset(_Base):
         """Return a column of a batch in the form that users get."""
         return values
 
-    def _rows_key(self) -> Any:
-        """Return a value that changes with the rows; None: they may change at any time."""
-        return None
+    def _rows_are_fixed(self) -> bool:
+        """Tell whether the rows stay as they are, so that sums over them may be kept."""
+        return False
 
     def _item_rows(self) -> DatasetRows:
         lengths = self.lengths
         rows = self._rows
         if rows is None or (rows.given is not lengths and not np.array_equal(rows.given, lengths)):
             rows = self._rows = DatasetRows(
-                self._rows_at, self.column_names, lengths, self.offsets, self._rows_key()
+                self._rows_at, self.column_names, lengths, self.offsets, self._rows_are_fixed()
             )
         return rows
 

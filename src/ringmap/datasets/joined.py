@@ -94,9 +94,8 @@ class _Joined(Dataset):
         own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
         return np.asarray(own, np.int32)
 
-    def _rows_key(self) -> Any:
-        keys = tuple(p._rows_key() if isinstance(p, Dataset) else None for p in self.datasets)
-        return None if None in keys else keys
+    def _rows_are_fixed(self) -> bool:
+        return all(isinstance(p, Dataset) and p._rows_are_fixed() for p in self.datasets)
 
 
 class MergeDataset(_Joined):

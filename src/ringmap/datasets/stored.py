@@ -134,7 +134,6 @@ class StoredDataset(Dataset):
             raise InputError(f"{source.path}: output must be one of {OUTPUTS}, got {output!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
         self.source = source
-        self._key = object()
         self.layout = layout
         self.output = output
         stored = {spec.name: spec for spec in source.schema.columns}
@@ -265,8 +264,8 @@ class StoredDataset(Dataset):
             found[name] = (parts[0] if len(parts) == 1 else np.concatenate(parts)).take(index, 0)
         return found
 
-    def _rows_key(self) -> Any:
-        return self._key
+    def _rows_are_fixed(self) -> bool:
+        return True
 
     def _schema(self, where: str) -> Schema:
         return self.schema
@@ -355,7 +354,6 @@ class StoredDataset(Dataset):
             raise InputError(f"{where}: {names} do not join along axis {dim}: {error}") from None
         if merged.shape[0] != parts[0].shape[0]:
             raise InputError(f"{where}: axis {dim} is time; join along another")
-        self._key = object()
         self._rows = None
         self._cache[target] = merged
         self._specs[target] = ColumnSpec(target, merged.shape[1:], merged.dtype)

@@ -39,11 +39,11 @@ class DatasetRows:
         names: of the columns.
         lengths: steps of each episode.
         offsets: row of each episode's first step.
-        key: equal for equal rows; None: the rows may change.
+        fixed: whether the rows stay as they are.
     """
 
     def __init__(
-        self, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, key: Any
+        self, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, fixed: bool
     ) -> None:
         self.rows_at = rows_at
         self.names: Collection[str] = names
@@ -51,7 +51,7 @@ class DatasetRows:
         """The lengths as they were given."""
         self.lengths = np.asarray(lengths, np.int64)
         self.offsets = np.asarray(offsets, np.int64)
-        self.key = key
+        self.key = self if fixed else None
         self.size = int((self.offsets + self.lengths).max()) if len(self.lengths) else 0
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
@@ -78,10 +78,17 @@ class DatasetRows:
         return found.reshape(*places.shape, *found.shape[2:])
 
     def read(self, column: str, start: int, length: int) -> Array:
-        """Return a copy of the rows of a whole episode."""
-        episode = self.episodes(np.array([start]))
-        found: Array = self.rows_at([column], episode, np.arange(length)[None], 1)[column][0]
-        return found
+        """Return a copy of rows of one or more episodes that stand one after the other."""
+        parts, end = [], start + length
+        at = int(self.offsets[self._order].searchsorted(start, side="right")) - 1
+        while start < end:
+            episode = self._order[at : at + 1]
+            first = start - int(self.offsets[episode[0]])
+            count = min(int(self.lengths[episode[0]]) - first, end - start)
+            steps = np.arange(first, first + count)[None]
+            parts.append(self.rows_at([column], episode, steps, 1)[column][0])
+            start, at = start + count, at + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def episodes(self, starts: Array) -> Array:
         """Return the numbers of the episodes that begin at these rows."""

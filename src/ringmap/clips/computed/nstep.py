@@ -75,12 +75,11 @@ class NStep(Computed):
         count = np.minimum(self.n, last)
         ahead = np.arange(self.n)
         values, _ = items.take(self.of, items.step[:, None] + (ahead + first))
-        counted = np.where(ahead < count[:, None], values, 0).astype(np.float64, copy=False)
+        counted = np.where(ahead < count[:, None], values, 0.0).astype(np.float64, copy=False)
+        counted *= self._factors
         discount = np.where(terminated & (count == last), 0.0, self.gamma**count)
         found = {
-            items.name: (counted * self._factors).sum(
-                1
-            ),  # a product of matrices would depend on the batch's size
+            items.name: counted.sum(1),  # a product of matrices would depend on the batch's size
             f"{items.name}_discount": discount,
             f"{items.name}_steps": count,
         }

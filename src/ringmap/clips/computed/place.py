@@ -16,7 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Index(Computed):
     """Say which step each item is: columns `<name>_episode`, `_step`, `_position` and `_ring`, int64 `(B,)`.
 
-    The episode is its number among those stored now, oldest first; it changes when older ones are evicted. The position, where the
+    The episode of an item of a view is its number in the view, for life; -1 for an item that was redrawn from another. Of a buffer
+    it is the number among those stored now, oldest first, which changes when older ones are evicted. The position, where the
     anchor stands on the ring, is the same for life; so it is in `batch.ids`. The ring is 0, where a buffer has one only.
 
     Example:

@@ -1,14 +1,17 @@
 """Return-to-go: the sum of all rewards from a step to the end of its episode.
 
-    rewards of an episode -> suffix sums, once -> kept at the slot of each step -> one take per batch
+    rewards of some episodes -> suffix sums, once -> kept at the slot of each step -> one take per batch
 
-Invariants: a kept sum belongs to the position beside it, and was computed from whole rows; sums of an evicted episode are
-replaced by those of the episode that takes its rows.
+Invariants: kept sums were computed from whole rows; they count only for an episode that is marked at its first step.
+Those of an evicted episode are replaced by those of the episodes that take its rows. Each open ring has sums of its own.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,8 +28,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _MOST = 1 << 22
 """Rewards summed at a time: 32 MiB."""
-_FEW = 8
-"""Number of episodes below which a loop over their steps costs more than sums over 1, 2, 4, ... steps."""
+_SMALLEST = -230.0
+"""Logarithm of the smallest factor that a reward is divided by: 1e-100."""
 
 
 class ReturnToGo(Computed):
@@ -40,7 +43,7 @@ class ReturnToGo(Computed):
         of: the column of rewards, one number per step.
         offsets: steps around the anchor, as for a `Window`; None: the anchor alone.
 
-    Cost: O(B) once the sums of an episode are known, else O(steps of it). Memory: 16 bytes for each row of the ring.
+    Cost: O(B) once the sums of an episode are known, else O(steps of it). Memory: 8 bytes for each row of the ring, and for each row at which an episode begins.
 
     Source: Chen et al., "Decision Transformer: Reinforcement Learning via Sequence Modeling", NeurIPS 2021, section 3.
 
@@ -62,7 +65,7 @@ class ReturnToGo(Computed):
             from ringmap.clips.window import Window
 
             self.offsets = Window(offsets).offsets
-        self._kept: _Sums | None = None
+        self._kept: WeakKeyDictionary[Any, _Sums] = WeakKeyDictionary()
 
     def reads(self, schema: Schema) -> tuple[str, ...]:
         """Return the column it reads."""
@@ -79,14 +82,15 @@ class ReturnToGo(Computed):
     def compute(self, items: Items) -> Array | dict[str, Array]:
         """Return the column, and its mask."""
         rows = items.rows
-        key = None if rows.key is None else (rows.key, rows.size, items.reward_at)
-        kept = self._kept
-        if kept is None or key is None or kept.key != key:
-            kept = self._kept = _Sums(key, rows.size)
+        kept = None if rows.key is None else self._kept.get(rows.key)
+        if kept is None or kept.reward_at != items.reward_at:
+            kept = _Sums(rows.size, items.reward_at)
+            if rows.key is not None:
+                self._kept[rows.key] = kept
         offsets = np.array((0,) if self.offsets is None else self.offsets)
         places, is_pad = clamp(items.position[:, None] + offsets, items.start, items.length)
         slots = slots_of(places, items.start, rows.size)
-        unknown = (kept.owners.take(slots) != places + 1).any(1)
+        unknown = kept.lack(items.start)
         if unknown.any():
             self._sum(items, unknown, kept)
         sums = kept.values.take(slots)
@@ -98,76 +102,104 @@ class ReturnToGo(Computed):
     def _sum(self, items: Items, which: Array, kept: _Sums) -> None:
         """Sum the episodes of these items, and keep the sums. An episode that was evicted meanwhile is left out: its items are redrawn."""
         starts, first = np.unique(items.start[which], return_index=True)
-        runs = list(zip(starts.tolist(), items.length[which][first].tolist(), strict=True))
-        while runs:
-            part, steps = 0, 0
-            while part < len(runs) and (not part or steps + runs[part][1] <= _MOST):
-                steps += runs[part][1]
-                part += 1
-            rewards = [self._rewards(items, start, length) for start, length in runs[:part]]
-            kept.put(items.rows, runs[:part], self._suffix_sums(rewards))
-            del runs[:part]
+        ends = starts + items.length[which][first]
+        sizes = (ends - starts).cumsum()
+        done = 0
+        while done < len(starts):
+            before = int(sizes[done - 1]) if done else 0
+            upto = max(done + 1, int(sizes.searchsorted(before + _MOST, side="right")))
+            some = slice(done, upto)
+            runs = _runs(starts[some], ends[some])
+            stops = sizes[some] - before
+            sums = self._rewards_of(items, runs, stops)
+            self._sum_each(sums, stops.tolist())
+            kept.put(items.rows, starts[some], runs, sums)
+            done = upto
 
-    def _rewards(self, items: Items, start: int, length: int) -> Array:
-        """Return the reward of the action of each step of an episode, float64."""
-        stored = items.rows.read(self.of, start, length)
-        if items.reward_at == "next":  # it stands one row later
-            stored[:-1] = stored[1:]
-            stored[-1] = 0
-        return stored.astype(np.float64, copy=False)
+    def _rewards_of(self, items: Items, runs: list[tuple[int, int]], stops: Array) -> Array:
+        """Return the rewards of the actions of all steps of these runs, float64; `stops`: where each episode ends in them."""
+        found, done = np.empty(int(stops[-1])), 0
+        ahead = 1 if items.reward_at == "next" else 0  # it stands one row later
+        for start, end in runs:
+            count = end - start - ahead
+            if count:
+                found[done : done + count] = items.rows.read(self.of, start + ahead, count)
+            done += end - start
+        if ahead:
+            found[stops - 1] = 0
+        return found
 
-    def _suffix_sums(self, rewards: list[Array]) -> list[Array]:
-        """Return for each episode the sums from every step to its end."""
+    def _sum_each(self, rewards: Array, stops: list[int]) -> None:
+        """Replace the rewards of each episode by the sums from every step to its end."""
+        first, accumulate = 0, np.add.accumulate
         if self.gamma == 1:
-            return [values[::-1].cumsum()[::-1] for values in rewards]
-        if len(rewards) < _FEW:
-            return [self._doubled(values) for values in rewards]
-        # Step by step, for all episodes at once: the ends stand beside each other.
-        longest = max(map(len, rewards))
-        block = np.zeros((longest + 1, len(rewards)))
-        for number, values in enumerate(rewards):
-            block[longest - len(values) : longest, number] = values
-        scaled = np.empty(len(rewards))
-        for step in range(longest - 1, -1, -1):
-            np.multiply(block[step + 1], self.gamma, out=scaled)
-            block[step] += scaled
-        return [block[longest - len(v) : longest, n] for n, v in enumerate(rewards)]
-
-    def _doubled(self, sums: Array) -> Array:
-        """Return the sums of one episode, over 1, 2, 4, ... steps in turn."""
-        ahead = 1
-        while ahead < len(sums):
-            following = sums[ahead:] * self.gamma**ahead
-            sums = np.concatenate([sums[:-ahead] + following, sums[-ahead:]])
-            ahead *= 2
-        return sums
+            for stop in stops:
+                backwards = rewards[first:stop][::-1]
+                accumulate(backwards, 0, None, backwards)
+                first = stop
+            return
+        if self.gamma == 0:
+            return
+        # Each reward divided by a power of gamma that must not vanish: a stretch of the episode at a time, the last one first.
+        most = int(_SMALLEST / math.log(self.gamma)) + 1
+        longest = min(most, max(b - a for a, b in itertools.pairwise([0, *stops])))
+        factors = self.gamma ** np.arange(longest - 1, -1, -1)
+        for stop in stops:
+            following = 0.0
+            for upto in range(stop, first, -longest):
+                part = rewards[max(first, upto - longest) : upto]
+                factor = factors[longest - len(part) :]
+                part /= factor
+                backwards = part[::-1]
+                accumulate(backwards, 0, None, backwards)
+                part *= factor
+                if upto < stop:
+                    part += factor * (self.gamma * following)
+                following = part[0]
+            first = stop
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _kept=WeakKeyDictionary())
+
+
+def _runs(starts: Array, ends: Array) -> list[tuple[int, int]]:
+    """Return start and end of each run of episodes that stand one after the other, given in order."""
+    breaks = np.flatnonzero(starts[1:] != ends[:-1])
+    first, last = starts[[0, *(breaks + 1)]], ends[[*breaks, -1]]
+    return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
 class _Sums:
-    """The sums of the rows of one ring: `values[slot]` belongs to position `owners[slot] - 1`."""
+    """The sums of the rows of one ring, at their slots. `starts` holds 1 + the position of each episode whose sums are kept, at its slot."""
 
-    __slots__ = ("key", "owners", "values")
+    __slots__ = ("reward_at", "starts", "values")
 
-    def __init__(self, key: Any, rows: int) -> None:
-        self.key = key
+    def __init__(self, rows: int, reward_at: str | None) -> None:
+        self.reward_at = reward_at
         self.values = np.zeros(rows)
-        self.owners = np.zeros(rows, np.int64)
+        self.starts = np.zeros(rows, np.int64)
 
-    def put(self, rows: ItemRows, runs: list[tuple[int, int]], sums: list[Array]) -> None:
-        """Keep the sums of episodes, each with start and length, that are still whole now that they were read."""
-        ring = Ring(len(self.owners), 0)
+    def lack(self, starts: Array) -> Array:
+        """Tell of each episode, named by the position of its first step, whether its sums are not kept."""
+        found: Array = self.starts.take(starts % len(self.starts)) != starts + 1
+        return found
+
+    def put(self, rows: ItemRows, starts: Array, runs: list[tuple[int, int]], sums: Array) -> None:
+        """Keep the sums of these episodes, which make these runs, as far as they are still stored now that they were read."""
+        ring, done = Ring(len(self.starts), 0), 0
         # While the lock is held no other thread keeps newer sums, whose rows these would replace.
         with rows.memory:
             tail = rows.newest_tail()
-            for (start, length), values in zip(runs, sums, strict=True):
-                if start < tail:
-                    continue
-                done = 0
-                for slot, count in ring.pieces(Position(start), length):
-                    self.values[slot : slot + count] = values[done : done + count]
-                    first = start + done + 1
-                    self.owners[slot : slot + count] = np.arange(first, first + count)
-                    done += count
+            for start, end in runs:
+                first = max(start, tail)
+                if first < end:
+                    at = done + first - start
+                    for slot, count in ring.pieces(Position(first), end - first):
+                        self.values[slot : slot + count] = sums[at : at + count]
+                        at += count
+                done += end - start
+            starts = starts[starts >= tail]
+            self.starts[starts % len(self.starts)] = starts + 1

@@ -127,7 +127,7 @@ class PrioritizedSampler(DrawingSampler):
         self._anchors: object = None
         self._sorted = np.empty(0, np.float32)
         self._changes = 0
-        self._asked: tuple[weakref.ref[Any], int] | None = None
+        self._asked: tuple[weakref.ref[Any], int, ClipRange] | None = None
         self._weigh: Weigh | None = None
 
     def attach(self, source: Handle) -> None:
@@ -146,7 +146,7 @@ class PrioritizedSampler(DrawingSampler):
         window = window_of(self, buffer, history_len)
         with window.lock, self._lock:
             tree = self._follow(window)
-            self._asked = weakref.ref(buffer), history_len
+            self._asked = weakref.ref(buffer), history_len, window
             total = tree.total
             slots = tree.find(self.rng.random(batch_size) * total)
             positions = self._low + (slots - self._low) % tree.size
@@ -161,7 +161,7 @@ class PrioritizedSampler(DrawingSampler):
         window = window_of(self, buffer, history_len)
         with window.lock, self._lock:
             self._follow(window)
-            self._asked = weakref.ref(buffer), history_len
+            self._asked = weakref.ref(buffer), history_len, window
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock as well, which another thread may have held at the fork."""
@@ -239,16 +239,18 @@ class PrioritizedSampler(DrawingSampler):
             )
         asked = self._asked
         buffer = asked and asked[0]()
-        if asked is None or buffer is None:
+        if asked is None or (buffer is None and self._pid != os.getpid()):
             raise InputError(f"{where}: no clip was drawn with this sampler yet")
-        history_len = asked[1]
-        window = window_of(self, buffer, history_len)
+        # A view may be gone, and what it drew from is not.
+        window = asked[2] if buffer is None else window_of(self, buffer, asked[1])
         with window.lock, self._lock:
             tree = self._follow(window)
             places = positions.astype(np.int64)
-            kept = (places >= self._low) & (places < self._high)
-            kept &= tree.leaves[places % tree.size] > 0
-            places, priorities = places[kept], priorities[kept]
+            known = (places >= self._low) & (places < self._high)
+            known &= tree.leaves[places % tree.size] > 0
+            if not known.all():
+                kept = known | self._are_stored(places, window)
+                known, places, priorities = known[kept], places[kept], priorities[kept]
             if len(places):
                 slots = places % tree.size
 
@@ -259,9 +261,20 @@ class PrioritizedSampler(DrawingSampler):
                 assert self._stored is not None
                 assert self._leaves is not None
                 self._stored.change(lambda file: file.append_points(places, priorities), change)
-                tree.set(slots, self._masses(self._leaves.values[slots]))
+                drawn = slots[known]
+                tree.set(drawn, self._masses(self._leaves.values[drawn]))
                 self._changes += len(places)
         return len(places)
+
+    def _are_stored(self, places: Array, window: ClipRange) -> Array:
+        """Tell of each position whether a step is stored there: it may be an anchor of another window than the last one drawn from."""
+        live = window.source.live
+        if window.capacity is not None or not len(live):
+            return np.zeros(len(places), np.bool_)
+        episodes = live.starts.searchsorted(places, side="right") - 1
+        steps = places - live.starts.take(episodes)
+        found: Array = (steps >= 0) & (steps < live.lengths.take(episodes))
+        return found
 
     def _masses(self, priorities: Array) -> Array:
         if self.kind == "proportional":

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ringmap.clips.samplers.base import Array, DrawingSampler, HasClips
 
-__all__ = ["UniformSampler"]
+__all__ = ["UniformSampler", "uniform"]
+
+
+def uniform(rng: np.random.Generator, buffer: HasClips, batch_size: int, history_len: int) -> Array:
+    """Return ids drawn uniformly, with replacement. A buffer without a sampler draws positions instead: `ClipReader.draw`."""
+    return rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
 
 
 class UniformSampler(DrawingSampler):
@@ -24,4 +31,4 @@ class UniformSampler(DrawingSampler):
 
     def __call__(self, step: int, buffer: HasClips, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size)."""
-        return self.rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
+        return uniform(self.rng, buffer, batch_size, history_len)
