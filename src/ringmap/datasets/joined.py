@@ -94,6 +94,16 @@ class _Joined(Dataset):
         own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
         return np.asarray(own, np.int32)
 
+    def _shown_by(
+        self, homes: Iterable[tuple[Any, list[str]]], columns: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return each column as the first part that has it shows it, one that none has as part 0 does."""
+        shown, left = dict(columns), dict(columns)
+        for part, names in (*homes, (self.datasets[0], list(columns))):
+            mine = {name: left.pop(name) for name in names if name in left}
+            shown.update(part._shown(mine) if isinstance(part, Dataset) else mine)
+        return shown
+
     def _rows_key(self) -> Any:
         keys = tuple(p._rows_key() if isinstance(p, Dataset) else None for p in self.datasets)
         return None if None in keys else keys
@@ -186,19 +196,17 @@ class MergeDataset(_Joined):
         )
 
     def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
             mine = [name for name in names if name in keys and name not in found]
             if mine:
-                found.update(self._steps_of(part, mine, episodes, steps, stride))
+                found.update(self._steps_of(part, mine, episodes, steps, run))
         return found
 
-    def _shown(self, name: str, values: Array) -> Any:
-        homes = zip(self.datasets, self.keys_from_dataset, strict=True)
-        part = next((part for part, keys in homes if name in keys), self.datasets[0])
-        return part._shown(name, values) if isinstance(part, Dataset) else values
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        return self._shown_by(zip(self.datasets, self.keys_from_dataset, strict=True), columns)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once; each part is asked once."""
@@ -341,20 +349,19 @@ class ConcatDataset(_Joined):
         return np.concatenate([self._anchors_in(part) for part in self.datasets])
 
     def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         parts: dict[str, list[Array]] = {name: [] for name in names}
         order = []
         for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
             order.append(where)
-            for name, values in self._steps_of(part, names, local, steps[where], stride).items():
+            for name, values in self._steps_of(part, names, local, steps[where], run).items():
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
 
-    def _shown(self, name: str, values: Array) -> Any:
-        part = next((p for p in self.datasets if name in p.column_names), self.datasets[0])
-        return part._shown(name, values) if isinstance(part, Dataset) else values
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        return self._shown_by(((part, part.column_names) for part in self.datasets), columns)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, grouped by part: each is asked once."""

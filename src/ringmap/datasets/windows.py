@@ -24,17 +24,15 @@ __all__ = ["DatasetRows", "RowsAt", "fold", "gather", "rows_by_slices"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RowsAt = Callable[[Sequence[str], Array, Array, int], dict[str, Array]]
-"""`(names, episodes (B,), steps (B, n), stride)` -> name -> values `(B, n, ...)`; see `Dataset._rows_at`."""
-
-_Plan = tuple[list[tuple[Steps, list[str]]], list[tuple[str, Taken]], bool]
-"""The columns with the same steps; each column, and how it is held; whether none is padded."""
+RowsAt = Callable[[Sequence[str], Array, Array, range | None], dict[str, Array]]
+"""`(names, episodes, steps, run)` -> name -> values `(B, n, ...)`; see `Dataset._rows_at`."""
 
 
 class DatasetRows:
-    """The rows of a dataset, as `ItemRows`: the position of a row is its number in the dataset.
+    """The rows of a dataset, as `ItemRows`, and what to read of them: the position of a row is its number in the dataset.
 
     Args:
+        cut: what the items hold.
         rows_at: reads steps of episodes.
         names: of the columns.
         lengths: steps of each episode.
@@ -43,8 +41,9 @@ class DatasetRows:
     """
 
     def __init__(
-        self, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, key: Any
-    ) -> None:
+        self, cut: Cut, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, key: Any
+    ) -> None:  # fmt: skip
+        self.cut = cut
         self.rows_at = rows_at
         self.names: Collection[str] = names
         self.given = lengths
@@ -56,31 +55,29 @@ class DatasetRows:
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
         self._order = filled[np.argsort(self.offsets[filled], kind="stable")]
-        self._plan: tuple[Cut, _Plan] | None = None
-
-    def plan(self, cut: Cut) -> _Plan:
-        """Return what to read for a cut: made once."""
-        plan = self._plan
-        if plan is None or plan[0] is not cut:
-            alike: dict[Steps, list[str]] = {}
-            columns = [(name, taken) for name in self.names if (taken := cut.of(name)) is not None]
-            for name, taken in columns:
-                alike.setdefault(taken.steps, []).append(name)
-            is_plain = not any(steps.padded for steps in alike)
-            plan = self._plan = cut, (list(alike.items()), columns, is_plain)
-        return plan[1]
+        self.columns: list[tuple[str, Taken]] = [
+            (name, taken) for name in names if (taken := cut.of(name)) is not None
+        ]
+        """Each column to read, and how an item holds it."""
+        alike: dict[Steps, list[str]] = {}
+        for name, taken in self.columns:
+            alike.setdefault(taken.steps, []).append(name)
+        self.alike = list(alike.items())
+        """The names of the columns with the same steps."""
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
         first = starts.reshape(-1, *(1,) * (places.ndim - 1))
         steps = (places - first).reshape(len(places), -1)
-        found = self.rows_at([column], self.episodes(starts), steps, 0)[column]
+        found = self.rows_at([column], self.episodes(starts), steps, None)[column]
         return found.reshape(*places.shape, *found.shape[2:])
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of the rows of a whole episode."""
         episode = self.episodes(np.array([start]))
-        found: Array = self.rows_at([column], episode, np.arange(length)[None], 1)[column][0]
+        found: Array = self.rows_at([column], episode, np.zeros(1, np.int64), range(length))[
+            column
+        ][0]
         return found
 
     def episodes(self, starts: Array) -> Array:
@@ -94,33 +91,33 @@ class DatasetRows:
 
 
 def gather(
-    rows: DatasetRows, cut: Cut, episodes: Array, steps: Array, rng: np.random.Generator | None
+    rows: DatasetRows, episodes: Array, steps: Array, rng: np.random.Generator | None
 ) -> dict[str, Array]:
     """Return the columns of items, `(B, n, ...)` as the cut holds them, not folded yet.
 
     Args:
         rows: of the dataset.
-        cut: what the items hold.
         episodes: of the anchors, `(B,)`; at least one.
         steps: of the anchors in their episodes.
         rng: for computed columns that draw.
     """
-    alike, columns, is_plain = rows.plan(cut)
+    cut = rows.cut
     found: dict[str, Array] = {}
     masks: dict[Steps, Array] = {}
-    for held, names in alike:
-        wanted, stride = steps[:, None] + held.array, held.stride
-        if held.padded:
-            wanted, is_pad = held.places(steps, np.zeros_like(steps), rows.lengths[episodes])
-            assert is_pad is not None
-            masks[held] = is_pad
-            stride = 0 if is_pad.any() else stride
-        found.update(rows.rows_at(names, episodes, wanted, stride))
+    for held, names in rows.alike:
+        wanted, run = steps, held.run
+        if run is None or held.padded:
+            places, is_pad = held.places(steps, np.zeros_like(steps), rows.lengths[episodes])
+            if is_pad is not None:
+                masks[held] = is_pad
+            if run is None or (is_pad is not None and is_pad.any()):
+                wanted, run = places, None
+        found.update(rows.rows_at(names, episodes, wanted, run))
     batch: dict[str, Array] = {}
-    for name, taken in columns:
+    for name, taken in rows.columns:
         values = found[name]
         batch[name] = values[:, 0] if taken.is_alone else values
-        if not is_plain and taken.steps.padded:
+        if masks and taken.steps.padded:
             pad(batch, values, taken, masks[taken.steps])
     if cut.computed:
         assert rng is not None
@@ -142,13 +139,16 @@ def fold(columns: dict[str, Any], cut: Cut) -> None:
 
 
 def rows_by_slices(
-    load_slice: Callable[[int, int, int], Any], names: Sequence[str], episodes: Array, steps: Array
-) -> dict[str, Array]:
+    load_slice: Callable[[int, int, int], Any], names: Sequence[str], episodes: Array, steps: Array,
+    run: range | None,
+) -> dict[str, Array]:  # fmt: skip
     """Return steps of episodes out of one slice for each: the general form of `Dataset._rows_at`.
 
     Raises:
         InputError: a slice is not dense.
     """
+    if run is not None:
+        steps = steps[:, None] + np.array(run)
     parts: dict[str, list[Array]] = {name: [] for name in names}
     for episode, wanted in zip(episodes.tolist(), steps, strict=True):
         low, high = int(wanted.min()), int(wanted.max()) + 1
