@@ -305,7 +305,7 @@ class Dataset(_Base):
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
     ) -> Cut | None:  # fmt: skip
         """Return the cut of a request; as it is now, if nothing else is asked for."""
-        where = f"{type(self).__name__}.view"
+        where = self._where("view")
         if columns is not None and not isinstance(columns, str):
             columns = tuple(columns)
         wanted = Wanted(
@@ -316,6 +316,10 @@ class Dataset(_Base):
         if drop_all_padded:
             raise InputError(f"{where}: drop_all_padded is for padded columns; pass window=")
         return self._cut
+
+    def _where(self, method: str) -> str:
+        """Return the beginning of a message about a call: which dataset, and which method."""
+        return f"{type(self).__name__}.{method}"
 
     def _accepted(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
         """Return for each episode whether `wanted` accepts its data."""

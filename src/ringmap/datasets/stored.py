@@ -262,37 +262,30 @@ class StoredDataset(Dataset):
         while len(left):
             width = int(widths[left].max())
             first = np.minimum(lowest[left], ends[left] - width)
-            fits = (
-                first >= starts[left]
-            )  # those of shorter episodes come next, with a smaller width
-            order.append(left[fits])
-            parts.append(self._run(names, rows[order[-1]], first[fits], width))
+            # Items of episodes shorter than that come next, with a smaller width.
+            fits = first >= starts[left]
+            chosen, first = left[fits], first[fits]
+            found = self.source.windows(names, first, width, 1)
+            where = np.arange(len(chosen))[:, None], rows[chosen] - first[:, None]
+            parts.append({name: values[where] for name, values in found.items()})
+            order.append(chosen)
             left = left[~fits]
         if wide.any():
             order.append(np.flatnonzero(wide))
-            single, where = np.unique(rows[wide], return_inverse=True)
+            single, index = np.unique(rows[wide], return_inverse=True)
             found = self.source.windows(names, single, 1, 1)
-            index = where.reshape(-1, rows.shape[1])
+            index = index.reshape(-1, rows.shape[1])
             parts.append({name: values[:, 0].take(index, 0) for name, values in found.items()})
         if len(parts) == 1:
             return parts[0]
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate([part[name] for part in parts])[back] for name in names}
 
-    def _run(self, names: Sequence[str], rows: Array, first: Array, width: int) -> dict[str, Array]:
-        """Return rows `(B, n)` of the source, all of which lie in the runs of `width` rows from `first` on."""
-        found = self.source.windows(names, first, width, 1)
-        index = rows - first[:, None]
-        if width != rows.shape[1]:
-            items = np.arange(len(rows))[:, None]
-            return {name: values[items, index] for name, values in found.items()}
-        moved = np.flatnonzero((index != np.arange(width)).any(1))  # the others are what was read
-        for values in found.values():
-            values[moved] = values[moved[:, None], index[moved]]
-        return found
-
     def _rows_key(self) -> Any:
         return self._key
+
+    def _where(self, method: str) -> str:
+        return f"{self.path}: {method}"
 
     def _schema(self, where: str) -> Schema:
         return self.schema

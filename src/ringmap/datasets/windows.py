@@ -55,15 +55,16 @@ class DatasetRows:
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
         self._order = filled[np.argsort(self.offsets[filled], kind="stable")]
-        self.columns: list[tuple[str, Taken]] = [
-            (name, taken) for name in names if (taken := cut.of(name)) is not None
-        ]
-        """Each column to read, and how an item holds it."""
         alike: dict[Steps, list[str]] = {}
-        for name, taken in self.columns:
-            alike.setdefault(taken.steps, []).append(name)
+        self.columns: list[tuple[str, Taken, int]] = []
+        """Each column to read, how an item holds it, and the number of its steps in `alike`."""
+        for name in names:
+            taken = cut.of(name)
+            if taken is not None:
+                alike.setdefault(taken.steps, []).append(name)
+                self.columns.append((name, taken, list(alike).index(taken.steps)))
         self.alike = list(alike.items())
-        """The names of the columns with the same steps."""
+        """Steps, and the names of the columns that have them."""
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
@@ -101,32 +102,60 @@ def gather(
         steps: of the anchors in their episodes.
         rng: for computed columns that draw.
     """
-    cut = rows.cut
+    cut, lengths = rows.cut, steps
+    if cut.needs_bounds:
+        lengths = rows.lengths.take(episodes)
     found: dict[str, Array] = {}
-    masks: dict[Steps, Array] = {}
+    masks: list[Array | None] = []
     for held, names in rows.alike:
-        wanted, run = steps, held.run
-        if run is None or held.padded:
-            places, is_pad = held.places(steps, np.zeros_like(steps), rows.lengths[episodes])
-            if is_pad is not None:
-                masks[held] = is_pad
-            if run is None or (is_pad is not None and is_pad.any()):
-                wanted, run = places, None
-        found.update(rows.rows_at(names, episodes, wanted, run))
+        values, is_pad = _read(rows, held, names, episodes, steps, lengths)
+        found.update(values)
+        masks.append(is_pad)
     batch: dict[str, Array] = {}
-    for name, taken in rows.columns:
-        values = found[name]
-        batch[name] = values[:, 0] if taken.is_alone else values
-        if masks and taken.steps.padded:
-            pad(batch, values, taken, masks[taken.steps])
+    for name, taken, number in rows.columns:
+        column, is_pad = found[name], masks[number]
+        batch[name] = column[:, 0] if taken.is_alone else column
+        if is_pad is not None:
+            pad(batch, column, taken, is_pad)
     if cut.computed:
         assert rng is not None
         starts = rows.offsets[episodes]
-        items = Items(rows, cut, starts + steps, starts, rows.lengths[episodes], batch, rng)
+        items = Items(rows, cut, starts + steps, starts, lengths, batch, rng)
         compute(batch, items, cut)
     if cut.functions:
         call_functions(batch, cut, len(steps))
     return batch
+
+
+def _read(
+    rows: DatasetRows, held: Steps, names: list[str], episodes: Array, steps: Array, lengths: Array
+) -> tuple[dict[str, Array], Array | None]:
+    """Return columns with the same steps, `(B, n, ...)`, and which of the rows are padding, None if none can be.
+
+    `lengths` are those of the episodes, if the steps are padded.
+    """
+    run = held.run
+    if run is not None and not held.padded:
+        return rows.rows_at(names, episodes, steps, run), None
+    starts = np.zeros(len(steps), np.int64)
+    if run is not None:
+        # One run of rows for each item, moved into its episode: that holds the rows of an item with padding, too.
+        width, wanted = run[-1] - run[0] + 1, steps + run[0]
+        last = lengths - (width + held.blank_last)
+        first = np.minimum(np.maximum(wanted, held.blank_first), last)
+        late = (first != wanted).nonzero()[0]
+        if np.minimum.reduce(last) >= held.blank_first and (run.step == 1 or not len(late)):
+            found = rows.rows_at(names, episodes, first, range(0, width, run.step))
+            is_pad = np.zeros((len(steps), len(run)), np.bool_)
+            if len(late):
+                places, padding = held.places(steps[late], starts[late], lengths[late])
+                is_pad[late] = padding
+                index = places - first[late, None]
+                for values in found.values():
+                    values[late] = values[late[:, None], index]
+            return found, is_pad
+    places, padding = held.places(steps, starts, lengths)
+    return rows.rows_at(names, episodes, places, None), padding
 
 
 def fold(columns: dict[str, Any], cut: Cut) -> None:
