@@ -94,12 +94,14 @@ class _Joined(Dataset):
         own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
         return np.asarray(own, np.int32)
 
-    def _shown_by(
-        self, homes: Iterable[tuple[Any, list[str]]], columns: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return each column as the first part that has it shows it, one that none has as part 0 does."""
+    def _homes(self) -> list[tuple[Any, list[str]]]:
+        """Return the parts, and the names of the columns that come from each."""
+        return [(part, part.column_names) for part in self.datasets]
+
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        # Each as the first part that has it shows it, one that none has as part 0 does.
         shown, left = dict(columns), dict(columns)
-        for part, names in (*homes, (self.datasets[0], list(columns))):
+        for part, names in (*self._homes(), (self.datasets[0], list(columns))):
             mine = {name: left.pop(name) for name in names if name in left}
             shown.update(part._shown(mine) if isinstance(part, Dataset) else mine)
         return shown
@@ -205,8 +207,8 @@ class MergeDataset(_Joined):
                 found.update(self._steps_of(part, mine, episodes, steps, run))
         return found
 
-    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
-        return self._shown_by(zip(self.datasets, self.keys_from_dataset, strict=True), columns)
+    def _homes(self) -> list[tuple[Any, list[str]]]:
+        return list(zip(self.datasets, self.keys_from_dataset, strict=True))
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once; each part is asked once."""
@@ -359,9 +361,6 @@ class ConcatDataset(_Joined):
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
-
-    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
-        return self._shown_by(((part, part.column_names) for part in self.datasets), columns)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, grouped by part: each is asked once."""

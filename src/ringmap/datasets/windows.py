@@ -150,9 +150,9 @@ def _read(
             if len(late):
                 places, padding = held.places(steps[late], starts[late], lengths[late])
                 is_pad[late] = padding
-                index = places - first[late, None]
+                where = late[:, None], places - first[late][:, None]
                 for values in found.values():
-                    values[late] = values[late[:, None], index]
+                    values[late] = values[where]
             return found, is_pad
     places, padding = held.places(steps, starts, lengths)
     return rows.rows_at(names, episodes, places, None), padding
