@@ -366,8 +366,8 @@ def test_what_can_not_be_made(make, message):
     ("window", "message"),
     [
         ({"r": ReturnToGo()}, "pass reward_at='next' if"),
-        ({"r": NStep(3, of="rewards")}, "'rewards' that the buffer has not, but 'reward'"),
-        ({"h": Hindsight(slow_reward, goal="goal")}, "'goal' that the buffer has not"),
+        ({"r": NStep(3, of="rewards")}, "'rewards' that is not stored, but 'reward' is"),
+        ({"h": Hindsight(slow_reward, goal="goal")}, "'goal' that is not stored"),
     ],
 )
 def test_what_can_not_be_computed(window, message):

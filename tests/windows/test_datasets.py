@@ -48,7 +48,8 @@ def written(path, format, episodes):
             for episode in episodes:
                 buf.write_episode(episode)
         return
-    with get_format(format).open_writer(path) as writer:
+    options = {"image_format": "png"} if format == "folder" else {}  # it loses nothing
+    with get_format(format).open_writer(path, **options) as writer:
         for episode in episodes:
             writer.write_episode(episode)
 
@@ -69,10 +70,31 @@ class Plain(Dataset):
         return {name: values[start:end] for name, values in self.episodes[ep].items()}
 
 
-def check_case(open_dataset, kept, number, count=8):
+def with_images(episodes):
+    """Return the same episodes with a column of images, whose values tell episode and step."""
+    for number, e in enumerate(episodes):
+        red = np.arange(len(e["where"]))[:, None, None, None]
+        e["pixels"] = np.concatenate([red, red * 0 + number, red * 0], 3).repeat(8, 1).repeat(6, 2)
+        e["pixels"] = (e["pixels"] * 3).astype("u1")
+    return episodes
+
+
+def shown(item, is_turned):
+    """Return an item of the model as a dataset shows it: images with their channels in front, or as they are stored."""
+    return {
+        n: np.moveaxis(v, -1, -3) if n == "pixels" and is_turned else v for n, v in item.items()
+    }
+
+
+def check_case(open_dataset, kept, number, count=8, is_turned=False):
     """Compare one random request over a dataset with the model; return how many items were compared."""
     rng = np.random.default_rng([number, 110])
     request = random_request(rng)
+    if "pixels" in kept[0] and number % 3:  # the others have them at the anchor alone
+        pad = ["edge", "zero", 9, None][rng.integers(4)]
+        request["window"]["pixels"] = Window(rng.integers(-3, 4, int(rng.integers(1, 5))), pad=pad)
+        if request["columns"] is not None:
+            request["columns"] = [*request["columns"], "pixels"]
     reward_at = [None, "next", "same"][rng.integers(3)]
     view = open_dataset(request, reward_at)
     how = (request["window"], request["anchors"], request["drop_all_padded"], reward_at)
@@ -86,7 +108,8 @@ def check_case(open_dataset, kept, number, count=8):
     ids = rng.integers(0, len(expected), count).tolist()
     items = [*view.__getitems__(ids), view[ids[0]]]
     for got, (ep, t) in zip(items, [expected[i] for i in [*ids, ids[0]]], strict=True):
-        model.same(got, model.item(kept[ep], t, request["window"], reward_at, request["columns"]))
+        wanted = model.item(kept[ep], t, request["window"], reward_at, request["columns"])
+        model.same(got, shown(wanted, is_turned))
     return count
 
 
@@ -106,6 +129,20 @@ def test_windows_over_every_format_are_those_of_the_plain_loop(home, format, out
         return load_dataset(path, output=output, reward_at=reward_at, **request)
 
     assert sum(check_case(opened, kept, n) for n in range(60 if output == "numpy" else 10)) > 40
+
+
+@pytest.mark.parametrize(("output", "layout"), [("torch", "CHW"), ("numpy", "HWC")])
+@pytest.mark.parametrize("format", ["hdf5", "zarr", "folder", "lance", "ringmap"])
+def test_windows_of_images_over_formats_are_those_of_the_plain_loop(home, format, output, layout):
+    """8 random windows with images over each format whose images lose nothing."""
+    kept, path = with_images(episodes_of(4)), home / FORMATS[format]
+    written(path, format, kept)
+
+    def opened(request, reward_at):
+        return load_dataset(path, output=output, layout=layout, reward_at=reward_at, **request)
+
+    compared = sum(check_case(opened, kept, n, is_turned=layout == "CHW") for n in range(8))
+    assert compared > 30
 
 
 @pytest.mark.campaign

@@ -305,7 +305,7 @@ def test_what_is_no_window(arguments, message):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"window": {"wheer": Window([0])}}, "'wheer' that the buffer has not, but 'where'"),
+        ({"window": {"wheer": Window([0])}}, "'wheer' that is not stored, but 'where' is"),
         ({"window": {"where": 3}}, "must be a Window, a Computed or a function"),
         ({"window": 3}, "window must be a mapping"),
         ({"window": {"flag": Window([0], pad="nan")}}, "has pad='nan', but the column holds uint8"),
@@ -313,7 +313,7 @@ def test_what_is_no_window(arguments, message):
         ({"window": {"flag": Window([0], pad="edge", mask="where")}}, "'where', but one of that name is stored"),
         ({"window": {"flag": lambda b: 0}}, "is stored"),
         ({"window": {"flag": Window([0], pad=0, mask="m"), "where": Window([0], pad=0, mask="m")}}, "comes from"),
-        ({"columns": ["flagg"]}, "'flagg' that the buffer has not, but 'flag'"),
+        ({"columns": ["flagg"]}, "'flagg' that is not stored, but 'flag' is"),
         ({"columns": "flag"}, "columns must be a list"),
         ({"anchors": slice(-3, None)}, "anchors must be a slice"), ({"anchors": slice(0, 4)}, "anchors must be a slice"),
         ({"anchors": slice(0, -4, 2)}, "anchors must be a slice"), ({"anchors": lambda d: True}, "anchors must be a slice"),

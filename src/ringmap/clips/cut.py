@@ -51,8 +51,8 @@ class Steps:
     blank_last: int = 0
     lowest: int = field(init=False, compare=False, repr=False)
     """The smallest offset."""
-    stride: int = field(init=False, compare=False, repr=False)
-    """The distance of offsets that increase evenly; 0 if these do not."""
+    run: range | None = field(init=False, compare=False, repr=False)
+    """The offsets, if they increase evenly."""
     array: Array = field(init=False, compare=False, repr=False)
     _upward: Array = field(init=False, compare=False, repr=False)
 
@@ -60,9 +60,10 @@ class Steps:
         offsets = np.array(self.offsets, np.int64)
         lowest = int(offsets.min())
         gaps = set(np.diff(offsets).tolist()) or {1}
-        stride = max(0, gaps.pop()) if len(gaps) == 1 else 0
+        stride = gaps.pop() if len(gaps) == 1 else 0
+        run = range(lowest, int(offsets[-1]) + 1, stride) if stride > 0 else None
         for name, value in (
-            ("array", offsets), ("lowest", lowest), ("stride", stride), ("_upward", offsets - lowest),
+            ("array", offsets), ("lowest", lowest), ("run", run), ("_upward", offsets - lowest),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 

@@ -67,12 +67,12 @@ class Window:
     """The steps of a column around a step t, the anchor.
 
     Args:
-        offsets: of the steps from t, integers: a range, a list or an array, in any order. `frameskip` of the buffer multiplies them.
+        offsets: of the steps from t, integers: a range, a list or an array, in any order. `frameskip` multiplies them.
         pad: what stands for a step outside the episode. None: there is none; steps t for which an offset leaves the episode are
             no anchors. "edge": the nearest step of the episode. "zero", "nan" (floats only), or a value.
         mask: name of the column that tells which rows are padding, bool `(B, n)`; `{}` stands for the name of the column. It comes
             for each padded column.
-        seconds: offsets in seconds, in place of `offsets`, for a buffer that knows its rate (`fps=`). Each must lie within a
+        seconds: offsets in seconds, in place of `offsets`, where the rate is known (`fps=`). Each must lie within a
             quarter of a step of a step.
         blanks: whether rows without a value (where rewards stand at the "next" step, the first reward and the last action of an
             episode) count as steps like any other, as stored, instead of as padding.
@@ -281,8 +281,8 @@ def unknown(name: str, names: Iterable[str]) -> str:
     """Return, in words, that there is no such column, and the nearest."""
     known = list(names)
     near = difflib.get_close_matches(name, known, 1)
-    hint = f", but {near[0]!r}" if near else ""
-    return f"a column {name!r} that the buffer has not{hint}; there are {known}"
+    hint = f", but {near[0]!r} is" if near else ""
+    return f"a column {name!r} that is not stored{hint}; there are {known}"
 
 
 def _columns(

@@ -305,7 +305,7 @@ class Dataset(_Base):
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
     ) -> Cut | None:  # fmt: skip
         """Return the cut of a request; as it is now, if nothing else is asked for."""
-        where = f"{type(self).__name__}.view"
+        where = self._where("view")
         if columns is not None and not isinstance(columns, str):
             columns = tuple(columns)
         wanted = Wanted(
@@ -316,6 +316,10 @@ class Dataset(_Base):
         if drop_all_padded:
             raise InputError(f"{where}: drop_all_padded is for padded columns; pass window=")
         return self._cut
+
+    def _where(self, method: str) -> str:
+        """Return the beginning of a message about a call: which dataset, and which method."""
+        return f"{type(self).__name__}.{method}"
 
     def _accepted(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
         """Return for each episode whether `wanted` accepts its data."""
@@ -369,7 +373,9 @@ class Dataset(_Base):
         episodes, steps = self._locate(clip_ids(indices, type(self).__name__))
         if self._cut is None or not len(episodes):
             return [as_clip(clip) for clip in self._load_clips(episodes, steps)]
-        return self._as_batch(self._columns_at(episodes, steps), len(episodes))
+        return self._as_batch(
+            self._columns_at(episodes, steps, self._cut), len(episodes), self._cut
+        )
 
     # -- whole columns -----------------------------------------------------------------------
 
@@ -446,18 +452,19 @@ class Dataset(_Base):
             raise ClipIndexError(
                 f"{name}: clip {low if low < -size else high} is out of range for {size} clips"
             )
-        ordinals, starts = index.locate(np.where(ids < 0, ids + size, ids) + index.base)
+        if low < 0:
+            ids = np.where(ids < 0, ids + size, ids)
+        ordinals, starts = index.locate(ids + index.base)
         return ordinals - index.first, starts + cut.before if cut.before else starts
 
-    def _columns_at(self, episodes: Array, steps: Array) -> dict[str, Any]:
+    def _columns_at(self, episodes: Array, steps: Array, cut: Cut) -> dict[str, Any]:
         """Return the columns of the items at these anchors, in the form that users get, not folded yet."""
-        rows, cut = self._item_rows(), self.cut
-        found = gather(rows, cut, episodes, steps, self._generator() if cut.computed else None)
-        return {name: self._shown(name, values) for name, values in found.items()}
+        rng = self._generator() if cut.computed else None
+        return self._shown(gather(self._item_rows(cut), episodes, steps, rng))
 
-    def _as_batch(self, columns: dict[str, Any], count: int) -> list[Any]:
+    def _as_batch(self, columns: dict[str, Any], count: int, cut: Cut) -> list[Any]:
         """Return the items of a batch, in a form that a DataLoader collates without a copy, if there is one."""
-        fold(columns, self.cut)
+        fold(columns, cut)
         if columns and all(map(collates_whole, columns.values())):
             return of_columns(columns, count)
         return [as_clip(item) for item in self._as_items(columns, count)]
@@ -471,40 +478,44 @@ class Dataset(_Base):
         return [{name: values[i] for name, values in columns.items()} for i in range(count)]
 
     def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         """Return steps of episodes, name -> `(B, n, ...)`, fresh arrays, images in stored order.
 
         Args:
             names: of the columns.
             episodes: `(B,)`.
-            steps: `(B, n)`, all inside the episodes.
-            stride: the distance between the steps of each row, if they increase evenly; 0 if not.
+            steps: `(B, n)`; or `(B,)` with `run`. All that are asked for lie inside the episodes.
+            run: offsets from each of the steps, alike for all.
         """
-        return rows_by_slices(self._load_slice, names, episodes, steps)
+        return rows_by_slices(self._load_slice, names, episodes, steps, run)
 
     def _steps_of(
-        self, part: Any, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, part: Any, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         """Return steps of episodes of a part of this dataset, as `_rows_at`, after the part's transform."""
         if isinstance(part, Dataset) and part.transform is None:
-            return part._rows_at(names, episodes, steps, stride)
-        return rows_by_slices(part._load_slice, names, episodes, steps)
+            return part._rows_at(names, episodes, steps, run)
+        return rows_by_slices(part._load_slice, names, episodes, steps, run)
 
-    def _shown(self, name: str, values: Array) -> Any:
-        """Return a column of a batch in the form that users get."""
-        return values
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns of a batch in the form that users get."""
+        return columns
 
     def _rows_are_fixed(self) -> bool:
         """Tell whether the rows stay as they are, so that sums over them may be kept."""
         return False
 
-    def _item_rows(self) -> DatasetRows:
-        lengths = self.lengths
-        rows = self._rows
-        if rows is None or (rows.given is not lengths and not np.array_equal(rows.given, lengths)):
+    def _item_rows(self, cut: Cut) -> DatasetRows:
+        """Return the rows that items of this cut are read from: made once for these episodes."""
+        lengths, rows = self.lengths, self._rows
+        if (
+            rows is None
+            or rows.cut is not cut
+            or (rows.given is not lengths and not np.array_equal(rows.given, lengths))
+        ):
             rows = self._rows = DatasetRows(
-                self._rows_at, self.column_names, lengths, self.offsets, self._rows_are_fixed()
+                cut, self._rows_at, self.column_names, lengths, self.offsets, self._rows_are_fixed()
             )
         return rows
 

@@ -77,6 +77,9 @@ class GoalDataset(Forkable, Dataset):
         (4, True)
     """
 
+    _longer: tuple[Cut, Cut] | None = None
+    """The cut of the wrapped dataset, and the same with a step after it."""
+
     def __init__(
         self,
         dataset: Any,
@@ -192,7 +195,11 @@ class GoalDataset(Forkable, Dataset):
         cut = cut_of_dataset(self.dataset)
         future = self.goal_probabilities[GEOMETRIC] > 0 or self.goal_probabilities[UNIFORM] > 0
         ahead = (self.current_goal_offset - (0 if future else 1)) * self.frameskip
-        return cut if cut.after >= ahead else replace(cut, after=ahead)
+        if cut.after >= ahead:
+            return cut
+        if self._longer is None or self._longer[0] is not cut or self._longer[1].after != ahead:
+            self._longer = cut, replace(cut, after=ahead)
+        return self._longer[1]
 
     @property
     def is_view(self) -> bool:

@@ -94,6 +94,18 @@ class _Joined(Dataset):
         own = part._anchor_lengths() if isinstance(part, Dataset) else part.lengths
         return np.asarray(own, np.int32)
 
+    def _homes(self) -> list[tuple[Any, list[str]]]:
+        """Return the parts, and the names of the columns that come from each."""
+        return [(part, part.column_names) for part in self.datasets]
+
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        # Each as the first part that has it shows it, one that none has as part 0 does.
+        shown, left = dict(columns), dict(columns)
+        for part, names in (*self._homes(), (self.datasets[0], list(columns))):
+            mine = {name: left.pop(name) for name in names if name in left}
+            shown.update(part._shown(mine) if isinstance(part, Dataset) else mine)
+        return shown
+
     def _rows_are_fixed(self) -> bool:
         return all(isinstance(p, Dataset) and p._rows_are_fixed() for p in self.datasets)
 
@@ -185,19 +197,17 @@ class MergeDataset(_Joined):
         )
 
     def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for part, keys in zip(self.datasets, self.keys_from_dataset, strict=True):
             mine = [name for name in names if name in keys and name not in found]
             if mine:
-                found.update(self._steps_of(part, mine, episodes, steps, stride))
+                found.update(self._steps_of(part, mine, episodes, steps, run))
         return found
 
-    def _shown(self, name: str, values: Array) -> Any:
-        homes = zip(self.datasets, self.keys_from_dataset, strict=True)
-        part = next((part for part, keys in homes if name in keys), self.datasets[0])
-        return part._shown(name, values) if isinstance(part, Dataset) else values
+    def _homes(self) -> list[tuple[Any, list[str]]]:
+        return list(zip(self.datasets, self.keys_from_dataset, strict=True))
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once; each part is asked once."""
@@ -340,20 +350,16 @@ class ConcatDataset(_Joined):
         return np.concatenate([self._anchors_in(part) for part in self.datasets])
 
     def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         parts: dict[str, list[Array]] = {name: [] for name in names}
         order = []
         for part, where, local in self._grouped(episodes, [len(p.lengths) for p in self.datasets]):
             order.append(where)
-            for name, values in self._steps_of(part, names, local, steps[where], stride).items():
+            for name, values in self._steps_of(part, names, local, steps[where], run).items():
                 parts[name].append(values)
         back = np.argsort(np.concatenate(order))
         return {name: np.concatenate(values)[back] for name, values in parts.items()}
-
-    def _shown(self, name: str, values: Array) -> Any:
-        part = next((p for p in self.datasets if name in p.column_names), self.datasets[0])
-        return part._shown(name, values) if isinstance(part, Dataset) else values
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """Return several clips at once, grouped by part: each is asked once."""

@@ -228,44 +228,63 @@ class StoredDataset(Dataset):
         episodes, steps = self._locate(clip_ids(indices, type(self).__name__))
         if not len(episodes):
             return []
-        columns = self._columns_at(episodes, steps)
+        cut = self.cut
+        columns = self._columns_at(episodes, steps, cut)
         if self.transform is None:
-            return self._as_batch(columns, len(episodes))
+            return self._as_batch(columns, len(episodes), cut)
         # It sees actions unfolded, and clips before their text becomes lists.
         items = [{n: v[i] for n, v in columns.items()} for i in range(len(episodes))]
         return [as_clip(self._fold(self.transform(item))) for item in items]
 
     def _rows_at(
-        self, names: Sequence[str], episodes: Array, steps: Array, stride: int
+        self, names: Sequence[str], episodes: Array, steps: Array, run: range | None
     ) -> dict[str, Array]:
         """As `Dataset._rows_at`, straight from the source: `transform` is not applied."""
-        count = steps.shape[1]
         offsets = self.offsets[episodes]
-        if stride:
-            return self._windows(names, offsets + steps[:, 0], (count - 1) * stride + 1, stride)
-        first = steps.min(1)
-        width = int((steps.max(1) - first).max()) + 1
-        rest = np.ones(len(steps), np.bool_)  # the items that are read row by row
-        index, runs = np.empty(steps.shape, np.int64), {}
-        if width <= _DENSE * count:
-            # One run of rows for each item; it stays inside the episode.
-            last = self.lengths[episodes] - width
-            rest = last < 0
-            first = np.minimum(first, last)[~rest]
-            if len(first):
-                runs = self._windows(names, offsets[~rest] + first, width, 1)
-            index[~rest] = steps[~rest] - first[:, None] + width * np.arange(len(first))[:, None]
-        rows, where = np.unique(offsets[rest, None] + steps[rest], return_inverse=True)
-        index[rest] = where.reshape(-1, count) + width * int((~rest).sum())
-        single = self._windows(names, rows, 1, 1) if len(rows) else {}
-        found = {}
-        for name in names:
-            parts = [p[name].reshape(-1, *p[name].shape[2:]) for p in (runs, single) if p]
-            found[name] = (parts[0] if len(parts) == 1 else np.concatenate(parts)).take(index, 0)
+        if run is not None:
+            return self._windows(names, offsets + (steps + run[0]), run[-1] - run[0] + 1, run.step)
+        rows = offsets[:, None] + steps
+        found = {name: self._cache[name].take(rows, 0) for name in names if name in self._cache}
+        stored = [name for name in names if name not in found]
+        if stored:
+            found.update(self._runs(stored, rows, offsets, offsets + self.lengths[episodes]))
         return found
+
+    def _runs(
+        self, names: Sequence[str], rows: Array, starts: Array, ends: Array
+    ) -> dict[str, Array]:
+        """Return rows `(B, n)` of the source: each item out of one run of rows in its episode `[start, end)`."""
+        lowest = rows.min(1)
+        widths = rows.max(1) - lowest + 1
+        wide = widths > _DENSE * rows.shape[1]
+        left, parts, order = np.flatnonzero(~wide), [], []
+        while len(left):
+            width = int(widths[left].max())
+            first = np.minimum(lowest[left], ends[left] - width)
+            # Items of episodes shorter than that come next, with a smaller width.
+            fits = first >= starts[left]
+            chosen, first = left[fits], first[fits]
+            found = self.source.windows(names, first, width, 1)
+            where = np.arange(len(chosen))[:, None], rows[chosen] - first[:, None]
+            parts.append({name: values[where] for name, values in found.items()})
+            order.append(chosen)
+            left = left[~fits]
+        if wide.any():
+            order.append(np.flatnonzero(wide))
+            single, index = np.unique(rows[wide], return_inverse=True)
+            found = self.source.windows(names, single, 1, 1)
+            index = index.reshape(-1, rows.shape[1])
+            parts.append({name: values[:, 0].take(index, 0) for name, values in found.items()})
+        if len(parts) == 1:
+            return parts[0]
+        back = np.argsort(np.concatenate(order))
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in names}
 
     def _rows_are_fixed(self) -> bool:
         return True
+
+    def _where(self, method: str) -> str:
+        return f"{self.path}: {method}"
 
     def _schema(self, where: str) -> Schema:
         return self.schema
@@ -366,40 +385,33 @@ class StoredDataset(Dataset):
         self, names: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
         """Return windows of columns, from memory where a column is held there."""
+        if not self._cache:
+            return self.source.windows(names, starts, length, stride)
         stored = [name for name in names if name not in self._cache]
         found = self.source.windows(stored, starts, length, stride) if stored else {}
-        for name in names:
-            if name in self._cache:
-                found[name] = self._cache[name][starts[:, None] + np.arange(0, length, stride)]
-        return {name: found[name] for name in names}
+        rows = starts[:, None] + np.arange(0, length, stride)
+        return {n: found[n] if n in found else self._cache[n].take(rows, 0) for n in names}
 
     def _read(
         self, names: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Any]:
         """Return windows of columns in the form that users get."""
-        found = self._windows(names, starts, length, stride)
-        return {name: self._shown(name, values) for name, values in found.items()}
+        return self._shown(self._windows(names, starts, length, stride))
 
-    def _shown(self, name: str, values: Array) -> Any:
-        shown: Any = values
-        if self.output == "torch" and _has_tensor(values.dtype, self.path):
-            import torch
-
-            shown = torch.from_numpy(values)
-        return to_channels_first(shown) if name in self._turned else shown
-
-
-def _has_tensor(dtype: np.dtype[Any], where: str) -> bool:
-    """Return whether torch has this dtype.
-
-    Raises:
-        MissingExtraError: PyTorch is not installed.
-    """
-    try:
-        return _torch_has(dtype)
-    except ModuleNotFoundError:
-        require("torch", f"{where}: tensors", instead='open it with output="numpy"')
-        raise
+    def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
+        if self.output == "torch":
+            try:
+                import torch
+            except ModuleNotFoundError:
+                require("torch", f"{self.path}: tensors", instead='open it with output="numpy"')
+                raise
+            for name, values in columns.items():
+                if _torch_has(values.dtype):
+                    columns[name] = torch.from_numpy(values)
+        for name in self._turned:
+            if name in columns:
+                columns[name] = to_channels_first(columns[name])
+        return columns
 
 
 @functools.cache

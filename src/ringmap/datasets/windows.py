@@ -24,17 +24,15 @@ __all__ = ["DatasetRows", "RowsAt", "fold", "gather", "rows_by_slices"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RowsAt = Callable[[Sequence[str], Array, Array, int], dict[str, Array]]
-"""`(names, episodes (B,), steps (B, n), stride)` -> name -> values `(B, n, ...)`; see `Dataset._rows_at`."""
-
-_Plan = tuple[list[tuple[Steps, list[str]]], list[tuple[str, Taken]], bool]
-"""The columns with the same steps; each column, and how it is held; whether none is padded."""
+RowsAt = Callable[[Sequence[str], Array, Array, range | None], dict[str, Array]]
+"""`(names, episodes, steps, run)` -> name -> values `(B, n, ...)`; see `Dataset._rows_at`."""
 
 
 class DatasetRows:
-    """The rows of a dataset, as `ItemRows`: the position of a row is its number in the dataset.
+    """The rows of a dataset, as `ItemRows`, and what to read of them: the position of a row is its number in the dataset.
 
     Args:
+        cut: what the items hold.
         rows_at: reads steps of episodes.
         names: of the columns.
         lengths: steps of each episode.
@@ -43,8 +41,9 @@ class DatasetRows:
     """
 
     def __init__(
-        self, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, fixed: bool
-    ) -> None:
+        self, cut: Cut, rows_at: RowsAt, names: Sequence[str], lengths: Array, offsets: Array, fixed: bool
+    ) -> None:  # fmt: skip
+        self.cut = cut
         self.rows_at = rows_at
         self.names: Collection[str] = names
         self.given = lengths
@@ -56,25 +55,22 @@ class DatasetRows:
         self.memory: AbstractContextManager[Any] = nullcontext()
         filled = np.flatnonzero(self.lengths)  # an empty episode begins where the next one does
         self._order = filled[np.argsort(self.offsets[filled], kind="stable")]
-        self._plan: tuple[Cut, _Plan] | None = None
-
-    def plan(self, cut: Cut) -> _Plan:
-        """Return what to read for a cut: made once."""
-        plan = self._plan
-        if plan is None or plan[0] is not cut:
-            alike: dict[Steps, list[str]] = {}
-            columns = [(name, taken) for name in self.names if (taken := cut.of(name)) is not None]
-            for name, taken in columns:
+        alike: dict[Steps, list[str]] = {}
+        self.columns: list[tuple[str, Taken, int]] = []
+        """Each column to read, how an item holds it, and the number of its steps in `alike`."""
+        for name in names:
+            taken = cut.of(name)
+            if taken is not None:
                 alike.setdefault(taken.steps, []).append(name)
-            is_plain = not any(steps.padded for steps in alike)
-            plan = self._plan = cut, (list(alike.items()), columns, is_plain)
-        return plan[1]
+                self.columns.append((name, taken, list(alike).index(taken.steps)))
+        self.alike = list(alike.items())
+        """Steps, and the names of the columns that have them."""
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
         first = starts.reshape(-1, *(1,) * (places.ndim - 1))
         steps = (places - first).reshape(len(places), -1)
-        found = self.rows_at([column], self.episodes(starts), steps, 0)[column]
+        found = self.rows_at([column], self.episodes(starts), steps, None)[column]
         return found.reshape(*places.shape, *found.shape[2:])
 
     def read(self, column: str, start: int, length: int) -> Array:
@@ -83,10 +79,9 @@ class DatasetRows:
         at = int(self.offsets[self._order].searchsorted(start, side="right")) - 1
         while start < end:
             episode = self._order[at : at + 1]
-            first = start - int(self.offsets[episode[0]])
-            count = min(int(self.lengths[episode[0]]) - first, end - start)
-            steps = np.arange(first, first + count)[None]
-            parts.append(self.rows_at([column], episode, steps, 1)[column][0])
+            first = start - self.offsets[episode]
+            count = min(int(self.lengths[episode[0]] - first[0]), end - start)
+            parts.append(self.rows_at([column], episode, first, range(count))[column][0])
             start, at = start + count, at + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -101,42 +96,70 @@ class DatasetRows:
 
 
 def gather(
-    rows: DatasetRows, cut: Cut, episodes: Array, steps: Array, rng: np.random.Generator | None
+    rows: DatasetRows, episodes: Array, steps: Array, rng: np.random.Generator | None
 ) -> dict[str, Array]:
     """Return the columns of items, `(B, n, ...)` as the cut holds them, not folded yet.
 
     Args:
         rows: of the dataset.
-        cut: what the items hold.
         episodes: of the anchors, `(B,)`; at least one.
         steps: of the anchors in their episodes.
         rng: for computed columns that draw.
     """
-    alike, columns, is_plain = rows.plan(cut)
+    cut, lengths = rows.cut, steps
+    if cut.needs_bounds:
+        lengths = rows.lengths.take(episodes)
     found: dict[str, Array] = {}
-    masks: dict[Steps, Array] = {}
-    for held, names in alike:
-        wanted, stride = steps[:, None] + held.array, held.stride
-        if held.padded:
-            wanted, is_pad = held.places(steps, np.zeros_like(steps), rows.lengths[episodes])
-            assert is_pad is not None
-            masks[held] = is_pad
-            stride = 0 if is_pad.any() else stride
-        found.update(rows.rows_at(names, episodes, wanted, stride))
+    masks: list[Array | None] = []
+    for held, names in rows.alike:
+        values, is_pad = _read(rows, held, names, episodes, steps, lengths)
+        found.update(values)
+        masks.append(is_pad)
     batch: dict[str, Array] = {}
-    for name, taken in columns:
-        values = found[name]
-        batch[name] = values[:, 0] if taken.is_alone else values
-        if not is_plain and taken.steps.padded:
-            pad(batch, values, taken, masks[taken.steps])
+    for name, taken, number in rows.columns:
+        column, is_pad = found[name], masks[number]
+        batch[name] = column[:, 0] if taken.is_alone else column
+        if is_pad is not None:
+            pad(batch, column, taken, is_pad)
     if cut.computed:
         assert rng is not None
         starts = rows.offsets[episodes]
-        items = Items(rows, cut, starts + steps, starts, rows.lengths[episodes], batch, rng)
+        items = Items(rows, cut, starts + steps, starts, lengths, batch, rng)
         compute(batch, items, cut)
     if cut.functions:
         call_functions(batch, cut, len(steps))
     return batch
+
+
+def _read(
+    rows: DatasetRows, held: Steps, names: list[str], episodes: Array, steps: Array, lengths: Array
+) -> tuple[dict[str, Array], Array | None]:
+    """Return columns with the same steps, `(B, n, ...)`, and which of the rows are padding, None if none can be.
+
+    `lengths` are those of the episodes, if the steps are padded.
+    """
+    run = held.run
+    if run is not None and not held.padded:
+        return rows.rows_at(names, episodes, steps, run), None
+    starts = np.zeros(len(steps), np.int64)
+    if run is not None:
+        # One run of rows for each item, moved into its episode: that holds the rows of an item with padding, too.
+        width, wanted = run[-1] - run[0] + 1, steps + run[0]
+        last = lengths - (width + held.blank_last)
+        first = np.minimum(np.maximum(wanted, held.blank_first), last)
+        late = (first != wanted).nonzero()[0]
+        if np.minimum.reduce(last) >= held.blank_first and (run.step == 1 or not len(late)):
+            found = rows.rows_at(names, episodes, first, range(0, width, run.step))
+            is_pad = np.zeros((len(steps), len(run)), np.bool_)
+            if len(late):
+                places, padding = held.places(steps[late], starts[late], lengths[late])
+                is_pad[late] = padding
+                where = late[:, None], places - first[late][:, None]
+                for values in found.values():
+                    values[late] = values[where]
+            return found, is_pad
+    places, padding = held.places(steps, starts, lengths)
+    return rows.rows_at(names, episodes, places, None), padding
 
 
 def fold(columns: dict[str, Any], cut: Cut) -> None:
@@ -149,13 +172,16 @@ def fold(columns: dict[str, Any], cut: Cut) -> None:
 
 
 def rows_by_slices(
-    load_slice: Callable[[int, int, int], Any], names: Sequence[str], episodes: Array, steps: Array
-) -> dict[str, Array]:
+    load_slice: Callable[[int, int, int], Any], names: Sequence[str], episodes: Array, steps: Array,
+    run: range | None,
+) -> dict[str, Array]:  # fmt: skip
     """Return steps of episodes out of one slice for each: the general form of `Dataset._rows_at`.
 
     Raises:
         InputError: a slice is not dense.
     """
+    if run is not None:
+        steps = steps[:, None] + np.array(run)
     parts: dict[str, list[Array]] = {name: [] for name in names}
     for episode, wanted in zip(episodes.tolist(), steps, strict=True):
         low, high = int(wanted.min()), int(wanted.max()) + 1
