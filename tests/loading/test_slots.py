@@ -27,12 +27,17 @@ pytestmark = pytest.mark.alone
 
 
 def in_use():
-    """Return names in /dev/shm, and bytes used there, deleted files that are still mapped included."""
-    found = os.statvfs(SHM)
+    """Return names in /dev/shm, and the bytes of deleted files that are still mapped: those of files that others write are left out."""
     names = {
-        name for name in os.listdir(SHM) if not name.startswith("ringmap-")
+        name for name in os.listdir(SHM) if not name.startswith(("ringmap-", "pytest-of-"))
     }  # other tests' folders
-    return names, (found.f_blocks - found.f_bfree) * found.f_frsize
+    named = 0
+    for folder, _, files in os.walk(SHM):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                named += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    found = os.statvfs(SHM)
+    return names, (found.f_blocks - found.f_bfree) * found.f_frsize - named
 
 
 @contextlib.contextmanager
