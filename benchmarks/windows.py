@@ -49,7 +49,7 @@ def run(place: Place) -> list[Table]:
 
 
 def _stored(num_episodes: int, length: int) -> Stored:
-    """Return episodes of 64x64x3 pixels whose actions say which step of which episode they belong to."""
+    """Return episodes of 64x64x3 pixels whose actions hold the episode and the step."""
     frames, steps = noise(length), np.arange(length, dtype=np.float32)
 
     def episode(number: int) -> dict[str, Array]:
@@ -144,7 +144,7 @@ class _DeltaTimestamps:
 class _SequenceSampler:
     """diffusion_policy's sampler: indices made beforehand; per item one slice of each array, its first or last row repeated.
 
-    It returns sequences of all keys from t - 1 to t + 14, the first two rows alone of the pictures (`key_first_k`), and no mask.
+    It returns steps t - 1 to t + 14 of every key, of the pictures only the first two (`key_first_k`). It returns no mask.
     """
 
     def __init__(self, columns: dict[str, Array], length: int) -> None:

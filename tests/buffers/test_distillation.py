@@ -240,7 +240,9 @@ def test_what_must_fit_is_refused_when_it_does_not(retention, keep, make):
     for _ in range(2):
         buf.start_round()
         buf.add(*rows(0, 5))
-    with pytest.raises(ValueError, match="10 rows of .* and 1 more exceed capacity=10"):
+    with pytest.raises(
+        ValueError, match="1 more rows do not fit: 10 rows of .* are kept, and capacity=10"
+    ):
         buf.add(*rows(0, 1))
     assert len(buf) == 10
     buf.start_round()

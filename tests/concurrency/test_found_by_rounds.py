@@ -79,22 +79,29 @@ def test_priorities_given_while_a_thread_writes():
     assert buf.check() == []
 
 
+class Interrupted(PrioritizedSampler):
+    """A signal handler that samples the same buffer in the middle of each draw, and notes how it was refused."""
+
+    def __init__(self):
+        super().__init__(rng=0)
+        self.buf, self.refused = None, []
+
+    def weigh(self):
+        try:
+            self.buf.sample(5)
+        except RoleError as error:
+            self.refused.append(str(error))
+        return super().weigh()
+
+
 def test_a_handler_that_samples_in_the_middle_of_a_draw():
     """Its draw took the place of the one under way, whose weights were then those of other clips."""
-    refused = []
-
-    class Interrupted(PrioritizedSampler):
-        def weigh(self):
-            try:
-                buf.sample(5)
-            except RoleError as error:
-                refused.append(str(error))
-            return super().weigh()
-
-    buf = ReplayBuffer(64, sampler=Interrupted(rng=0), seed=0)
+    sampler = Interrupted()
+    buf = ReplayBuffer(64, sampler=sampler, seed=0)
+    sampler.buf = buf
     buf.write_episode({"obs": np.arange(40)})
     assert buf.sample(12).weights.shape == (12,)
-    assert "in the middle of another call of the same thread" in refused[0]
+    assert "in the middle of another call of the same thread" in sampler.refused[0]
 
 
 JOINS_TWICE = """
@@ -194,23 +201,15 @@ def test_a_sync_that_was_taken_for_ended():
 
 
 def test_a_handler_that_samples_transitions_in_the_middle_of_a_draw():
-    refused = []
-
-    class Interrupted(PrioritizedSampler):
-        def weigh(self):
-            try:
-                buf.sample(5)
-            except RoleError as error:
-                refused.append(str(error))
-            return super().weigh()
-
-    buf = TransitionReplayBuffer(64, (2,), device=None, sampler=Interrupted(rng=0), seed=0)
+    sampler = Interrupted()
+    buf = TransitionReplayBuffer(64, (2,), device=None, sampler=sampler, seed=0)
+    sampler.buf = buf
     for k in range(6):
         obs = np.full((4, 2), k, np.float32)
         flags = np.zeros(4)
         buf.add(obs, np.zeros((4, 1), np.float32), flags, obs + 1, flags)
     assert buf.sample(12).weights.shape == (12,)
-    assert "TransitionReplayBuffer.sample: called in the middle" in refused[0]
+    assert "TransitionReplayBuffer.sample: called in the middle" in sampler.refused[0]
 
 
 IMPORTS_NOTHING = """

@@ -24,6 +24,7 @@ from ringmap.data import (
 )
 from ringmap.datasets.base import Dataset
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.testing import ComputedTests
 from tests.windows import model
 from tests.windows.test_property import (
     blank_action,
@@ -217,19 +218,6 @@ def test_control_a_planted_fault_is_found(home, monkeypatch, fault):
 # -- computed columns ---------------------------------------------------------------------------
 
 
-def lives(seed=7):
-    """Return episodes with rewards, endings and goals."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for number, length in enumerate((7, 1, 12, 2, 9, 5, 11)):
-        made.append({
-            "obs": 100 * number + np.arange(length), "reward": rng.normal(size=length),
-            "terminated": np.arange(length) == length - (number % 2),
-            "achieved_goal": rng.normal(size=(length, 2)), "desired_goal": rng.normal(size=(length, 2)),
-        })  # fmt: skip
-    return made
-
-
 def closeness(achieved, goal):
     return -np.abs(achieved - goal).sum(1)
 
@@ -256,7 +244,7 @@ def same_batches(buf, dataset, window):
 @pytest.mark.parametrize("reward_at", ["next", "same"])
 @pytest.mark.parametrize("kind", ["hdf5", "plain", "concat", "live"])
 def test_computed_columns_are_those_of_a_buffer(home, kind, reward_at):
-    episodes = lives()
+    episodes = ComputedTests().episodes()
     buf = ReplayBuffer(100, reward_at=reward_at)
     for episode in episodes:
         buf.write_episode(episode)
@@ -463,13 +451,13 @@ def wrong_shape(achieved, goal):
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_is_read(tmp_path, request_, message):
-    written_lives(tmp_path / "a.h5", lives())
+    written_lives(tmp_path / "a.h5", ComputedTests().episodes())
     with pytest.raises(InputError, match=message):
         load_dataset(tmp_path / "a.h5", **request_)
 
 
 def test_a_reward_function_of_another_shape_is_refused(tmp_path):
-    written_lives(tmp_path / "a.h5", lives())
+    written_lives(tmp_path / "a.h5", ComputedTests().episodes())
     window = {"again": Hindsight(wrong_shape, k=1e9)}
     dataset = load_dataset(tmp_path / "a.h5", window=window, reward_at="next")
     with pytest.raises(InputError, match=r"returned shape \(1, 1\) for 1 goals, expected \(1,\)"):

@@ -56,10 +56,10 @@ class Hooks:
         self._spaces: dict[int, Any] = {}
 
     def check(self, sink: Sink) -> None:
-        """Raise unless the transitions of a sink can be validated, if they are to be.
+        """Raise if transitions are to be validated, and the sink has no columns to validate them against.
 
         Raises:
-            InputError: the columns are not known beforehand.
+            InputError: the sink has no schema yet.
         """
         if self.validates and sink.columns is None:
             raise InputError(

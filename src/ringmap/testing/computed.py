@@ -33,7 +33,7 @@ class ComputedTests:
 
     def make(self) -> Computed:
         """Return the column."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must supply make")
 
     def episodes(self) -> list[dict[str, Any]]:
         """Return the episodes that it is computed over."""

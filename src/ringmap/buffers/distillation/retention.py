@@ -68,8 +68,8 @@ class Retention:
             return
         what = "of all rounds" if self.keep_rounds is None else f"of {self.keep_rounds} rounds"
         raise InputError(
-            f"{where}: {kept} rows {what} and {count} more exceed capacity={ring.capacity}; raise it, "
-            "keep fewer rounds, or let the oldest rows go with retention='fifo'"
+            f"{where}: {count} more rows do not fit: {kept} rows {what} are kept, and capacity={ring.capacity}; "
+            "raise it, keep fewer rounds, or let the oldest rows go with retention='fifo'"
         )
 
     def __repr__(self) -> str:
