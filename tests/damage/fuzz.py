@@ -19,7 +19,9 @@ import numpy as np
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, DamageError, RingmapError
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.faults import ORPHAN
+from ringmap.storage.inspect.repair import repair_folder
 from ringmap.storage.records import state
 from tests.damage.buffers import KINDS, booted, make, served
 
@@ -39,6 +41,8 @@ class Plan:
     at: int = 0
     count: int = 1
     rebooted: bool = False
+    kills: tuple[int, ...] = ()
+    """Before which changes of a repair it is killed; then it is started again."""
 
     def __str__(self):
         return f"{self.how} {self.name}" + f" with {self.second}" * (self.how == "swapped")
@@ -76,7 +80,9 @@ class Bench:
         if rng.random() < 0.7 and (spans := self.truths[kind].spans.get(name)):  # where it hurts
             span = spans[int(rng.integers(len(spans)))]
             at = int(rng.integers(span.start, span.stop))
-        return Plan(kind, how, name, second, at, int(rng.integers(1, 64)), bool(rng.random() < 0.4))
+        count, rebooted = int(rng.integers(1, 64)), bool(rng.random() < 0.4)
+        kills = tuple(rng.integers(0, 30, int(rng.integers(1, 4))).tolist())
+        return Plan(kind, how, name, second, at, count, rebooted, kills)
 
     def damage(self, plan):
         """Make a copy of the buffer and damage it."""
@@ -123,6 +129,59 @@ def bytes_in(folder):
     return {
         str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
     }
+
+
+class Killed(BaseException):
+    pass
+
+
+class DyingDisk(Disk):
+    """Raises at the n-th change and at each after it; a write is cut in the middle."""
+
+    def __init__(self, at, torn):
+        super().__init__()
+        self.left, self.torn = at, torn
+
+    def before(self, change, path, *details):
+        self.left -= 1
+        if self.left < 0:
+            if change == "write" and self.torn and self.left == -1:
+                offset, data = details
+                with open(path, "r+b") as file:
+                    file.seek(offset)
+                    file.write(bytes(data)[: len(bytes(data)) // 2])
+            raise Killed
+
+
+def faults_after_kill(folder, truth, touched=()):
+    """Return what is wrong with half a repair: it is refused, or serves what is true, clips included.
+
+    What is read as a clip is not verified, so clips are left out if the rows of any record are `touched`.
+    """
+    try:
+        buf = ReplayBuffer.open(folder, "r+")
+    except RingmapError:
+        return []
+    faults = []
+    try:
+        for i in range(buf.num_episodes):
+            try:
+                columns = buf.load_episode(i)
+                data = {name: v[0] for name, v in buf.get_episode_data(i).items()}
+            except CorruptError:
+                continue
+            faults.append(truth.fault(data["number"], columns, data))
+        if buf.num_episodes:
+            clips = buf.sample(2 * CLIPS, history_len=1)
+            for i in range(2 * CLIPS):
+                clip = {name: v[i, 0] for name, v in clips.items()}
+                if not touched:
+                    faults.append(truth.clip_fault(clip))
+    except CorruptError:
+        pass
+    finally:
+        buf.close()
+    return [fault for fault in faults if fault is not None]
 
 
 class Case:
@@ -276,8 +335,11 @@ class Case:
         planned = ringmap.repair(self.folder)
         if bytes_in(self.folder) != self.after:
             self.wrong.append("a dry run changed something")
+        self._kill_repairs()
         done = ringmap.repair(self.folder, dry_run=False)
-        if [str(a) for a in planned] != [str(a) for a in done]:
+        if self.seen["killed"]:
+            done = planned  # some of it was done by those that were killed
+        elif [str(a) for a in planned] != [str(a) for a in done]:
             self.wrong.append(f"planned {planned}, did {done}")
         if not self.findings and done:
             self.wrong.append(f"repaired what was sound: {done}")
@@ -315,6 +377,20 @@ class Case:
         self.seen["repair"] = (
             f"kept {len(numbers)} of {len(self.truth.episodes)}" if done else "nothing to do"
         )
+
+    def _kill_repairs(self):
+        """Kill a repair, and the one that goes on after it, each before a change; what is left is refused or true."""
+        killed = 0
+        for at in self.plan.kills:
+            try:
+                repair_folder(DyingDisk(at, at % 2), str(self.folder), dry_run=False)
+            except Killed:
+                killed += 1
+                self.wrong += [
+                    f"served wrong (killed repair): {fault}"
+                    for fault in faults_after_kill(self._copy(), self.truth, self.touched)
+                ]
+        self.seen["killed"] = killed
 
     def _compare_drops(self, actions, touched):
         """Compare what was reported as dropped with what is gone."""

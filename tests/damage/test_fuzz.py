@@ -70,6 +70,7 @@ def told_of(result):
         "refused": result["seen"].get("r+", "").startswith("refused"),
         "repaired, every episode kept": _all_kept(result["seen"].get("repair", "")),
         "opened after a reboot": result["rebooted"],
+        "killed in a repair": result["seen"].get("killed", 0),
         "served wrong": any("served wrong" in what for what in result["wrong"]),
     }
     return [what for what, so in holds.items() if so]
@@ -99,7 +100,13 @@ def test_campaign(place, seed):
 
 
 COLUMNS = ["cases", "harmful", "reported", "refused", "served wrong"]
-TOLD = [*COLUMNS, "crashed", "repaired, every episode kept", "opened after a reboot"]
+TOLD = [
+    *COLUMNS,
+    "crashed",
+    "repaired, every episode kept",
+    "opened after a reboot",
+    "killed in a repair",
+]
 
 
 # -- controls: the fuzz notices a guard that is missing --------------------------------------------

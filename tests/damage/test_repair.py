@@ -16,7 +16,6 @@ from ringmap.errors import (
     InputError,
     LockedError,
     NewerVersionError,
-    RingmapError,
     RoleError,
 )
 from ringmap.storage.directory import opening
@@ -26,7 +25,7 @@ from ringmap.storage.disk.files import Disk, FileHandle
 from ringmap.storage.inspect.repair import Action, copy_repaired, repair_folder
 from ringmap.storage.inspect.salvage import Salvage
 from tests.damage.buffers import episode_of, make, served
-from tests.damage.fuzz import bytes_in
+from tests.damage.fuzz import DyingDisk, Killed, bytes_in, faults_after_kill
 from tests.damage.test_check import (
     LAST,
     OBS,
@@ -369,28 +368,6 @@ def test_after_a_reboot(place, monkeypatch):
 # -- a repair that is interrupted ------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    pass
-
-
-class DyingDisk(Disk):
-    """Raises at the n-th change and at each after it; a write is cut in the middle."""
-
-    def __init__(self, at, torn):
-        super().__init__()
-        self.left, self.torn = at, torn
-
-    def before(self, change, path, *details):
-        self.left -= 1
-        if self.left < 0:
-            if change == "write" and self.torn and self.left == -1:
-                offset, data = details
-                with open(path, "r+b") as file:
-                    file.seek(offset)
-                    file.write(bytes(data)[: len(bytes(data)) // 2])
-            raise Killed
-
-
 def torn_and_swapped(v):
     v.swap(PIXELS, "episodes.npy")
     v.flip("state.bin", 30)
@@ -443,7 +420,7 @@ def killed_repairs(place, damage, torn, every):
 def test_killed_at_every_change(place, damage, torn, every):
     for at, v, expected in killed_repairs(place, damage, lambda at: torn, every):
         opened = shutil.copytree(v.folder, place / "opened")
-        open_after_kill(opened, v.truth)
+        assert faults_after_kill(opened, v.truth) == []
         shutil.rmtree(opened)
         ringmap.repair(v.folder, dry_run=False)
         assert {finding.file for finding in ringmap.check(v.folder)} <= set(
@@ -452,23 +429,25 @@ def test_killed_at_every_change(place, damage, torn, every):
         assert kept(v.folder, v.truth) == expected, at
 
 
+def test_killed_while_the_file_of_the_lock_is_a_column(place):
+    """The next repair locks the buffer by a new file, which was then moved over the column."""
+    v = Vandal(place / "whole")
+    v.swap(PIXELS, "lock")
+    for at in itertools.count():
+        v.folder = shutil.copytree(place / "whole", place / str(at))
+        try:
+            repair_folder(DyingDisk(at, False), str(v.folder), dry_run=False)
+        except Killed:
+            ringmap.repair(v.folder, dry_run=False)
+            assert kept(v.folder, v.truth, left_after(v.folder)) == list(v.truth.episodes), at
+        else:
+            break
+        shutil.rmtree(v.folder)
+    assert at > 8
+
+
 def left_after(folder):
     return [name for name in bytes_in(folder) if name.endswith(".aside")]
-
-
-def open_after_kill(folder, truth):
-    """What half a repair leaves is refused, or serves what is true, clips included."""
-    try:
-        buf = ReplayBuffer.open(folder, "r+")
-    except RingmapError:
-        return
-    for number, columns, data in served(buf):
-        assert truth.fault(number, columns, data) is None
-    if buf.num_episodes:
-        clips = buf.sample(64, history_len=1)
-        for i in range(64):
-            assert truth.clip_fault({name: v[i, 0] for name, v in clips.items()}) is None
-    buf.close()
 
 
 def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place, monkeypatch):

@@ -130,7 +130,9 @@ def finish(files: Files) -> None:
     moves, steps = todo
     manifest = decode(files, f"{SALVAGE}/{MANIFEST}")[0] or decode(files, MANIFEST)[0]
     for source, target in moves:
-        _do(files, None, "rename", source, target)
+        # Its target was free. If it is taken, the move is done, and the source a new file: that of the lock.
+        if not disk.exists(files.path(target)):
+            _do(files, None, "rename", source, target)
     if moves:
         for folder in sorted({os.path.dirname(source) for source, _ in moves} | {SALVAGE}):
             disk.sync_folder(files.path(folder))
