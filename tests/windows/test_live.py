@@ -10,9 +10,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 from ringmap import ReplayBuffer
+from ringmap.clips.items import RingRows
 from ringmap.data import Hindsight, Index, NStep, ReturnToGo, Window
 from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.commit.store import Store
 
 WINDOW_OFFSETS = [-2, 0, 3]
 
@@ -129,6 +131,49 @@ def test_workers_under_a_writer(home, context):
     copied = pickle.loads(pickle.dumps(view))
     prove(copied[[0, 3]])
     buf.close()
+
+
+@pytest.mark.parametrize("where", ["read", "tail"])
+def test_sums_of_rows_that_went_replace_no_newer_ones(monkeypatch, where):
+    """After the rewards were read, or the oldest row was looked up, another thread laps the ring and keeps newer sums."""
+    buf, returns = ReplayBuffer(24, spare_rows=8, seed=0, reward_at="same"), ReturnToGo()
+
+    def write(count, length):
+        for _ in range(count):
+            buf.write_episode({"reward": np.arange(length) + 1.0})
+
+    def lap():
+        write(6, 5)
+        look()
+
+    def look():
+        view = buf.view(window={"reward": Window([0]), "sum": returns})
+        return view[list(range(len(view)))]
+
+    waiting = [threading.Thread(target=lap)]
+
+    def interrupted(call):
+        def after(*args):
+            found = call(*args)
+            if waiting:
+                thread = waiting.pop()
+                thread.start()
+                thread.join(0.5)  # it waits for the lock, where one is held
+                threads.append(thread)
+            return found
+
+        return after
+
+    place, name = (RingRows, "read") if where == "read" else (Store, "newest_tail")
+    threads = []
+    write(3, 8)
+    monkeypatch.setattr(place, name, interrupted(getattr(place, name)))
+    look()
+    threads[0].join()
+    batch = look()
+    steps = batch["reward"][:, 0].astype(int)
+    np.testing.assert_array_equal(batch["sum"], 15 - steps * (steps - 1) / 2)
+    assert len(steps) == 20
 
 
 # -- priorities ---------------------------------------------------------------------------------
