@@ -241,6 +241,20 @@ def same_batches(buf, dataset, window):
             np.testing.assert_array_equal(items[i][name], values[i], err_msg=name)
 
 
+def test_sums_that_were_kept_follow_reward_at():
+    """One column, one dataset, and rewards that stand elsewhere than it said at first."""
+    dataset = Plain([{"where": e["obs"], **e} for e in ComputedTests().episodes()])
+    shared, found = ReturnToGo(0.9), []
+    for place in ("same", "next", "same"):
+        dataset.reward_at = place
+        for column in (shared, ReturnToGo(0.9)):
+            view = dataset.view({"return": column}, ["reward", "return"])
+            found.append(np.array([item["return"] for item in view.__getitems__(range(len(view)))]))
+    for kept, fresh in zip(found[::2], found[1::2], strict=True):
+        np.testing.assert_array_equal(kept, fresh)
+    assert (found[0] != found[2]).any()
+
+
 @pytest.mark.parametrize("reward_at", ["next", "same"])
 @pytest.mark.parametrize("kind", ["hdf5", "plain", "concat", "live"])
 def test_computed_columns_are_those_of_a_buffer(home, kind, reward_at):
