@@ -83,8 +83,8 @@ class ReturnToGo(Computed):
         """Return the column, and its mask."""
         rows = items.rows
         kept = None if rows.key is None else self._kept.get(rows.key)
-        if kept is None or kept.reward_at != items.reward_at:
-            kept = _Sums(rows.size, items.reward_at)
+        if kept is None:
+            kept = _Sums(rows.size)
             if rows.key is not None:
                 self._kept[rows.key] = kept
         offsets = np.array((0,) if self.offsets is None else self.offsets)
@@ -175,10 +175,9 @@ def _runs(starts: Array, ends: Array) -> list[tuple[int, int]]:
 class _Sums:
     """The sums of the rows of one ring, at their slots. `starts` holds 1 + the position of each episode whose sums are kept, at its slot."""
 
-    __slots__ = ("reward_at", "starts", "values")
+    __slots__ = ("starts", "values")
 
-    def __init__(self, rows: int, reward_at: str | None) -> None:
-        self.reward_at = reward_at
+    def __init__(self, rows: int) -> None:
         self.values = np.zeros(rows)
         self.starts = np.zeros(rows, np.int64)
 
