@@ -36,7 +36,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.disk.files import Disk
 from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
-from tests.disks import Cut, Through
+from tests.disks import Cut, Through, undisturbed
 
 # -- episodes --------------------------------------------------------------------------------------
 
@@ -219,13 +219,12 @@ class Case:
         """Make the package use this case's small sizes."""
         from ringmap.storage.commit import store
         from ringmap.storage.read import recovery
-        from ringmap.storage.records import state
         from ringmap.storage.records.blobs import Segments
 
         monkeypatch.setattr(store, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
         monkeypatch.setattr(recovery, "mapped", in_line)  # threads cost more than it all
-        monkeypatch.setattr(state, "_LOOKS", 2)  # a slot that a cut tore stays torn: don't wait
+        undisturbed(monkeypatch.setattr, looks=2)
 
 
 def in_line(work, items, count, name):

@@ -17,9 +17,9 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.parts import Parts
 from ringmap.storage.inspect.scan import Scan
 from ringmap.storage.read import handle
-from ringmap.storage.records import state
 from tests import ROOT
 from tests.damage.fuzz import HOWS, Bench, Plan, judge
+from tests.disks import undisturbed
 
 BATCH = 250
 
@@ -108,7 +108,7 @@ TOLD = [*COLUMNS, "crashed", "repaired, every episode kept", "opened after a reb
 @pytest.fixture
 def bench(place, monkeypatch):
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
-    monkeypatch.setattr(state, "_LOOKS", 5)
+    undisturbed(monkeypatch.setattr)
     yield Bench(place)
     logging.getLogger("ringmap").setLevel(logging.NOTSET)
     engine.DISK = Disk()
