@@ -38,7 +38,7 @@ FORKED = [  # each value with each value of every other column
 ]
 STARTED = {  # what costs a start of processes, once each with every buffer
     "ram": [
-        ("spawn", 2, True, False, None, None),
+        ("spawn", 1, True, False, None, None),
         ("forkserver", 1, False, False, with_tensors, wrapped),
     ],
     "disk": [

@@ -87,7 +87,7 @@ class FormatTests(DatasetTests):
     at_risk: ClassVar[int] = 0
     """How many of the newest episodes a kill may cost: 0, or the bound that the docs name."""
 
-    kill_places: ClassVar[int] = 6
+    kill_places: ClassVar[int] = 4
     """Before how many system calls that change a file the default tests kill a writer, evenly."""
     reading_changes: ClassVar[bool] = False
     """Whether a reader finishes what a killed writer left, and so has to be allowed to write."""
