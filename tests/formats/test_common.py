@@ -355,7 +355,7 @@ def test_three_thousand_episodes(tmp_path):
         path = write(place(tmp_path, name, name), name, episodes if name == "x" else ({"x": np.full((1 + i % 3, 2), i)} for i in range(3_000)))  # fmt: skip
         dataset = load_dataset(path)
         assert len(dataset.lengths) == 3_000
-        assert dataset.load_episode(2_999)["x"].tolist() == [[2_999] * 2]
+        assert dataset.load_episode(2_999)["x"].tolist() == [[2_999] * 2] * 3
         assert len(dataset) == int(dataset.lengths.sum())
 
 

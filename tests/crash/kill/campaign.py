@@ -447,7 +447,7 @@ def run_job(
         storages: names in STORAGES, each of them for every scenario.
 
     Returns:
-        Kind -> report.
+        Kind -> report, as JSON has it.
     """
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
     undisturbed(looks=20)
@@ -472,7 +472,7 @@ def run_job(
                     KINDS[kind](bench, every, offset)
                     bench.report.cpu_s += spent_s() - cpu_s
                 offset += 1
-    return reports
+    return {kind: asdict(report) for kind, report in reports.items()}
 
 
 def spent_s():
@@ -482,11 +482,14 @@ def spent_s():
 
 
 class Runner:
-    """The process, seen from the tests."""
+    """The process, seen from the tests. It runs the jobs of a module, which calls `serve`."""
+
+    def __init__(self, module="tests.crash.kill.campaign"):
+        self.module = module
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.kill.campaign"],
+            [sys.executable, "-m", self.module],
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # its threads make a fork slow
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -496,7 +499,7 @@ class Runner:
         self.process.communicate()  # it ends where its input does
 
     def run(self, root, **job):
-        """Run a job, see `run_job`, and return its reports."""
+        """Run a job, see `run_job`, and return what it did."""
         file = os.path.join(root, "reports")
         self.process.stdin.write(
             json.dumps({"file": file, "job": {"root": str(root), **job}}) + "\n"
@@ -509,7 +512,8 @@ class Runner:
             return json.load(said)
 
 
-def serve():
+def serve(run_job):
+    """Run each job that comes in a fork of this process, and write what it returns into a file."""
     warm()
     for line in iter(sys.stdin.readline, ""):
         given = json.loads(line)
@@ -521,10 +525,10 @@ def serve():
                     traceback.print_exc(file=said)
                     said.flush()
                     os._exit(1)
-                json.dump({kind: asdict(report) for kind, report in done.items()}, said)
+                json.dump(done, said)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(run_job)
