@@ -59,13 +59,13 @@ def test_the_same_seed_gives_the_same_orders(disk):
     assert list(disk.pass_sampler(seed=4)) != first
 
 
-def test_in_a_spawned_worker_of_a_buffer_in_ram():
+def test_in_a_worker_with_a_pickled_copy_of_a_buffer_in_ram():
     """Positions mean the same in a copy: what the ring held before it is not in it."""
     buf = ReplayBuffer(150, HISTORY, SKIP)
     fill(buf, 40)
     assert buf.num_episodes < 20
     loader = DataLoader(
-        buf, 16, sampler=buf.pass_sampler(), num_workers=1, multiprocessing_context="spawn"
+        buf, 16, sampler=buf.pass_sampler(), num_workers=1, multiprocessing_context="forkserver"
     )
     found = clips_of(loader)
     assert len(set(found)) == len(found) == len(buf)
