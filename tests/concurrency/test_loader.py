@@ -220,6 +220,7 @@ def test_cleared_in_mid_pass_for_good(pen, workers_end_soon):
     assert clips_in([next(passing)]) == BATCH
     with pytest.raises(NoClipsError, match="no clips"):
         drain(passing)
+    passing._shutdown_workers()
 
 
 @both
