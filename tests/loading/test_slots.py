@@ -47,8 +47,8 @@ def nothing_left(slack=1 << 20):
     gc.collect()
     names, used = in_use()
     yield
+    gc.collect()
     for _ in range(100):  # the kernel frees a killed process's memory when it gets round to it
-        gc.collect()
         now, still = in_use()
         if now <= names and still <= used + slack:
             return
