@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Event
 from unittest import mock
 
@@ -69,7 +70,7 @@ def between_processes(
     """Run a writer process against reader processes until these have read `clips` in all."""
     share = -(-clips // readers)
     with a_writer(folder, ring) as written:
-        with ProcessPoolExecutor(readers, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(readers, _context()) as pool:
             reading = [
                 pool.submit(_read_in_process, folder, ring, share, look_twice, seed)
                 for seed in range(readers)
@@ -78,13 +79,19 @@ def between_processes(
     return tally + written[0]
 
 
+def _context() -> BaseContext:
+    """Return how processes start that share nothing with this one; from a server, they import what it has not."""
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
 @contextlib.contextmanager
 def a_writer(folder: str, ring: Ring) -> Iterator[list[Tally]]:
     """Have another process write without a pause; at the end the list given holds what it wrote."""
-    spawn = multiprocessing.get_context("spawn")
-    ready, stop = spawn.Event(), spawn.Event()
+    context = _context()
+    ready, stop = context.Event(), context.Event()
     written: list[Tally] = []
-    with ProcessPoolExecutor(1, spawn, _meet, (ready, stop)) as pool:
+    with ProcessPoolExecutor(1, context, _meet, (ready, stop)) as pool:
         writing = pool.submit(_write_in_process, folder, ring)
         try:
             while not ready.wait(0.1):

@@ -60,6 +60,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.fixture
+def workers_end_soon(monkeypatch):
+    """Let PyTorch end workers at once that do not end by themselves, as after an error: it gives each of them 5 s."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
     """Return what gives `make()`, which JSON can hold: the first process of pytest-xdist makes it, and the others read it."""

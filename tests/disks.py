@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.inspect import scan
+from ringmap.storage.records import state
 
 RAM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -17,6 +19,18 @@ def ram_folder():
     """Give a folder in RAM where there is one, for what does not depend on the disk, and remove it."""
     with tempfile.TemporaryDirectory(prefix="ringmap-test-", dir=RAM) as folder:
         yield Path(folder)
+
+
+def undisturbed(set=setattr, looks=5):
+    """Let nothing wait for a writer in another process, of which there is none, nor a check start threads for a few rows.
+
+    Args:
+        set: as `setattr`; `monkeypatch.setattr` undoes it.
+        looks: how often a slot is looked at that stays torn.
+    """
+    set(state, "_LOOKS", looks)
+    set(scan, "_LOOKS", 1)
+    set(scan, "pool", lambda count, name: None)
 
 
 class Cut(BaseException):

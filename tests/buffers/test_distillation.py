@@ -522,8 +522,9 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a 
 
 @needs_fork
 @pytest.mark.parametrize("log", ["new", "full"])
-def test_a_kill_at_every_change_of_a_relabelling(home, log):
-    kill_at_every_change(home / "buf", log)
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+def test_a_kill_at_every_change_of_a_relabelling(home, log, every):
+    kill_at_every_change(home / "buf", log, every)
 
 
 @needs_fork
@@ -537,10 +538,10 @@ def test_labels_row_by_row_are_caught(home, monkeypatch):
 
     monkeypatch.setattr(LabelLog, "write", by_row)
     with pytest.raises(AssertionError):
-        kill_at_every_change(home / "buf", "full")
+        kill_at_every_change(home / "buf", "full", 3)
 
 
-def kill_at_every_change(path, log):
+def kill_at_every_change(path, log, every):
     buf = DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo")
     fill(buf, 6)
     by = 1
@@ -555,9 +556,9 @@ def kill_at_every_change(path, log):
         disk.fail(change, kill)
         inner.relabel(None, better(by))
 
-    seen, change, killed = set(), 0, True
+    seen, change, killed = set(), 1 - every, True
     while killed:
-        change, by = change + 1, by % 9 + 1
+        change, by = change + every, by % 9 + 1
         with DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo") as buf:
             before = stored(buf)
             parts = [part.tolist() for part in buf.episodes()]

@@ -1,6 +1,7 @@
 """Episodes that are still being recorded: begin, append, finish, abandon, and what a kill leaves."""
 
 import errno
+import itertools
 import os
 import sys
 
@@ -473,11 +474,10 @@ def test_ctrl_c_anywhere_in_append_costs_no_other_step(buffer, first):
     assert lines > 20
 
 
-def test_ctrl_c_anywhere_in_finish(disk_buffer):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+def test_ctrl_c_anywhere_in_finish(disk_buffer, every):
     """At every line: stored once in the end, whether it is called again or the process goes."""
-    lines = 0
-    while True:
-        lines += 1
+    for lines in itertools.count(1, every):
         name = f"buf{lines}"
         buf = disk_buffer(max_steps=20, name=name)
         buf.write_episode(episode(0, 2))

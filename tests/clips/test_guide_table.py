@@ -13,7 +13,7 @@ from ringmap.storage.ring.live import LiveEpisodes
 lengths = st.one_of(
     st.lists(st.integers(1, 6), max_size=40),
     st.lists(st.sampled_from([1, 1, 1, 500]), max_size=40),
-    st.lists(st.just(1), min_size=200, max_size=400),
+    st.integers(200, 400).map(lambda count: [1] * count),
 )
 moves = st.lists(st.tuples(lengths, st.booleans(), st.floats(0, 1)), max_size=8)
 

@@ -8,12 +8,9 @@ Lines are those before which CPython may run a handler: see `tests/crash/kill/bl
 
 import contextlib
 import faulthandler
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -21,13 +18,13 @@ from ringmap import ReplayBuffer
 from ringmap.errors import ClosedError, NoClipsError, RoleError
 from ringmap.storage.commit.store import Store
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtLine
+from tests.crash.kill.campaign import serve
 from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, Model, episode
 from tests.crash.kill.verdict import must, observe, seen_of
 from tests.crash.kill.victim import run
 
 OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers", "clips"))
 HANGS_S = 60
-ROOT = Path(__file__).parents[2]
 GIVEN = ((1, 5), (2, 6), (3, 4), (4, 5))
 UNDER_WAY, BY_HANDLER, PROBE = (11, 5), (21, 6), (31, 3)
 
@@ -264,31 +261,20 @@ def wrong_at(folder, storage, durability, calls, acts, numbers, blow=AtOurLine, 
 BLOWS = {"lines": AtOurLine, "calls": AfterOurCall}
 
 
-def start(folder, storage, durability, calls, acts, number=None, blow="lines", gate=True):
-    """Try lines of a call, `number` of them drawn by chance (None: all), in a process of its own: it forks.
+def run_job(root, storage, durability, calls, acts, number=None, blow="lines", gate=True):
+    """Try lines of a call, `number` of them drawn by chance (None: all).
 
     Returns:
         How the handler's calls ended, and what was wrong.
     """
-    job = [str(folder), storage, durability, calls, acts, number, blow, gate]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.concurrency.handlers", json.dumps(job)],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    outcomes, wrong = json.loads(done.stdout)
-    return outcomes, [*wrong, done.stderr] if wrong else wrong
-
-
-def main(folder, storage, durability, calls, acts, number, blow, gate):
     if not gate:
         Store.refuse_within = lambda store, where: None
-    case = Path(folder), storage, durability, calls
+    case = Path(root) / "case", storage, durability, calls
     lines = possible(*case, BLOWS[blow])
     if number is not None and len(lines) > number:
         lines = sorted(random.Random(f"{calls} {acts} {storage}").sample(lines, number))
-    print(json.dumps(wrong_at(*case, acts, lines, BLOWS[blow], most=3 if gate else 1)))
+    return wrong_at(*case, acts, lines, BLOWS[blow], most=3 if gate else 1)
 
 
 if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))
+    serve(run_job)

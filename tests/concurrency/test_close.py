@@ -132,7 +132,7 @@ def test_threads_read_while_it_is_closed(fast, role, storage, reads):
         except BaseException as error:
             wrong.append((which, repr(error)))
 
-    for _ in range(8):
+    for _ in range(4):
         buf = opened_as(fast / "buf", role, reads)
         threads = [threading.Thread(target=look, args=(buf, w)) for w in ("sample", "data", "read")]
         batches = buf.batches(4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.concurrency.handlers import start
+from tests.crash.kill.campaign import Runner
 
 CALLS = ["write", "first", "flush", "close", "clear", "snapshot", "finish", "append", "abandon", "sample",
          "background"]  # fmt: skip
@@ -16,25 +16,48 @@ SAMPLE = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def runner():
+    with Runner("tests.concurrency.handlers") as process:
+        yield process
+
+
+@pytest.fixture
+def start(fast, runner):
+    """Return what tries lines of a call, see `handlers.run_job`, in a fork of a process without threads."""
+
+    def start(storage, durability, calls, acts, **options):
+        job = {
+            "storage": storage,
+            "durability": durability,
+            "calls": calls,
+            "acts": acts,
+            **options,
+        }
+        return runner.run(fast, **job)
+
+    return start
+
+
 @pytest.mark.parametrize(("calls", "acts"), SAMPLE)
-def test_some_lines(fast, calls, acts):
+def test_some_lines(start, calls, acts):
     storage = "zarr" if len(calls) % 2 else "memmap"
-    assert start(fast / "case", storage, "process", calls, acts, number=5)[1] == []
+    assert start(storage, "process", calls, acts, number=5)[1] == []
 
 
-def test_control_without_the_gate(fast):
+def test_control_without_the_gate(start):
     """A close that takes the files from under a write, as it once did."""
-    assert start(fast / "case", "memmap", "process", "write", "close", number=20, gate=False)[1]
+    assert start("memmap", "process", "write", "close", number=20, gate=False)[1]
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("storage", ["memmap", "zarr"])
 @pytest.mark.parametrize("durability", ["process", "power"])
 @pytest.mark.parametrize("calls", [*CALLS, "reader.sample", "reader.refresh"])
-def test_every_line(fast, storage, durability, calls):
+def test_every_line(start, storage, durability, calls):
     by_reader = ["reader.sample", "reader.refresh", "reader.close", "write"]
     for acts in by_reader if "reader" in calls else ACTS:
         for blow in ("lines", "calls"):
-            outcomes, wrong = start(fast / "case", storage, durability, calls, acts, blow=blow)
+            outcomes, wrong = start(storage, durability, calls, acts, blow=blow)
             assert wrong == []
             print(calls, acts, storage, durability, blow, outcomes)

@@ -1,5 +1,6 @@
 """Ctrl-C anywhere in a draw: the next draw goes on, and every clip proves itself."""
 
+import itertools
 import subprocess
 import sys
 
@@ -76,16 +77,15 @@ class Interrupt:
         return False
 
 
-def faults_after_interrupts(path, role, episodes):
-    """Interrupt a draw at every line of it in turn, each after a write; return what was wrong then."""
+def faults_after_interrupts(path, role, episodes, every):
+    """Interrupt a draw at every so many lines of it in turn, each after a write; return what was wrong then."""
     writer = ReplayBuffer(60, 2, path=path, spare_rows=20, seed=0, sync_every_s=0)
     pen = Pen(writer)
     pen.write(40)
     who = writer if role == "writer" else ReplayBuffer.open(path, seed=0)
-    faults, at = [], 0
+    faults = []
     who.sample(8)
-    while True:
-        at += 1
+    for at in itertools.count(1, every):
         pen.write(episodes)
         if not Interrupt(at).strikes_in(lambda: who.sample(32)):
             break
@@ -108,8 +108,9 @@ def faults_after_interrupts(path, role, episodes):
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
 @pytest.mark.parametrize("episodes", [1, 3, 40])
-def test_a_draw_after_an_interrupted_one(fast, role, episodes):
-    assert faults_after_interrupts(fast / "buf", role, episodes) == []
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+def test_a_draw_after_an_interrupted_one(fast, role, episodes, every):
+    assert faults_after_interrupts(fast / "buf", role, episodes, every) == []
 
 
 def test_control_an_index_that_does_not_start_over(fast, monkeypatch):
@@ -121,7 +122,7 @@ def test_control_an_index_that_does_not_start_over(fast, monkeypatch):
         follow(index)
 
     monkeypatch.setattr(SpanIndex, "follow", forgetful)
-    assert faults_after_interrupts(fast / "buf", "writer", 1)
+    assert faults_after_interrupts(fast / "buf", "writer", 1, every=3)
 
 
 IMPORTING = """

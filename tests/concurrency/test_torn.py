@@ -184,17 +184,17 @@ def race(between, folder, ring, clips, **options):
 
 
 def test_processes(fast, ring):
-    assert race(between_processes, str(fast / "buf"), ring, 7_000).torn == 0
+    assert race(between_processes, str(fast / "buf"), ring, 3_000).torn == 0
 
 
 @pytest.mark.parametrize("home", ["disk", "ram"])
 def test_threads(fast, ring, home):
     folder = str(fast / "buf") if home == "disk" else None
-    assert race(between_threads, folder, ring, 7_000).torn == 0
+    assert race(between_threads, folder, ring, 3_000).torn == 0
 
 
 def test_threads_that_share_a_reader(fast, ring):
-    assert race(between_threads_of_a_reader, str(fast / "buf"), ring, 7_000).torn == 0
+    assert race(between_threads_of_a_reader, str(fast / "buf"), ring, 3_000).torn == 0
 
 
 @pytest.mark.campaign

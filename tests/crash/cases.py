@@ -36,7 +36,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.disk.files import Disk
 from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
-from tests.disks import Cut, Through
+from tests.disks import Cut, Through, undisturbed
 
 # -- episodes --------------------------------------------------------------------------------------
 
@@ -219,13 +219,12 @@ class Case:
         """Make the package use this case's small sizes."""
         from ringmap.storage.commit import store
         from ringmap.storage.read import recovery
-        from ringmap.storage.records import state
         from ringmap.storage.records.blobs import Segments
 
         monkeypatch.setattr(store, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
         monkeypatch.setattr(recovery, "mapped", in_line)  # threads cost more than it all
-        monkeypatch.setattr(state, "_LOOKS", 2)  # a slot that a cut tore stays torn: don't wait
+        undisturbed(monkeypatch.setattr, looks=2)
 
 
 def in_line(work, items, count, name):
@@ -695,12 +694,13 @@ class Campaign:
     """Crashes sessions and opens what is left.
 
     `samples`: random disks per prefix, beside the two where all or nothing pending is kept;
-    `share`: of the disks, how many go on being written, and crash again.
+    `every`: only each so many of these, in turn; `share`: of the disks, how many go on being written, and crash again.
     """
 
     base: str
     rng: random.Random
     samples: int = 3
+    every: int = 1
     share: float = 0.1
     cheats: object = None
     boots: bool = True
@@ -742,8 +742,8 @@ class Campaign:
             if prefix < session.explored_from or (depth and rng.random() > 0.15):
                 continue
             expect = session.expect_at(prefix)
-            ways = [rng] if depth else [Always(0), Always(1), *[rng] * self.samples]
-            for way in ways:
+            ways = [Always(0), Always(1), *[rng] * self.samples][prefix % self.every :: self.every]
+            for way in [rng] if depth else ways:
                 tree = model.crash(way)
                 self.examine(
                     session.case, tree, expect, boot, True, prefix, depth, reboots=self.boots

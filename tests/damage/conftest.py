@@ -1,7 +1,6 @@
 import pytest
 
-from ringmap.storage.records import state
-from tests.disks import ram_folder
+from tests.disks import ram_folder, undisturbed
 
 
 @pytest.fixture
@@ -14,4 +13,4 @@ def place():
 @pytest.fixture
 def no_waiting(monkeypatch):
     """A reader of a slot that stays torn gives up at once: there is no writer that would mend it."""
-    monkeypatch.setattr(state, "_LOOKS", 5)
+    undisturbed(monkeypatch.setattr)

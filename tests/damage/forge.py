@@ -31,9 +31,9 @@ from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, NoClipsError, RingmapError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.canonical import json_checksum
-from ringmap.storage.records import state
 from tests.damage.buffers import KINDS as SOUND
 from tests.damage.buffers import booted, episode_of, make, rows_of, wrapped
+from tests.disks import undisturbed
 
 SECONDS = 10  # of the processor: how busy the machine is says nothing
 MORE_NBYTES = 1 << 30
@@ -614,7 +614,7 @@ def judge(bench, plan, folder):
 
 def main(folder, seed, start, stop):
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
-    state._LOOKS = 5  # a slot that stays torn is not waited for
+    undisturbed()
     bench = Bench(folder)
     judge(bench, *bench.case(seed, 0))  # imports what it takes
     with open("/proc/self/statm") as file:

@@ -22,8 +22,8 @@ from ringmap.errors import CorruptError, DamageError, RingmapError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.faults import ORPHAN
 from ringmap.storage.inspect.repair import repair_folder
-from ringmap.storage.records import state
 from tests.damage.buffers import KINDS, booted, make, served
+from tests.disks import undisturbed
 
 HOWS = {"flip": 6, "bytes": 3, "zeros in it": 2, "cut": 3, "grown": 2, "missing": 2, "random": 1,
         "all zeros": 1, "swapped": 4, "foreign": 2, "stale": 2}  # fmt: skip
@@ -411,7 +411,7 @@ def judge(bench, plan):
 
 def main(folder, seed, start, stop):
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
-    state._LOOKS = 5  # a slot that stays torn is not waited for
+    undisturbed()
     bench = Bench(folder)
     for number in range(int(start), int(stop)):
         print(

@@ -10,6 +10,8 @@ from ringmap.errors import RoleError
 from ringmap.formats.lance import columns
 from ringmap.testing.formats import FormatTests
 
+pytestmark = pytest.mark.usefixtures("workers_end_soon")
+
 
 class TestLance(FormatTests):
     name = "lance"

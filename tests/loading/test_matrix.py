@@ -38,12 +38,12 @@ FORKED = [  # each value with each value of every other column
 ]
 STARTED = {  # what costs a start of processes, once each with every buffer
     "ram": [
-        ("spawn", 2, True, False, None, None),
+        ("spawn", 1, True, False, None, None),
         ("forkserver", 1, False, False, with_tensors, wrapped),
     ],
     "disk": [
-        ("spawn", 1, False, True, with_tensors, by_hand),
-        ("forkserver", 2, True, True, as_it_is, None),
+        ("spawn", 1, True, True, with_tensors, by_hand),
+        ("forkserver", 2, False, True, as_it_is, None),
     ],
 }
 CASES = [(stored, *case) for stored in STARTED for case in [*ALONE, *FORKED, *STARTED[stored]]]

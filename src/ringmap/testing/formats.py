@@ -87,7 +87,7 @@ class FormatTests(DatasetTests):
     at_risk: ClassVar[int] = 0
     """How many of the newest episodes a kill may cost: 0, or the bound that the docs name."""
 
-    kill_places: ClassVar[int] = 6
+    kill_places: ClassVar[int] = 4
     """Before how many system calls that change a file the default tests kill a writer, evenly."""
     reading_changes: ClassVar[bool] = False
     """Whether a reader finishes what a killed writer left, and so has to be allowed to write."""
@@ -159,11 +159,12 @@ class FormatTests(DatasetTests):
             if self.mean_error and "image" in kind:
                 self._only_the_shape_comes_back(folder, rows)
             else:
-                self._rows_come_back(folder, rows)
+                turned = "image" in kind  # nothing else looks otherwise in another layout
+                self._rows_come_back(folder, rows, ("CHW", "HWC") if turned else ("CHW",))
 
-    def _rows_come_back(self, tmp_path: Path, rows: Array) -> None:
+    def _rows_come_back(self, tmp_path: Path, rows: Array, layouts: tuple[str, ...]) -> None:
         path = self.write(self.path(tmp_path), [{"x": rows, "where": np.zeros((3, 2))}, {"x": rows[:1], "where": np.zeros((1, 2))}])  # fmt: skip
-        for layout in ("CHW", "HWC"):
+        for layout in layouts:
             dataset = self.read(path, layout=layout)
             episode = dataset.load_episode(0)
             _same(np.asarray(stored_layout(episode)["x"]), rows)

@@ -29,7 +29,6 @@ import numpy as np
 
 from ringmap.buffers import engine
 from ringmap.errors import LockedError
-from ringmap.storage.records import state
 from tests import ROOT
 from tests.crash.kill import strace, victim
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtChange, AtLine, CrashDisk, interrupt, kill
@@ -38,6 +37,7 @@ from tests.crash.kill.planted import PLANTS, UNSEEN
 from tests.crash.kill.script import SCENARIOS, SCENARIOS_OF_OTHERS, STORAGES, random_scenario
 from tests.crash.kill.verdict import fingerprint, verify
 from tests.crash.kill.victim import hands_of, perform
+from tests.disks import undisturbed
 
 
 @dataclass
@@ -81,7 +81,9 @@ class Bench:
         given = perform(self.template, scenario, level, scenario.given, 0, self.since, boot=boot)
         self._sound(given, "given")
         spoil(self.template, scenario)
-        rest = self.uncut(AtChange(0, kill))
+        blow = AtChange(0, kill)
+        rest = self.uncut(blow)
+        self.listed[type(blow), blow.half] = rest.said["places"]
         first = hands_of("", scenario, level).fresh_state()
         self.sampling = dict(enumerate([*given.returned, *rest.returned])) | {-1: first}
         self.judge(self.case, len(scenario.ops), "uncut")
@@ -350,9 +352,9 @@ def system_calls(bench, every, offset):
 def randomly(bench, every, offset):
     """Kill at random lines and changes, twenty of each script."""
     rng = random.Random(f"{bench.scenario.name} {offset}")
-    for blow, kills in ((AtLine, 10), (AtChange, 10)):
+    for blow in (AtLine, AtChange):
         count = len(bench.places(blow(0, kill)))
-        for at in sorted(rng.sample(range(1, count + 1), kills)):
+        for at in sorted(rng.sample(range(1, count + 1), 10))[::every]:
             bench.strike(blow(at, kill))
 
 
@@ -414,6 +416,8 @@ def warm():
     for module in pkgutil.walk_packages([str(PACKAGE)], "ringmap."):
         if module.name.split(".")[1] in ("storage", "clips", "buffers"):
             importlib.import_module(module.name)
+    for name in ("numcodecs", "multiprocessing.synchronize"):  # half of a victim's time
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -443,10 +447,10 @@ def run_job(
         storages: names in STORAGES, each of them for every scenario.
 
     Returns:
-        Kind -> report.
+        Kind -> report, as JSON has it.
     """
     logging.getLogger("ringmap").setLevel(logging.CRITICAL)
-    state._LOOKS = 20  # a reader of a torn state.bin need not wait for a writer
+    undisturbed(looks=20)
     engine.DISK = CrashDisk()
     if planted is not None:
         (PLANTS | UNSEEN)[planted]()
@@ -468,7 +472,7 @@ def run_job(
                     KINDS[kind](bench, every, offset)
                     bench.report.cpu_s += spent_s() - cpu_s
                 offset += 1
-    return reports
+    return {kind: asdict(report) for kind, report in reports.items()}
 
 
 def spent_s():
@@ -478,11 +482,14 @@ def spent_s():
 
 
 class Runner:
-    """The process, seen from the tests."""
+    """The process, seen from the tests. It runs the jobs of a module, which calls `serve`."""
+
+    def __init__(self, module="tests.crash.kill.campaign"):
+        self.module = module
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.kill.campaign"],
+            [sys.executable, "-m", self.module],
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # its threads make a fork slow
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -492,7 +499,7 @@ class Runner:
         self.process.communicate()  # it ends where its input does
 
     def run(self, root, **job):
-        """Run a job, see `run_job`, and return its reports."""
+        """Run a job, see `run_job`, and return what it did."""
         file = os.path.join(root, "reports")
         self.process.stdin.write(
             json.dumps({"file": file, "job": {"root": str(root), **job}}) + "\n"
@@ -505,7 +512,8 @@ class Runner:
             return json.load(said)
 
 
-def serve():
+def serve(run_job):
+    """Run each job that comes in a fork of this process, and write what it returns into a file."""
     warm()
     for line in iter(sys.stdin.readline, ""):
         given = json.loads(line)
@@ -517,10 +525,10 @@ def serve():
                     traceback.print_exc(file=said)
                     said.flush()
                     os._exit(1)
-                json.dump({kind: asdict(report) for kind, report in done.items()}, said)
+                json.dump(done, said)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(run_job)
