@@ -64,12 +64,13 @@ class Tally:
 
 
 def between_processes(
-    folder: str, ring: Ring, clips: int, readers: int = 2, look_twice: bool = True
-) -> Tally:
-    """Run a writer process against reader processes until these have read `clips` in all."""
+    folder: str, ring: Ring, clips: int, readers: int = 2, look_twice: bool = True,
+    method: str = "spawn",
+) -> Tally:  # fmt: skip
+    """Run a writer process against reader processes until these have read `clips` in all; `method`: how they start."""
     share = -(-clips // readers)
-    with a_writer(folder, ring) as written:
-        with ProcessPoolExecutor(readers, multiprocessing.get_context("spawn")) as pool:
+    with a_writer(folder, ring, method) as written:
+        with ProcessPoolExecutor(readers, multiprocessing.get_context(method)) as pool:
             reading = [
                 pool.submit(_read_in_process, folder, ring, share, look_twice, seed)
                 for seed in range(readers)
@@ -79,12 +80,12 @@ def between_processes(
 
 
 @contextlib.contextmanager
-def a_writer(folder: str, ring: Ring) -> Iterator[list[Tally]]:
+def a_writer(folder: str, ring: Ring, method: str = "spawn") -> Iterator[list[Tally]]:
     """Have another process write without a pause; at the end the list given holds what it wrote."""
-    spawn = multiprocessing.get_context("spawn")
-    ready, stop = spawn.Event(), spawn.Event()
+    context = multiprocessing.get_context(method)
+    ready, stop = context.Event(), context.Event()
     written: list[Tally] = []
-    with ProcessPoolExecutor(1, spawn, _meet, (ready, stop)) as pool:
+    with ProcessPoolExecutor(1, context, _meet, (ready, stop)) as pool:
         writing = pool.submit(_write_in_process, folder, ring)
         try:
             while not ready.wait(0.1):

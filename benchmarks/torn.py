@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 
 from benchmarks.place import Place
@@ -23,7 +24,7 @@ def run(place: Place) -> list[Table]:
     }
     tables = []
     for way, race in (
-        ("1 writer process, 2 reader processes", between_processes),
+        ("1 writer process, 2 reader processes", partial(between_processes, method=place.method)),
         ("1 writer thread, 2 reader threads of one process", between_threads),
     ):
         table = Table(f"{way}: clips of {Ring().history} steps of {Ring().row_nbytes // 1024} KiB")
