@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that run alone first, where one process has all of them in a row."""
+    """Put the tests that run alone first, while the other processes have nothing long under way."""
     items.sort(key=lambda item: not is_alone(item))
 
 
@@ -61,21 +61,17 @@ def pytest_collection_finish() -> None:
 
 
 class Turns:
-    """Two file locks that let the tests of one process run alone: `door` is held while one waits for that, and meanwhile."""
+    """Two file locks that let a test run alone: `door` is held while one waits for that, and meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         how = os.O_CREAT | os.O_RDWR
         self.door, self.inside = (os.open(folder / name, how) for name in ("door", "inside"))
-        self.are_alone = False
 
     def begin(self, alone: bool) -> None:
         """Wait until a test may run."""
-        if self.are_alone:
-            return
         how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         fcntl.flock(self.door, how)
         fcntl.flock(self.inside, how)
-        self.are_alone = alone
         if not alone:
             fcntl.flock(self.door, fcntl.LOCK_UN)
 
@@ -83,11 +79,10 @@ class Turns:
         """Let others run what they like."""
         for lock in (self.inside, self.door):
             fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked has the file, too
-        self.are_alone = False
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
+def pytest_runtest_protocol(item: pytest.Item):
     """Let tests marked `alone`, as they measure the machine, run while no other process of pytest-xdist has one."""
     if not hasattr(item.config, "workerinput") or "fcntl" not in globals():
         return (yield)
@@ -98,8 +93,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
     try:
         return (yield)
     finally:
-        if nextitem is None or not (is_alone(item) and is_alone(nextitem)):
-            turns.end()
+        turns.end()
 
 
 @pytest.fixture(autouse=True)
