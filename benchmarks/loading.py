@@ -34,8 +34,8 @@ WORKERS = {0: 15, 2: 12}
 
 def run(place: Place) -> list[Table]:
     """Time passes without workers and with two; draw the plot."""
-    group = place.size(8, 2)  # batches timed together: those of workers arrive in bunches
-    stored = Stored.of_pixels(place.size(400, 15), place.size(100, 100))
+    group = place.size(8, 1)  # batches timed together: those of workers arrive in bunches
+    stored = Stored.of_pixels(place.size(400, 8), 100)
     tables = {
         workers: Table(
             f"a pass of DataLoader(buffer, batch_size={BATCH}, shuffle=True, num_workers={workers}): "

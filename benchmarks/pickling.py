@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def _spawned(payloads: dict[str, bytes], episodes: dict[str, int], place: Place)
     memory: dict[str, list[dict[str, int]]] = {}
     for _ in range(place.size(15, 1)):
         for name, payload in {nothing: None, **payloads}.items():
-            took, found = _first_batches(payload)
+            took, found = _first_batches(payload, place.method)
             started.setdefault(name, []).append(took)
             memory.setdefault(name, []).extend(found)
     table.add_all(started)
@@ -93,14 +94,14 @@ def _spawned(payloads: dict[str, bytes], episodes: dict[str, int], place: Place)
     return table
 
 
-def _first_batches(payload: bytes | None) -> tuple[float, list[dict[str, int]]]:
+def _first_batches(payload: bytes | None, method: str) -> tuple[float, list[dict[str, int]]]:
     """Return the seconds to the first batch of the slowest process, and the memory of each."""
-    spawn = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(method)
     start = perf_counter()
     running = []
     for _ in range(WORKERS):
-        here, there = spawn.Pipe()
-        process = spawn.Process(target=work, args=(there, payload), daemon=True)
+        here, there = context.Pipe()
+        process = context.Process(target=work, args=(there, payload), daemon=True)
         process.start()
         there.close()
         running.append((here, process))

@@ -32,6 +32,11 @@ class Place:
         """Return one or the other."""
         return tiny if self.tiny else full
 
+    @property
+    def method(self) -> str:
+        """How processes are started: a start of Python takes longer than all that a tiny one does."""
+        return "fork" if self.tiny else "spawn"
+
     @contextlib.contextmanager
     def folder(self, ram: bool = False) -> Iterator[Path]:
         """Give a folder of one's own, and remove it; `ram`: on a file system in RAM, where there is one."""

@@ -23,7 +23,6 @@ from benchmarks.table import Table
 from ringmap import ReplayBuffer
 from ringmap.errors import LappedError
 
-ROUNDS = 5
 FRAME = 64 * 64 * 3
 
 
@@ -35,13 +34,13 @@ def run(place: Place) -> list[Table]:
         home = "a file system in RAM" if ram else "the disk"
         with place.folder(ram) as folder:
             _full(folder / "buf", steps, length)
-            tables.append(_alone(folder, steps, home))
+            tables.append(_alone(folder, steps, home, place.size(5, 1)))
         with place.folder(ram) as folder:
             tables.append(_beside_a_writer(folder, steps, length, home, 0.2 if place.tiny else 4))
     return tables
 
 
-def _alone(folder: Path, steps: int, home: str) -> Table:
+def _alone(folder: Path, steps: int, home: str, rounds: int) -> Table:
     table = Table(
         f"copying a full ring of {steps:,} steps of 64x64x3 pixels, {steps * FRAME / 1e6:,.0f} MB, on {home}; warm"
     )
@@ -52,7 +51,7 @@ def _alone(folder: Path, steps: int, home: str) -> Table:
         "cp -r --sparse=always, not synced": lambda: _cp(folder, sync=False),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, copy in ways.items():
             os.sync()
             start = perf_counter()

@@ -36,7 +36,7 @@ OURS, CLIPS = "ringmap", "ringmap, sample() of clips"
 
 def run(place: Place) -> list[Table]:
     """Time windows beside clips, beside other loaders, sequences beside memcpy, and sums beside loops."""
-    stored = _stored(place.size(120, 20), 100)
+    stored = _stored(place.size(120, 12), 100)
     with place.folder() as folder:
         buffer = ReplayBuffer(
             stored.num_steps, HISTORY, path=folder / "buffer", seed=0, reward_at="same"
@@ -252,7 +252,7 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
             _OverHdf5(folder / "windows.h5", stored.length, stored.num_steps)
         ),
     }
-    tables, group = [], place.size(6, 2)
+    tables, group = [], place.size(6, 1)
     for workers in (0, 2):
         table = Table(
             f"a pass of DataLoader(batch_size={BATCH}, shuffle=True, num_workers={workers}): 2 pictures of 64x64x3 and 16 actions "

@@ -84,9 +84,8 @@ def run(place: Place) -> list[Table]:
 def _first_batch(dataset: Any, folder: str, place: Place) -> tuple[float, dict[str, float]]:
     """Return the seconds to the first batch, and the worker's memory so many batches later."""
     start = perf_counter()
-    method = "fork" if place.tiny else "spawn"  # a start of Python with torch takes seconds
     loader: Iterable[Any] = DataLoader(
-        dataset, BATCH, shuffle=True, num_workers=1, multiprocessing_context=method
+        dataset, BATCH, shuffle=True, num_workers=1, multiprocessing_context=place.method
     )
     batches = iter(loader)
     next(batches)

@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--collect", action="store_true", help="only collect, into --dir")
     options = parser.parse_args()
     options.episodes = options.episodes or (16 if options.tiny else 200)
-    options.kills, options.batches = (2, 50) if options.tiny else (4, 400)
+    options.kills, options.batches = (1, 50) if options.tiny else (4, 400)
     if not 1 <= options.episodes <= MAX_EPISODES:
         parser.error(f"--episodes must be 1 to {MAX_EPISODES}, got {options.episodes}")
     if options.collect and options.dir is None:

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import multiprocessing
 import os
@@ -35,24 +34,6 @@ multiprocessing.set_forkserver_preload(["torch.utils.data", "gymnasium", "h5py",
 def _start_method():
     """Let every test begin with the platform's own start method: some libraries change it when they are imported."""
     multiprocessing.set_start_method(None, force=True)
-
-
-@pytest.fixture(autouse=True)
-def _turns(request, tmp_path_factory):
-    """Let a test that is marked `alone`, as it measures the machine, run while no other process of pytest-xdist has one."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    fcntl = None
-    if worker is not None:
-        with contextlib.suppress(ImportError):
-            import fcntl
-    if fcntl is None:
-        yield
-        return
-    alone = request.node.get_closest_marker("alone") is not None
-    with open(tmp_path_factory.getbasetemp().parent / "turns", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
-        fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked has the file, too
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.house.console import LISTENER
 
 PRELOADED = [
     "PIL.Image", "gymnasium", "h5py", "matplotlib.figure", "numcodecs", "numpy", "ringmap.buffers.replay",
-    "ringmap.cli.app", "torch", "torch.utils.data", "typer", "zarr",
+    "ringmap.cli.app", "torch", "torch._dynamo", "torch.utils.data", "typer", "zarr",
 ]  # fmt: skip
 
 

@@ -24,14 +24,11 @@ from tests.loading.conftest import end, everything, prove
 
 SHM = Path("/dev/shm")
 linux = pytest.mark.skipif(not SHM.is_dir(), reason="looks into /dev/shm")
-pytestmark = pytest.mark.alone
 
 
 def in_use():
-    """Return names in /dev/shm, and the bytes of deleted files that are still mapped: those of files that others write are left out."""
-    names = {
-        name for name in os.listdir(SHM) if not name.startswith(("ringmap-", "pytest-of-"))
-    }  # other tests' folders
+    """Return the names of shared memory in /dev/shm, and the bytes of deleted files that are still mapped; files of others are left out."""
+    names = {name for name in os.listdir(SHM) if name.startswith(("torch_", "psm_", "sem."))}
     named = 0
     for folder, _, files in os.walk(SHM):
         for name in files:
@@ -285,6 +282,7 @@ def test_a_copy_that_a_worker_makes_takes_no_slot_for_ever(disk):
 
 
 @linux
+@pytest.mark.alone
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_the_normal_end(wide, method, persistent):
@@ -299,6 +297,7 @@ def test_after_the_normal_end(wide, method, persistent):
 
 
 @linux
+@pytest.mark.alone
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_a_break_in_mid_pass(wide, persistent):
     with nothing_left():
@@ -314,6 +313,7 @@ def test_after_a_break_in_mid_pass(wide, persistent):
 
 
 @linux
+@pytest.mark.alone
 def test_after_an_exception_in_the_loop(wide):
     with nothing_left():
         loader = DataLoader(wide, 16, num_workers=2)
@@ -324,6 +324,7 @@ def test_after_an_exception_in_the_loop(wide):
 
 
 @linux
+@pytest.mark.alone
 def test_after_a_worker_is_killed(wide):
     # In a process of its own: PyTorch's handler of SIGCHLD raises wherever the main thread happens to be.
     program = f"""
@@ -352,6 +353,7 @@ os._exit(0)
 
 
 @linux
+@pytest.mark.alone
 def test_after_the_main_process_is_killed(wide):
     program = f"""
 import sys
@@ -374,6 +376,7 @@ for batch in DataLoader(buf, 16, num_workers=2):
 
 
 @linux
+@pytest.mark.alone
 def test_a_thousand_batches_kept(tmp_path):
     """Each stays what it was; what no slot is left for travels as PyTorch sends any tensor."""
     torch.multiprocessing.set_sharing_strategy("file_descriptor")

@@ -93,10 +93,10 @@ def goes_on(path, ring):
 @contextlib.contextmanager
 def a_writer(folder, ring, storage="memmap"):
     """Have another process write without a pause; the dict given holds its log once the block has ended."""
-    spawn = multiprocessing.get_context("spawn")
-    ready, stop = spawn.Event(), spawn.Event()
+    context = multiprocessing.get_context("forkserver")
+    ready, stop = context.Event(), context.Event()
     kept = f"{folder}.log"
-    process = spawn.Process(target=_write, args=(folder, ring, storage, ready, stop, kept))
+    process = context.Process(target=_write, args=(folder, ring, storage, ready, stop, kept))
     process.start()
     log = {}
     try:

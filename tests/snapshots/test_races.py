@@ -74,7 +74,7 @@ def race_with_a_thread(folder, ring, count, home, storage="memmap"):
 
 
 def test_from_a_reader(fast, ring):  # noqa: F811
-    states, laps = race_with_a_process(fast, ring, 6)
+    states, laps = race_with_a_process(fast, ring, 4)
     print(f"\n{ring}: states {states}, lapped {laps} times")
     assert states == sorted(states)
     assert len(set(states)) > 1, "nothing was written meanwhile"
@@ -82,7 +82,7 @@ def test_from_a_reader(fast, ring):  # noqa: F811
 
 @pytest.mark.parametrize("home", ["disk", "ram"])
 def test_from_the_writer_s_own_handle(fast, ring, home):  # noqa: F811
-    states = race_with_a_thread(fast, ring, 6, home)
+    states = race_with_a_thread(fast, ring, 4, home)
     print(f"\n{ring}, {home}: states {states}")
     assert states == sorted(states)
 
@@ -93,14 +93,14 @@ MIXED = {"row": ringmap.Zarr(codecs="lz4", chunk_steps=24), "step": "zarr"}
 
 def test_compressed_columns(fast):  # noqa: F811
     """Chunks bring older rows along, whose checksums then decide."""
-    states, laps = race_with_a_process(fast, COMPRESSED, 4, MIXED)
+    states, laps = race_with_a_process(fast, COMPRESSED, 3, MIXED)
     print(f"\n{COMPRESSED}: states {states}, lapped {laps} times")
     assert states == sorted(states)
 
 
 @pytest.mark.parametrize("home", ["disk", "ram"])
 def test_compressed_columns_from_the_writer_s_own_handle(fast, home):  # noqa: F811
-    race_with_a_thread(fast, COMPRESSED, 4, home, MIXED)
+    race_with_a_thread(fast, COMPRESSED, 3, home, MIXED)
 
 
 @pytest.mark.campaign

@@ -550,12 +550,13 @@ def test_an_error_at_every_change_leaves_nothing(tmp_path, role, error):
     buffer.close()
 
 
-def test_a_kill_at_every_change(tmp_path):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+def test_a_kill_at_every_change(tmp_path, every):
     buffer = filled(tmp_path / "buf")
     reader = ReplayBuffer.open(tmp_path / "buf")
-    at, killed = 0, True
+    at, killed = 1 - every, True
     while killed:
-        at += 1
+        at += every
         child = os.fork()
         if child == 0:
             try:

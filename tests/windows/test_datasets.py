@@ -396,7 +396,7 @@ def test_joined_views_agree_on_their_anchors(tmp_path):
         ConcatDataset([one, other])
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("method", [None, "fork", "forkserver"])
 def test_a_pass_of_a_loader_meets_every_anchor_once(tmp_path, method):
     from torch.utils.data import DataLoader
 

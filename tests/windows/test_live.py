@@ -1,4 +1,4 @@
-"""Windows and computed columns while a writer laps the ring: threads, forked and spawned workers, views, priorities."""
+"""Windows and computed columns while a writer laps the ring: threads, workers forked and from a fork server, views, priorities."""
 
 import itertools
 import pickle
@@ -117,7 +117,7 @@ def test_computed_columns_under_a_writer(home, storage):
         raise wrong[0]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_under_a_writer(home, context):
     """Workers read a view while every one of its episodes is evicted."""
     buf, numbers = filled(path=home / "ring")

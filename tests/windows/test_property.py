@@ -96,8 +96,8 @@ def check_case(number, home, storage):
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_random_windows_are_those_of_the_plain_loop(home, storage):
-    """300 random cases in all, each over a ring of its own."""
-    compared = sum(check_case(n, home, storage) for n in range({"ram": 200}.get(storage, 50)))
+    """150 random cases in all, each over a ring of its own."""
+    compared = sum(check_case(n, home, storage) for n in range({"ram": 90}.get(storage, 30)))
     assert compared > 1000
 
 

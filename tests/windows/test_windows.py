@@ -106,7 +106,7 @@ def test_steps_before_the_first_anchor_have_a_priority():
     assert buf.sample(400)["x"].min() < 10
 
 
-@pytest.mark.parametrize(("context", "storage"), [("fork", "ram"), ("spawn", "memmap")])
+@pytest.mark.parametrize(("context", "storage"), [("fork", "ram"), ("forkserver", "memmap")])
 def test_a_loader_meets_every_anchor_once(home, context, storage):
     """Workers gather windows with masks into shared slots; nothing is missed or twice."""
     options = {} if storage == "ram" else {"path": home / "ring"}

@@ -1,8 +1,9 @@
-"""A collector to be killed: `python -m tests.world.collector PATH EPISODES MAX_STEPS NUM_ENVS`.
+"""A collector to be killed.
 
 It says each step, so that whoever kills it chooses the moment.
 """
 
+import os
 import sys
 
 from ringmap import World
@@ -39,6 +40,9 @@ def collect(path, episodes, max_steps, num_envs, policy):
     world.close()
 
 
-if __name__ == "__main__":
-    path, *numbers = sys.argv[1:]
-    collect(path, *map(int, numbers), Saying(seed=9))
+def collect_and_say(said, path, *numbers):
+    """Be the process of a collector: what it prints goes into the pipe `said`."""
+    os.dup2(said.fileno(), 1)
+    said.close()
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
+    collect(path, *numbers, Saying(seed=9))

@@ -1,6 +1,7 @@
 """A collection that is killed goes on: every seed once, every episode as an uninterrupted run gives it."""
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -16,35 +17,40 @@ from ringmap.errors import InputError
 from ringmap.policy import RandomPolicy
 from ringmap.world.progress import Progress, identity_of
 from tests import ROOT
-from tests.world.collector import world_of
+from tests.world.collector import collect_and_say, world_of
 from tests.world.test_rows import by_seed
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def start(path, *numbers):
-    command = [sys.executable, "-m", "tests.world.collector", path, *numbers]
-    return subprocess.Popen(
-        [str(word) for word in command], stdout=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT
-    )
+    """Start the collector; return its process, and the file of what it says."""
+    context = multiprocessing.get_context("forkserver")
+    heard, said = context.Pipe(duplex=False)
+    process = context.Process(target=collect_and_say, args=(said, str(path), *numbers))
+    process.start()
+    said.close()
+    return process, heard
 
 
 def killed_after(steps, path, *numbers):
     """Start the collector, and kill it once it has said so many steps; tell whether it was still at it."""
-    process = start(path, *numbers)
-    for _ in range(steps):
-        if not process.stdout.readline():
-            break
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    return process.returncode == -9
+    process, heard = start(path, *numbers)
+    with heard, open(heard.fileno(), "rb", closefd=False) as lines:
+        for _ in range(steps):
+            if not lines.readline():
+                break
+        process.kill()
+        process.join()
+    return process.exitcode == -9
 
 
 def finish(path, *numbers):
-    process = start(path, *numbers)
-    process.communicate()
-    assert process.returncode == 0
+    process, heard = start(path, *numbers)
+    with heard, open(heard.fileno(), "rb", closefd=False) as lines:
+        lines.read()
+    process.join()
+    assert process.exitcode == 0
 
 
 def uninterrupted(episodes, num_envs):
