@@ -26,31 +26,86 @@ SHM = Path("/dev/shm")
 linux = pytest.mark.skipif(not SHM.is_dir(), reason="looks into /dev/shm")
 
 
+MARK = "RINGMAP_TEST_OF_SLOTS"
+"""In the environment of the processes that a test starts, so that they are found when their parent is gone."""
+
+
+def family():
+    """Return the pids of this process, of its descendants, and of processes that were started with this `MARK`."""
+    parents, found = {}, {os.getpid()}
+    mark = f"{MARK}={os.environ.get(MARK)}".encode()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            place = Path(f"/proc/{pid}")
+            parents[pid] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
 def in_use():
-    """Return the names of shared memory in /dev/shm, and the bytes of deleted files that are still mapped; files of others are left out."""
-    names = {name for name in os.listdir(SHM) if name.startswith(("torch_", "psm_", "sem."))}
-    named = 0
-    for folder, _, files in os.walk(SHM):
-        for name in files:
-            with contextlib.suppress(FileNotFoundError):
-                named += os.lstat(os.path.join(folder, name)).st_blocks * 512
-    found = os.statvfs(SHM)
-    return names, (found.f_blocks - found.f_bfree) * found.f_frsize - named
+    """Return what is left in /dev/shm of the names that PyTorch gives, and the bytes that this family of processes has there."""
+    pids, sizes = family(), {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                span, _, _, _, inode, *path = line.split(maxsplit=5)
+                if path and path[0].startswith("/dev/shm/torch_"):
+                    start, end = (int(place, 16) for place in span.split("-"))
+                    sizes[inode] = max(end - start, sizes.get(inode, 0))
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(file).startswith("/dev/shm/torch_"):
+                        sizes[str(file.stat().st_ino)] = file.stat().st_size
+    names = set()
+    for name in os.listdir(SHM):
+        if name.startswith("torch_"):
+            pid = int(name.split("_")[1])
+            if pid in pids or not os.path.exists(f"/proc/{pid}"):  # else another test's
+                names.add(name)
+    return names, sum(sizes.values())
 
 
 @contextlib.contextmanager
-def nothing_left(slack=1 << 20):
-    """Make sure that /dev/shm is in the end as it was."""
+def nothing_left(slack=1 << 20, lasts_s=10):
+    """Make sure that this family of processes has in the end no more shared memory than before."""
     gc.collect()
     names, used = in_use()
-    yield
-    gc.collect()
-    for _ in range(100):  # the kernel frees a killed process's memory when it gets round to it
-        now, still = in_use()
-        if now <= names and still <= used + slack:
-            return
-        time.sleep(0.1)
+    os.environ[MARK] = str(time.monotonic_ns())
+    try:
+        yield
+        gc.collect()
+        for _ in range(10 * lasts_s):  # a killed process is gone when the kernel gets round to it
+            now, still = in_use()
+            if now <= names and still <= used + slack:
+                return
+            time.sleep(0.1)
+    finally:
+        del os.environ[MARK]
     raise AssertionError(f"left in /dev/shm: {now - names}, {still - used:,} bytes")
+
+
+def test_control_what_is_left_is_seen():
+    """A block that is kept, and a process without its parent that keeps one."""
+    with pytest.raises(AssertionError, match=r"\d,\d{3},\d{3} bytes"), nothing_left(lasts_s=1):
+        kept = torch.zeros(1 << 20).share_memory_()
+    assert kept.is_shared()
+    program = """
+import os, time, torch
+kept = torch.zeros(1 << 20).share_memory_()
+if (pid := os.fork()) == 0:
+    time.sleep(60)
+print(pid, flush=True)
+os._exit(0)
+"""
+    with pytest.raises(AssertionError, match=r"\d,\d{3},\d{3} bytes"), nothing_left(lasts_s=1):
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        orphan = int(parent.stdout.readline())
+        parent.stdout.close()
+        parent.wait()
+    os.kill(orphan, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -282,7 +337,6 @@ def test_a_copy_that_a_worker_makes_takes_no_slot_for_ever(disk):
 
 
 @linux
-@pytest.mark.alone
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_the_normal_end(wide, method, persistent):
@@ -297,7 +351,6 @@ def test_after_the_normal_end(wide, method, persistent):
 
 
 @linux
-@pytest.mark.alone
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_a_break_in_mid_pass(wide, persistent):
     with nothing_left():
@@ -313,7 +366,6 @@ def test_after_a_break_in_mid_pass(wide, persistent):
 
 
 @linux
-@pytest.mark.alone
 def test_after_an_exception_in_the_loop(wide):
     with nothing_left():
         loader = DataLoader(wide, 16, num_workers=2)
@@ -324,7 +376,6 @@ def test_after_an_exception_in_the_loop(wide):
 
 
 @linux
-@pytest.mark.alone
 def test_after_a_worker_is_killed(wide):
     # In a process of its own: PyTorch's handler of SIGCHLD raises wherever the main thread happens to be.
     program = f"""
@@ -353,7 +404,6 @@ os._exit(0)
 
 
 @linux
-@pytest.mark.alone
 def test_after_the_main_process_is_killed(wide):
     program = f"""
 import sys
@@ -376,7 +426,6 @@ for batch in DataLoader(buf, 16, num_workers=2):
 
 
 @linux
-@pytest.mark.alone
 def test_a_thousand_batches_kept(tmp_path):
     """Each stays what it was; what no slot is left for travels as PyTorch sends any tensor."""
     torch.multiprocessing.set_sharing_strategy("file_descriptor")
