@@ -119,9 +119,9 @@ class _Syncing(Machine):
         if not self.skips:
             super().sync(fd)
 
-    def sync_folder(self, path):
+    def sync_folder(self, path, *, dir_fd=None):
         if not self.skips:
-            super().sync_folder(path)
+            super().sync_folder(path, dir_fd=dir_fd)
 
 
 class _Positions:
