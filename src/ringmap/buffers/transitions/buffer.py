@@ -179,8 +179,13 @@ class TransitionReplayBuffer(Unindexed):
         self._reader = TransitionReader(
             ring, self._columns, self._following, self.n_step, self.gamma
         )
+        row = sum(
+            spec.row_nbytes
+            for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns)
+        )
+        self._at_once = ring.at_once(row)
         if self.mode == "r+" and ring.engine.writer(type(self).__name__).power:
-            self._sync_following()  # for data written at the other level
+            ring.buffer.flush()  # for data written at the other level
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -231,12 +236,16 @@ class TransitionReplayBuffer(Unindexed):
         store.refuse_within(where, following.lock)
         with following.lock:
             store.recover_if_stale()
-            parted, apart = lane_breaks(rows, following.before(store), begun)
+            parted, earlier = lane_breaks(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
             arrays = [*rows.values(), *rest.values(), lanes]
-            following.announce(store.head + count, arrays, after, store.power, where)
-            data = encode_data(apart, where) if apart else b""
-            ring.commit(arrays, data, where)
+            if count <= self._at_once:
+                store.append(
+                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
+                )  # fmt: skip
+            else:
+                store.use("groups")
+                ring.commit(arrays, encode_data(earlier, where), where, after)
             following.committed(store.head, after)
 
     def clear(self) -> None:
@@ -412,13 +421,7 @@ class TransitionReplayBuffer(Unindexed):
 
     def flush(self) -> None:
         """Force all stored data, and the sampling state, to the disk."""
-        if self.mode == "r+":
-            self._sync_following()
         self._ring.buffer.flush()
-
-    def _sync_following(self) -> None:
-        where = f"{type(self).__name__}.flush"
-        self._following.sync(self.engine.writer(where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer to a directory that is new or empty; `open` opens the copy.
@@ -447,13 +450,9 @@ class TransitionReplayBuffer(Unindexed):
 
     def close(self) -> None:
         """Flush, and release files and lock; a refused close (see `ReplayBuffer.close`) changes nothing."""
-        self._ring.refuse_close_within(type(self).__name__)
         try:
-            poisoned = self.engine.owned.is_poisoned  # nothing is left to flush
-            if not self._ring.closed and self.mode == "r+" and not poisoned:
-                self._sync_following()
-        finally:
             self._ring.close()
+        finally:
             if self._ring.closed:
                 self._following.close()
 
@@ -480,7 +479,7 @@ class TransitionReplayBuffer(Unindexed):
         self.__dict__.update(state)
         self._set_up(ring)
         if newest is not None:
-            self._following.put_back(ring.engine.source, newest)
+            self._following.put_back(ring.engine.writer(type(self).__name__), newest)
 
     def __repr__(self) -> str:
         if self._ring.closed:

@@ -19,6 +19,7 @@ from ringmap.buffers.nested import Leaves, as_array, dtype_of, root
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.records.stream_file import Apart
 
 __all__ = ["TransitionColumns"]
 
@@ -74,6 +75,12 @@ class TransitionColumns:
     def observed(self) -> list[str]:
         """Names of the observation columns, of both kinds."""
         return [name for tree in self.trees for name in tree.names]
+
+    @cached_property
+    def apart(self) -> Apart:
+        """The next observations, which a row has while it is pending."""
+        specs = tuple(spec for tree in self.trees for spec in tree.columns)
+        return Apart(Schema(specs), _LANES.name)
 
     @cached_property
     def action(self) -> ColumnSpec:
