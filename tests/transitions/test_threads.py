@@ -13,6 +13,7 @@ from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import LappedError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.commit.group import OpenGroup
 from tests.buffers.processes import Child
 from tests.busy import busy
 
@@ -164,16 +165,16 @@ def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
 def test_a_handler_in_the_middle_of_an_add_is_refused(call, monkeypatch):
     """Between what the newest rows led to and their commit, another call of the same thread would part the two."""
     proof, errors = Proof(), []
-    real = NextObservations.announce
+    real = OpenGroup.append
 
     def interrupted(self, *args):
-        monkeypatch.setattr(NextObservations, "announce", real)
+        monkeypatch.setattr(OpenGroup, "append", real)
         with pytest.raises(RoleError, match=f"{call}: called in the middle of another call") as e:
             proof.buf.clear() if call == "clear" else proof.add()
         errors.append(e)
         real(self, *args)
 
-    monkeypatch.setattr(NextObservations, "announce", interrupted)
+    monkeypatch.setattr(OpenGroup, "append", interrupted)
     before = proof.calls
     proof.add()
     assert len(errors) == 1

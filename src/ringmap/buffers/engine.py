@@ -573,11 +573,12 @@ class Engine(Forkable):
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads,
             "loader_state": self.pins.loader_state,
         }  # fmt: skip
+        if not self.is_closed:
+            self.settle(_WHERE)  # what this handle shows, the copy shows, too
         if not isinstance(owned, Store) or not owned.disk.volatile:
             uuid = owned.manifest.uuid
             return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}
         self.source  # noqa: B018 - a closed one says so
-        self.settle(_WHERE)
         seq, episodes = owned.seq, list[Any]()
         for ordinal in map(Ordinal, range(owned.live.first, owned.live.last)):
             found = owned.read_episode(ordinal)
