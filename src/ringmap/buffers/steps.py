@@ -332,9 +332,10 @@ class StepRing:
         Cost: one write; at durability "power" one sync.
         """
         store = self.engine.writer(where)
+        store.refuse_within(where)
         store.recover_if_stale()
         schema = store.schema
-        if schema is None or not store.head:  # the first rows make columns, and carry notes
+        if schema is None or (self._noted and not store.head):  # the first rows carry notes
             return self.add(rows, notes, where)
         arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
         count = len(next(iter(arrays.values()))) if arrays else 0

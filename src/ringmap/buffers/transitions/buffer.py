@@ -39,6 +39,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.sidecars import Copied
@@ -219,6 +220,13 @@ class TransitionReplayBuffer(Unindexed):
         where = f"{type(self).__name__}.add"
         ring, columns, following = self._ring, self._columns, self._following
         store = ring.engine.writer(where)
+        if critic_observations is None and next_critic_observations is None and fresh is None:
+            one = columns.one_step(
+                observations, actions, rewards, next_observations, dones, truncated
+            )
+            if one is not None and self._at_once:
+                self._add_one(store, one, next_observations, where)
+                return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
         )
@@ -246,7 +254,27 @@ class TransitionReplayBuffer(Unindexed):
             else:
                 store.use("groups")
                 ring.commit(arrays, encode_data(earlier, where), where, after)
-            following.committed(store.head, after)
+            following.committed(store, after)
+
+    def _add_one(self, store: Store, step: tuple[Any, ...], after: Array, where: str) -> None:
+        following, name = self._following, self._columns.observed[0]
+        store.refuse_within(where, following.lock)
+        with following.lock:
+            store.recover_if_stale()
+            lane, earlier = 1, dict[str, Array]()
+            before = following.before(store)
+            if (
+                before is None
+                or len(before[name]) != 1
+                or before[name].tobytes() != step[0].tobytes()
+            ):
+                parted, earlier = lane_breaks({name: step[0][None]}, before)
+                lane = -1 if parted[0] else 1
+            store.append(
+                (*step, lane, after), 1, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
+                is_single=True,
+            )  # fmt: skip
+            following.committed(store, {name: after[None]})
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""

@@ -75,6 +75,8 @@ class NextObservations:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._newest = Newest(-1, None)
+        self._era = -1
+        """The era of the store in which its newest call was this handle's."""
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._kept_nbytes = 0
 
@@ -90,6 +92,8 @@ class NextObservations:
     def before(self, store: Handle) -> Observations | None:
         """Return the next observations of the newest rows; None if there are none, or they were lost."""
         newest = self._newest
+        if newest.head == store.head and self._era == store.live.era:
+            return newest.observations  # of a call of this handle
         if newest.head != store.head or newest.observations is None:
             newest = self._newest = self._stored(store)
         if newest.observations is None or _stop(store) != store.head:
@@ -107,9 +111,11 @@ class NextObservations:
             return Newest(head, None)
         return Newest(head, self.files.find(record.head, record.rows_sum))
 
-    def committed(self, head: int, after: Observations) -> None:
-        """Record that the rows up to `head` are stored. Copies."""
-        self._newest = Newest(head, {name: values.copy() for name, values in after.items()})
+    def committed(self, store: Store, after: Observations) -> None:
+        """Record that the newest rows of a store are stored. Copies."""
+        self._era = -1  # an interrupt may come in between
+        self._newest = Newest(store.head, {name: values.copy() for name, values in after.items()})
+        self._era = store.live.era
 
     def put_back(self, source: Store, newest: Observations) -> None:
         """Start a buffer in RAM with the next observations of its newest rows."""

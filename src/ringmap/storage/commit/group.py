@@ -4,7 +4,8 @@
     in memory             the same rows, in order                        |start ... start + count|
 
 A call appends one frame, with all its rows, so that it costs one write. The rows also stand in memory, where the owner reads
-them; other processes see them once the group is committed. The commit is an ordinary one. After it the file is removed.
+them; other processes see them once the group is committed. The commit is an ordinary one. The next group writes over the
+file, which is removed when the buffer is closed.
 
 Frame 0 names the record that the group follows, by its number and checksums. A recovery takes the frames of a group only if
 that record is the newest one: else the group was committed already, or the rows before it were lost.
@@ -81,6 +82,34 @@ def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Va
     return kept, following
 
 
+class GroupFile:
+    """The file of a group, and of those that follow it: its frames have another salt then.
+
+    Args:
+        folder: the file's own, in `open/`.
+        file: the file.
+    """
+
+    def __init__(self, folder: str, file: File) -> None:
+        self.folder, self.file = folder, file
+        self.nbytes = 0
+        """Bytes with blocks."""
+        self._is_named = False
+
+    def sync(self, disk: Disk) -> None:
+        """Return once the frames, and the names, are durable on the disk."""
+        self.file.sync()
+        if not self._is_named:
+            disk.sync_folder(self.folder)
+            disk.sync_folder(os.path.dirname(self.folder))
+            self._is_named = True
+
+    def remove(self, disk: Disk) -> None:
+        """Remove the file: its rows are committed."""
+        self.file.close()
+        disk.remove_folder(self.folder)
+
+
 class OpenGroup:
     """The rows of one group.
 
@@ -120,24 +149,24 @@ class OpenGroup:
         self._apart = dict(zip(apart.schema.names, kept, strict=True)) if apart else {}
         self._ring = rows
         self._first_slot = start % rows
-        self._file: File | None = None
-        self._folder = ""
+        self.file: GroupFile | None = None
         self._seed = 0
         self._end = (0, 0)
         """Bytes and frames that count: set together, so that an interrupt can't come in between."""
 
     # -- the file ----------------------------------------------------------------------------
 
-    def begin(self, disk: Disk, folder: str) -> None:
-        """Make the file, with its blocks, in a new folder of `folder`.
+    def begin(self, disk: Disk, folder: str, spent: GroupFile | None = None) -> None:
+        """Write frame 0 to a file with blocks for all rows: that of an earlier group, or a new one in a new folder of `folder`.
 
         Raises:
             OSError: the disk is full or fails.
         """
-        identity = uuid.uuid4().hex
-        self._folder = os.path.join(folder, identity)
-        self._seed = seed_of(identity)
-        described: dict[str, Any] = {"columns": _described(self.schema), "after": self.after}
+        salt = uuid.uuid4().hex
+        self._seed = seed_of(salt)
+        described: dict[str, Any] = {
+            "columns": _described(self.schema), "after": self.after, "salt": salt,
+        }  # fmt: skip
         if self.apart is not None:
             described["apart"] = _described(self.apart.schema)
             described["lanes"] = self.apart.lanes
@@ -147,36 +176,28 @@ class OpenGroup:
         head = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
         if self.earlier:
             head += self._frame(encode_data(self.earlier, folder), 1)
-        disk.make_folder(self._folder)
-        file = disk.create(os.path.join(self._folder, STREAM))
-        try:
-            file.reserve(0, len(head) + self.limit * (FRAME.size + self._size))
-            file.write(head, 0)
-        except BaseException:
-            file.close()
-            raise
+        need = len(head) + self.limit * (FRAME.size + self._size)
+        if spent is None:
+            path = os.path.join(folder, salt)
+            disk.make_folder(path)
+            self.file = GroupFile(path, disk.create(os.path.join(path, STREAM)))
+        else:
+            self.file = spent
+        if need > self.file.nbytes:
+            self.file.file.reserve(0, need)
+            self.file.nbytes = need
+        self.file.file.write(head, 0)
         self._end = len(head), 2 if self.earlier else 1
-        self._file = file  # last: from here on the group counts as begun
-
-    def end(self, disk: Disk) -> None:
-        """Remove the file: the rows are committed, or it could not be made."""
-        self.let_go()
-        if self._folder:
-            disk.remove_folder(self._folder)
-
-    def let_go(self) -> None:
-        """Release the file, which stays."""
-        if self._file is not None:
-            self._file.close()
 
     # -- rows --------------------------------------------------------------------------------
 
-    def append(self, arrays: Sequence[Array], count: int) -> None:
+    def append(self, arrays: Sequence[Any], count: int, is_single: bool = False) -> None:
         """Store the rows of one call.
 
         Args:
             arrays: one per column, and then one per column of `apart`, `(count, *shape)`, of their dtypes.
             count: at most `limit - self.count`.
+            is_single: whether the arrays are values of one row, without the first axis.
 
         Raises:
             OSError: the disk is full or fails. The rows don't count.
@@ -185,29 +206,19 @@ class OpenGroup:
         """
         at = self.count
         stop = at + count
+        where = at if is_single else slice(at, stop)
         for values, given in zip(self._values, arrays, strict=True):
-            values[at:stop] = given
-        file = self._file
-        if file is not None:
+            values[where] = given
+        if self.file is not None:
             end, frames = self._end
             frame = self._frame(self._bytes[at * self._size : stop * self._size], frames)
-            file.write(frame, end)
+            self.file.file.write(frame, end)
             self._end = end + len(frame), frames + 1
         self.count = stop
 
     def _frame(self, payload: bytes | memoryview, number: int) -> bytes:
         check = xxhash.xxh3_64_intdigest(payload, self._seed + number)
         return FRAME.pack(len(payload), check) + payload
-
-    def sync(self) -> None:
-        """Return once all frames are durable on the disk."""
-        if self._file is not None:
-            self._file.sync()
-
-    def sync_names(self, disk: Disk) -> None:
-        """Return once the names of the file and of its folder are durable."""
-        disk.sync_folder(self._folder)
-        disk.sync_folder(os.path.dirname(self._folder))
 
     def columns(self) -> list[Array]:
         """Return a copy of the rows, one C-contiguous array per column of the ring."""

@@ -51,7 +51,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.background_sync import BackgroundSync
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
-from ringmap.storage.commit.group import OpenGroup, Values, follows, kept_apart
+from ringmap.storage.commit.group import GroupFile, OpenGroup, Values, follows, kept_apart
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
@@ -133,6 +133,8 @@ class Store(Handle):
         self._closed = False
         self._child = False
         self._group: OpenGroup | None = None
+        self._spent: GroupFile | None = None
+        """The file of a group that is committed, for the next one."""
         self._held_until = 0.0
         self._following = Successors(self.home)
         self._following_of = -1
@@ -593,13 +595,14 @@ class Store(Handle):
         return self.head if group is None else group.start
 
     def append(
-        self, arrays: Sequence[Array], count: int, limit: int, where: str, apart: Apart | None = None,
+        self, arrays: Sequence[Any], count: int, limit: int, where: str, apart: Apart | None = None,
         earlier: Values | None = None,
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
+        is_single: bool = False,
     ) -> Position:  # fmt: skip
         """Store the rows of one call, which are committed later, together with those of other calls.
 
-        They are safe when this returns, and this handle shows them at once; others with the commit. That comes once there
+        The caller has called `refuse_within`. The rows are safe when this returns, and this handle shows them at once; others with the commit. That comes once there
         are `limit` such rows, before anything else is stored, with `flush` and `close`, and after `group_s` seconds.
 
         Args:
@@ -610,6 +613,7 @@ class Store(Handle):
             apart: further columns; see `kept_apart`.
             earlier: values apart of rows of earlier calls, in case that this call begins a group.
             small: provides the small state for a commit of the rows of earlier calls.
+            is_single: whether the arrays are values of one row, without the first axis.
 
         Returns:
             The position of the first row.
@@ -620,7 +624,6 @@ class Store(Handle):
 
         Cost: one write, at durability "power" with one sync; one commit for `limit` rows.
         """
-        self.refuse_within(where)
         with self._mutex:
             try:
                 self._writing = True
@@ -630,7 +633,7 @@ class Store(Handle):
                 position = Position(group.start + group.count)
                 self._stale = True
                 try:
-                    self._append_to(group, arrays, count)
+                    self._append_to(group, arrays, count, is_single)
                 except OSError:
                     with clear_errors(where, self.folder, self._what_became):
                         raise
@@ -639,16 +642,19 @@ class Store(Handle):
             finally:
                 self._writing = False
 
-    def _append_to(self, group: OpenGroup, arrays: Sequence[Array], count: int) -> None:
+    def _append_to(
+        self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool
+    ) -> None:
         try:
-            group.append(arrays, count)
+            group.append(arrays, count, is_single)
         except OSError:
             self._stale = False  # nothing changed
             raise
         if self.power:
             assert self.files is not None
             try:
-                group.sync()
+                if group.file is not None:
+                    group.file.sync(self.disk)
             except OSError as error:
                 self.files.poisoned(error)
         self._show_group()
@@ -692,17 +698,14 @@ class Store(Handle):
         after = follows(self._newest_record())
         group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier)
         if not self.disk.volatile:
+            spent, self._spent = self._spent, None
             try:
-                group.begin(self.disk, self.paths.open)
-                if self.power:
+                group.begin(self.disk, self.paths.open, spent)
+                if self.power and group.file is not None:
                     with files.poisoning():
-                        group.sync()
-                        group.sync_names(self.disk)
+                        group.file.sync(self.disk)
             except BaseException:
-                with contextlib.suppress(
-                    OSError, ReplacedError
-                ):  # else the next opening removes it
-                    group.end(self.disk)
+                self._remove(group.file)
                 raise
         if not rows.shows_pending:
             self.rows = rows.showing(_pending_of(self))
@@ -747,9 +750,12 @@ class Store(Handle):
                 files, group.schema, group.columns(), data, 0, where, small=small, group=group,
                 following=following,
             )  # fmt: skip
-        self._group = None
-        with contextlib.suppress(OSError, ReplacedError):  # the next opening removes it
-            group.end(self.disk)
+        self._group, self._spent = None, group.file
+
+    def _remove(self, file: GroupFile | None) -> None:
+        if file is not None:
+            with contextlib.suppress(OSError, ReplacedError):  # the next opening does it
+                file.remove(self.disk)
 
     def settle(self, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, so that other handles find them."""
@@ -959,6 +965,7 @@ class Store(Handle):
                     files = self._ready(where)
                     self._commit_group(files, where, small)
                     self._flush(files, small)
+                    self._remove(self._spent)
 
         self._end(where, flush)
 
@@ -1009,8 +1016,10 @@ class Store(Handle):
         if self.files is not None:
             self.files.close()
             self.files = None
-        if self._group is not None:
-            self._group.let_go()
+        if self._group is not None and self._group.file is not None:
+            self._group.file.file.close()
+        if self._spent is not None:
+            self._spent.file.close()
         self._following.close()
         self.is_open = False
         if not self._child:  # a child continues to read where its parent does

@@ -4,7 +4,7 @@
     of a group            [frame 0: columns, the record that it follows][frame 1: rows of call 0] ... zeros
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
-The seed of a group's frames also has its id, so that no block of another file passes for one of them.
+The seed of a group's frames also has its salt, so that no frame of an earlier group, or block of another file, passes for one.
 
 Invariants: no byte is used before its checksum holds, and no size is used that exceeds the file's own
 size; the first truncated or damaged frame ends the episode.
@@ -14,7 +14,6 @@ Not here: writing, and what is done with the steps (open_episode.py).
 from __future__ import annotations
 
 import json
-import os
 import struct
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -95,7 +94,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
                 None, [], 0, "" if cut else "frame 0, which names the columns, is damaged"
             )
         try:
-            schema, apart, after, has_earlier = _contents_of(described)
+            schema, apart, after, has_earlier, seed = _contents_of(described)
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             return Stream(
                 None, [], 0, f"frame 0, which names the columns, does not make sense: {error}"
@@ -104,7 +103,6 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         most = size - at if has_earlier else (max_steps + 1) * (FRAME.size + row)
         data = memoryview(file.read(min(size - at, most), at))
     if after is not None:
-        seed = seed_of(os.path.basename(os.path.dirname(path)))
         found = Stream(schema, [], at, after=after, apart=apart)
         begin = 0
         if apart is not None and has_earlier:
@@ -137,9 +135,9 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
     return Stream(schema, steps, at + where, fault)
 
 
-def seed_of(name: str) -> int:
-    """Return what is added to the numbers of a group's frames, for their checksums, from the name of its folder."""
-    return xxhash.xxh3_64_intdigest(name.encode()) >> 1
+def seed_of(salt: str) -> int:
+    """Return what is added to the numbers of a group's frames, for their checksums."""
+    return xxhash.xxh3_64_intdigest(salt.encode()) >> 1
 
 
 def _frame(data: memoryview, at: int, number: int, seed: int) -> tuple[bytes | None, str]:
@@ -202,11 +200,11 @@ def _holds_json(data: bytes) -> bool:
     return True
 
 
-def _contents_of(described: bytes) -> tuple[Schema, Apart | None, list[int] | None, bool]:
-    """Return the ring's columns, those apart, the record that a group follows, and whether frame 1 has values of earlier rows."""
+def _contents_of(described: bytes) -> tuple[Schema, Apart | None, list[int] | None, bool, int]:
+    """Return the ring's columns, those apart, the record that a group follows, whether frame 1 has values of earlier rows, and its seed."""
     found = json.loads(described)
     if isinstance(found, list):
-        return _schema_of(found), None, None, False
+        return _schema_of(found), None, None, False, 0
     after = found["after"]
     if len(after) != 4 or not all(type(n) is int and 0 <= n < 1 << 64 for n in after):
         raise ValueError(f"follows {after!r}")
@@ -216,7 +214,8 @@ def _contents_of(described: bytes) -> tuple[Schema, Apart | None, list[int] | No
         lanes = next((c for c in schema.columns if c.name == apart.lanes), None)
         if lanes is None or lanes.shape or lanes.dtype.kind != "i":
             raise ValueError(f"{apart.lanes!r} is no column of integers")
-    return schema, apart, after, apart is not None and found.get("earlier") is True
+    has_earlier = apart is not None and found.get("earlier") is True
+    return schema, apart, after, has_earlier, seed_of(found["salt"])
 
 
 def _specs(schema: Schema, apart: Apart | None) -> tuple[ColumnSpec, ...]:
