@@ -15,16 +15,21 @@ import numpy as np
 import pytest
 
 import ringmap
+from ringmap import TransitionReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit import group as group_module
 from ringmap.storage.commit import store as store_module
-from ringmap.storage.commit.group import GroupFile
+from ringmap.storage.commit.group import GroupFile, OpenGroup
 from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import stream_file as stream_module
+from ringmap.storage.records.names import STREAM
+from ringmap.storage.records.stream_file import read_stream
+from ringmap.storage.ring.integers import Position
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
-from tests.disks import Cut, FaultyDisk, ram_folder
+from tests.disks import Cut, FaultyDisk, Through, ram_folder
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 SCHEMA = Schema.of({"n": np.zeros((1, 3), np.int64), "byte": np.zeros(1, np.uint8)})
@@ -61,6 +66,55 @@ def look(ring, capacity):
     return ids.tolist()
 
 
+class Calls:
+    """Transitions in place of rows: one call per `append`, whose rows are its lanes; most lanes go on.
+
+    Row n led to `[n, 7]`. It begins with what row n - lanes led to if its lane goes on, else with `[n, 0]`.
+    """
+
+    def __init__(self, capacity, path, disk, durability):
+        kind = Through(TransitionReplayBuffer, disk)
+        self.buf = kind(
+            capacity, (2,), device=None, obs_dtype=np.int64, path=path, durability=durability, sync_every_s=0, seed=3,
+            sampler=lambda step, buffer, size, history_len: np.arange(size),
+        )  # fmt: skip
+        self.ring = self.buf._ring
+        self.engine, self.buffer, self.close = self.ring.engine, self.buf, self.buf.close
+        self.lanes = 0
+
+    @property
+    def added(self):
+        return self.ring.added
+
+    def ids(self):
+        return self.ring.ids()
+
+    def append(self, rows):
+        n = rows["n"][:, 0]
+        began = np.stack([n, n * 0], 1)
+        goes_on = (n % 4 != 0)[:, None]
+        obs = np.where(goes_on, np.stack([n - len(n), n * 0 + 7], 1), began)
+        if len(n) == 1:  # the way of single steps
+            self.buf.add(obs[0], int(n[0]), float(n[0]), np.array([n[0], 7]), False)
+        else:
+            self.buf.add(obs, n, n.astype(np.float32), np.stack([n, n * 0 + 7], 1), n < 0)
+
+    def look(self, capacity, proven):
+        ids = self.ids()
+        if len(ids):
+            assert (self.ring.take("actions", ids) == ids).all()
+            if proven:
+                for n_step in (1, 3):
+                    self.buf._reader = replace(self.buf._reader, n_step=n_step, gamma=1.0)
+                    batch = self.buf.sample(len(ids))
+                    assert (batch["actions"] == ids).all(), f"{batch['actions']} of {ids}"
+                    steps = batch["next_observations"][:, 0]
+                    assert (batch["next_observations"][:, 1] == 7).all()
+                    assert (steps == ids).all() if n_step == 1 else (steps >= ids).all()
+        assert len(ids) <= capacity
+        return ids.tolist()
+
+
 class Session:
     """A ring below `root`, from one crash to the next."""
 
@@ -69,11 +123,16 @@ class Session:
         self.disk = RecordingDisk(root, boot, tree, cheats)
         self.expects = [(0, expect)]
         self.opened_at = 0
+        self.was_cut = cut
         self.ring = None
 
     capacity, group = 11, 5
+    of_transitions = False
 
     def make(self, disk=None):
+        if self.of_transitions:
+            path, level = os.path.join(self.root, "buf"), "power" if self.power else "process"
+            return Calls(self.capacity, path, disk or self.disk, level)
         return StepRing(
             self.capacity, path=os.path.join(self.root, "buf"), group=self.group, schema=SCHEMA,
             durability="power" if self.power else "process", sync_every_s=0, disk=disk or self.disk, seed=3,
@@ -103,7 +162,11 @@ class Session:
         self.opened_at = len(self.disk.log)
 
     def judge(self, ring, expect, cut, reader=False):
-        seen = look(ring, self.capacity)
+        if isinstance(ring, Calls):
+            seen = ring.look(self.capacity, not (cut or self.was_cut) or self.power)
+            self.was_cut |= cut
+        else:
+            seen = look(ring, self.capacity)
         added = ring.added
         assert added in expect.calls or cut or reader, f"{added} rows, calls end at {expect.calls}"
         low = expect.synced if cut and not self.power else expect.low
@@ -177,7 +240,8 @@ class Session:
 class Campaign:
     """Runs scripts, and crashes them everywhere."""
 
-    def __init__(self, base, seed, samples=2, share=1.0, cheats=None):
+    def __init__(self, base, seed, samples=2, share=1.0, cheats=None, session=Session):
+        self.session = session
         self.base, self.rng, self.samples, self.cheats = base, random.Random(seed), samples, cheats
         self.share = share
         self.states = self.roots = 0
@@ -190,7 +254,7 @@ class Campaign:
 
     def run(self, power, calls=9, depth=0):
         root = self.new_root({})
-        session = Session(root, {}, 1, power, Expect(), False, self.cheats)
+        session = self.session(root, {}, 1, power, Expect(), False, self.cheats)
         session.open()
         for _ in range(calls):
             session.step(self.rng)
@@ -215,9 +279,9 @@ class Campaign:
         tree.get("buf", {}).pop("lock", None)
         self.states += 1
         root = self.new_root(tree)
-        session = Session(root, tree, boot, power, expect, cut, self.cheats)
+        session = self.session(root, tree, boot, power, expect, cut, self.cheats)
         session.cut_before = cut
-        if not cut and "manifest.json" in tree.get("buf", {}):
+        if not cut and not session.of_transitions and "manifest.json" in tree.get("buf", {}):
             with (
                 contextlib.suppress(RingmapError),
                 contextlib.closing(
@@ -253,6 +317,24 @@ def run(monkeypatch):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_call_that_returned_is_there(run, power, seed):
     assert run(power, seed, samples=0, share=0.15).states > 20
+
+
+class Transitions(Session):
+    of_transitions = True
+
+
+@LEVELS
+@pytest.mark.parametrize("seed", range(2))
+def test_a_transition_that_was_added_is_there_with_its_next_observation(run, power, seed):
+    assert run(power, seed, samples=0, share=0.1, session=Transitions).states > 10
+
+
+@pytest.mark.campaign
+@LEVELS
+def test_of_many_scripts_of_transitions(run, power):
+    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
+    states = sum(run(power, s, session=Transitions).states for s in range(first, first + count))
+    print(f"\n{count} scripts, {states} states")
 
 
 def test_a_full_disk_stores_nothing_of_a_call():
@@ -317,28 +399,26 @@ def test_rows_after_a_clear():
         assert os.listdir(folder / "buf" / "open") == []
 
 
-def reopened_after_a_shorter_group(folder):
-    """Three calls, committed, and one call, over the first of them in the file; then a kill. Return the rows that are there."""
-    session = Session(str(folder), {}, 1, False, Expect(), False)
-    ring = session.make()
+def steps_after_a_shorter_group(folder):
+    """Write three calls, then one call of another group over them; return how many rows the file holds."""
+    disk = Disk()
+    long, short = (OpenGroup(SCHEMA, None, Position(0), 5, 16, [0] * 4) for _ in range(2))
+    long.begin(disk, str(folder))
     for n in range(3):
-        ring.append(rows_of(n, 1))
-    ring.engine.settle("a test")
-    ring.append(rows_of(3, 1))
-    ring.engine.owned.abandon()
-    ring = session.make()
-    found = ring.ids().tolist()
-    ring.close()
-    return found
+        long.append(list(rows_of(n, 1).values()), 1)
+    short.begin(disk, str(folder), long.file)
+    short.append(list(rows_of(3, 1).values()), 1)
+    found = read_stream(disk, os.path.join(long.file.folder, STREAM), 16)
+    long.file.remove(disk)
+    assert found.fault == ""
+    return len(found.steps)
 
 
-def test_frames_of_an_earlier_group_are_not_taken(monkeypatch):
-    with ram_folder() as folder:
-        assert reopened_after_a_shorter_group(folder) == [0, 1, 2, 3]
-    monkeypatch.setattr(group_module, "seed_of", lambda salt: 0)
-    monkeypatch.setattr(stream_module, "seed_of", lambda salt: 0)
-    with ram_folder() as folder:  # the control: without a salt they are
-        assert reopened_after_a_shorter_group(folder) != [0, 1, 2, 3]
+def test_frames_of_an_earlier_group_are_not_taken(monkeypatch, tmp_path):
+    assert steps_after_a_shorter_group(tmp_path) == 1
+    for module in (group_module, stream_module):
+        monkeypatch.setattr(module, "seed_of", lambda salt: 0)
+    assert steps_after_a_shorter_group(tmp_path) == 3, "the control: they have no salt"
 
 
 def test_readers_see_rows_with_their_commit():

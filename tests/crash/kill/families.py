@@ -36,6 +36,7 @@ class TransitionHands(Hands):
     def write(self, buffer, k, steps):
         calls, _ = transitions.look(buffer)
         buffer.add(*transitions.call_of(k, steps, calls[-1] if calls else None))
+        buffer.engine.settle("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         calls, lost = transitions.look(buffer)

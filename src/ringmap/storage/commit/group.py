@@ -88,12 +88,11 @@ class GroupFile:
     Args:
         folder: the file's own, in `open/`.
         file: the file.
+        nbytes: its size: all of it has blocks.
     """
 
-    def __init__(self, folder: str, file: File) -> None:
-        self.folder, self.file = folder, file
-        self.nbytes = 0
-        """Bytes with blocks."""
+    def __init__(self, folder: str, file: File, nbytes: int) -> None:
+        self.folder, self.file, self.nbytes = folder, file, nbytes
         self._is_named = False
 
     def sync(self, disk: Disk) -> None:
@@ -177,15 +176,16 @@ class OpenGroup:
         if self.earlier:
             head += self._frame(encode_data(self.earlier, folder), 1)
         need = len(head) + self.limit * (FRAME.size + self._size)
+        if spent is not None and need > spent.nbytes:
+            spent.remove(disk)
+            spent = None
         if spent is None:
             path = os.path.join(folder, salt)
             disk.make_folder(path)
-            self.file = GroupFile(path, disk.create(os.path.join(path, STREAM)))
-        else:
+            spent = GroupFile(path, disk.create(os.path.join(path, STREAM), need), need)
             self.file = spent
-        if need > self.file.nbytes:
-            self.file.file.reserve(0, need)
-            self.file.nbytes = need
+            spent.file.reserve(0, need)
+        self.file = spent
         self.file.file.write(head, 0)
         self._end = len(head), 2 if self.earlier else 1
 
