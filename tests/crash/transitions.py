@@ -116,6 +116,7 @@ class TransitionSession(Session):
     """A session on a `TransitionReplayBuffer`. `Expect.also`: the calls that a cut took the next observations of."""
 
     draw_step = staticmethod(draw_step_of(STEPS))
+    has_groups = True
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

@@ -135,7 +135,8 @@ def test_the_strikes_find_what_is_handed_out_for_another_head(monkeypatch):
     """The control: what the newest call led to, whatever the head at which the rows were read."""
 
     def whatever(self, source, head):
-        return self._newest.observations
+        newest = self._newest  # as if it were of the asked head
+        return newest._replace(stop=head)
 
     monkeypatch.setattr(NextObservations, "_of_newest", whatever)
     assert strikes(monkeypatch, 1) > 0

@@ -1,12 +1,12 @@
 """Transitions of many lanes, each observation stored once.
 
-    add:    lane 0 1 2 | 0 1 2 | 0 1 2        one commit for each call, row i is lane i
+    add:    lane 0 1 2 | 0 1 2 | 0 1 2        row i is lane i; many calls are committed together
     rows:   [o r d ..  | o r d | o r d]
                    \\_______/ the next observation of a lane is its following row
 
 Where a lane's observation is not bit for bit the next observation of its last step (an episode ended, an environment
 was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
-episode data. The next observations of the newest rows are in a file beside the columns until the next call.
+episode data. The next observations of the newest rows are in a file beside the columns until the next commit.
 
     column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call
 
@@ -82,8 +82,11 @@ class TransitionReplayBuffer(Unindexed):
     Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
         evicted whole, so a full buffer may lack up to as many transitions as the call has.
 
-    Cost: `add` is one commit, for any N; observations are stored once. Each call adds about 0.6 KB to the directory
-        besides the rows: one call with many lanes takes less than many with one.
+    Durability: what `add` returned from survives a kill of the process, and at durability "power" a power cut. Calls are
+        committed together: after a second, after as many rows as fit 8 MiB or the room beyond the capacity, and with
+        `flush` and `close`. This handle draws them at once; readers and copies in other processes with the commit.
+
+    Cost: `add` is one write, for any N, and a commit for many calls; observations are stored once.
 
     Processes and threads: as for `ReplayBuffer`: one writer, any number of live readers (`open(path)`); a pickled
         or forked copy only reads.
@@ -215,7 +218,7 @@ class TransitionReplayBuffer(Unindexed):
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
 
-        Cost: one commit and two small writes, about 100 us; O(N).
+        Cost: one write, and a commit for many calls; at durability "power" one sync for each call. O(N).
         """
         where = f"{type(self).__name__}.add"
         ring, columns, following = self._ring, self._columns, self._following

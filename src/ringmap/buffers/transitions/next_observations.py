@@ -50,10 +50,14 @@ _SMALL_NBYTES = 1 << 14
 
 
 class Newest(NamedTuple):
-    """The next observations of the rows that end at `head`; None if unknown."""
+    """The next observations of the newest live rows, as of a head; None if unknown.
+
+    `stop`: where these rows end: before the head if the newest call was dropped.
+    """
 
     head: int
     observations: Observations | None
+    stop: int = -1
 
 
 class NextObservations:
@@ -105,21 +109,22 @@ class NextObservations:
         with source.memory:
             head, pending = source.head, source.pending
             if pending is not None and pending.count:
-                return Newest(head, pending.newest_apart())
+                return Newest(head, pending.newest_apart(), head)
             record = source.record_of(source.live.newest) if len(source.live) else None
         if record is None:
             return Newest(head, None)
-        return Newest(head, self.files.find(record.head, record.rows_sum))
+        return Newest(head, self.files.find(record.head, record.rows_sum), record.head)
 
     def committed(self, store: Store, after: Observations) -> None:
         """Record that the newest rows of a store are stored. Copies."""
         self._era = -1  # an interrupt may come in between
-        self._newest = Newest(store.head, {name: values.copy() for name, values in after.items()})
+        copied = {name: values.copy() for name, values in after.items()}
+        self._newest = Newest(store.head, copied, store.head)
         self._era = store.live.era
 
     def put_back(self, source: Store, newest: Observations) -> None:
         """Start a buffer in RAM with the next observations of its newest rows."""
-        self._newest = Newest(source.head, newest)
+        self._newest = Newest(source.head, newest, source.head)
         source.follow_with(newest)
 
     def forget(self) -> None:
@@ -140,10 +145,11 @@ class NextObservations:
         if pending is not None and (found := pending.apart_at(position)) is not None:
             return found
         newest = self._of_newest(source, head)
-        if newest is not None:
-            lane = position - (head - len(next(iter(newest.values()))))
-            if lane >= 0:
-                return _one(newest, lane)
+        if newest is not None and newest.observations:
+            count = len(next(iter(newest.observations.values())))
+            lane = position - (newest.stop - count)
+            if 0 <= lane < count:
+                return _one(newest.observations, lane)
         with source.memory:
             live = source.live
             at = int(live.starts.searchsorted(position, side="right")) - 1
@@ -187,7 +193,7 @@ class NextObservations:
             return None
         return _one({name: apart[name] for name in self._names}, at)
 
-    def _of_newest(self, source: Handle, head: int) -> Observations | None:
+    def _of_newest(self, source: Handle, head: int) -> Newest | None:
         """Return the next observations of the newest call, as of this head; None if the head has changed."""
         newest = self._newest
         if newest.head != head or newest.observations is None:
@@ -195,7 +201,7 @@ class NextObservations:
                 if self._newest.head != head or self._newest.observations is None:
                     self._newest = self._stored(source)
                 newest = self._newest
-        return newest.observations if newest.head == head else None
+        return newest if newest.head == head else None
 
     def _apart(self, source: Handle, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
