@@ -65,6 +65,7 @@ from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Apart, Stream, read_stream
 from ringmap.storage.records.table import (
     CLEAR,
+    DROPPED,
     RETIRE,
     SPARE_SLOTS,
     Record,
@@ -244,9 +245,13 @@ class Store(Handle):
                 stream = read_stream(self.disk, path, self.ring.spare)
                 if stream.after is None:
                     continue
-                fits = stream.schema == self.schema and self.rows is not None
-                if fits and stream.steps and stream.after == follows(self._newest_record()):
+                newest = self._newest_record()
+                # After one that a power cut spoiled it would be a call without those before it.
+                fits = newest is None or not newest.flags & DROPPED
+                fits &= stream.schema == self.schema and self.rows is not None
+                if fits and stream.steps and stream.after == follows(newest):
                     self._commit_stream(stream, folder)
+                    self.flush(folder)  # what an opening shows is durable
                 self.disk.remove_folder(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
