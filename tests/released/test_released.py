@@ -47,7 +47,8 @@ def same(got, expected):
 def test_every_format_has_its_fixtures():
     kinds = {"", "-codecs", *(f"-{kind}" for kind in KINDS if kind != "memmap")}
     found = {path.stem.removeprefix("format-") for path in HERE.glob("format-*.txt")}
-    assert found == {f"{version}{kind}" for version in range(1, VERSION + 1) for kind in kinds}
+    # Version 2 is that of directories with features, and no release has made one yet.
+    assert found == {f"{version}{kind}" for version in range(1, VERSION) for kind in kinds}
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ class TransitionHands(Hands):
     def write(self, buffer, k, steps):
         calls, _ = transitions.look(buffer)
         buffer.add(*transitions.call_of(k, steps, calls[-1] if calls else None))
+        buffer.engine.settle("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         calls, lost = transitions.look(buffer)
@@ -127,6 +128,7 @@ class LabelHands(Hands):
             labels.rows_of(k, steps, buffer.round), np.zeros(steps, np.int64),
             actor_id=np.full(steps, k), dones=np.arange(steps) == steps - 1,
         )  # fmt: skip
+        buffer._ring.engine.settle("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         return tuple((k, steps, True) for k, steps in labels.look(buffer)[0])

@@ -1,12 +1,12 @@
 """Transitions of many lanes, each observation stored once.
 
-    add:    lane 0 1 2 | 0 1 2 | 0 1 2        one commit for each call, row i is lane i
+    add:    lane 0 1 2 | 0 1 2 | 0 1 2        row i is lane i; many calls are committed together
     rows:   [o r d ..  | o r d | o r d]
                    \\_______/ the next observation of a lane is its following row
 
 Where a lane's observation is not bit for bit the next observation of its last step (an episode ended, an environment
 was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
-episode data. The next observations of the newest rows are in a file beside the columns until the next call.
+episode data. The next observations of the newest rows are in a file beside the columns until the next commit.
 
     column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call
 
@@ -39,6 +39,7 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.sidecars import Copied
@@ -81,8 +82,11 @@ class TransitionReplayBuffer(Unindexed):
     Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
         evicted whole, so a full buffer may lack up to as many transitions as the call has.
 
-    Cost: `add` is one commit, for any N; observations are stored once. Each call adds about 0.6 KB to the directory
-        besides the rows: one call with many lanes takes less than many with one.
+    Durability: what `add` returned from survives a kill of the process, and at durability "power" a power cut. Calls are
+        committed together: after a second, after as many rows as fit 8 MiB or the room beyond the capacity, and with
+        `flush` and `close`. This handle draws them at once; readers and copies in other processes with the commit.
+
+    Cost: `add` is one write, for any N, and a commit for many calls; observations are stored once.
 
     Processes and threads: as for `ReplayBuffer`: one writer, any number of live readers (`open(path)`); a pickled
         or forked copy only reads.
@@ -179,8 +183,13 @@ class TransitionReplayBuffer(Unindexed):
         self._reader = TransitionReader(
             ring, self._columns, self._following, self.n_step, self.gamma
         )
+        row = sum(
+            spec.row_nbytes
+            for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns)
+        )
+        self._at_once = ring.at_once(row)
         if self.mode == "r+" and ring.engine.writer(type(self).__name__).power:
-            self._sync_following()  # for data written at the other level
+            ring.buffer.flush()  # for data written at the other level
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -209,11 +218,18 @@ class TransitionReplayBuffer(Unindexed):
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
 
-        Cost: one commit and two small writes, about 100 us; O(N).
+        Cost: one write, and a commit for many calls; at durability "power" one sync for each call. O(N).
         """
         where = f"{type(self).__name__}.add"
         ring, columns, following = self._ring, self._columns, self._following
         store = ring.engine.writer(where)
+        if critic_observations is None and next_critic_observations is None and fresh is None:
+            one = columns.one_step(
+                observations, actions, rewards, next_observations, dones, truncated
+            )
+            if one is not None and self._at_once:
+                self._add_one(store, one, next_observations, where)
+                return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
         )
@@ -231,13 +247,37 @@ class TransitionReplayBuffer(Unindexed):
         store.refuse_within(where, following.lock)
         with following.lock:
             store.recover_if_stale()
-            parted, apart = lane_breaks(rows, following.before(store), begun)
+            parted, earlier = lane_breaks(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
             arrays = [*rows.values(), *rest.values(), lanes]
-            following.announce(store.head + count, arrays, after, store.power, where)
-            data = encode_data(apart, where) if apart else b""
-            ring.commit(arrays, data, where)
-            following.committed(store.head, after)
+            if count <= self._at_once:
+                store.append(
+                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
+                )  # fmt: skip
+            else:
+                store.use("groups")
+                ring.commit(arrays, encode_data(earlier, where), where, after)
+            following.committed(store, after)
+
+    def _add_one(self, store: Store, step: tuple[Any, ...], after: Array, where: str) -> None:
+        following, name = self._following, self._columns.observed[0]
+        store.refuse_within(where, following.lock)
+        with following.lock:
+            store.recover_if_stale()
+            lane, earlier = 1, dict[str, Array]()
+            before = following.before(store)
+            if (
+                before is None
+                or len(before[name]) != 1
+                or before[name].tobytes() != step[0].tobytes()
+            ):
+                parted, earlier = lane_breaks({name: step[0][None]}, before)
+                lane = -1 if parted[0] else 1
+            store.append(
+                (*step, lane, after), 1, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
+                is_single=True,
+            )  # fmt: skip
+            following.committed(store, {name: after[None]})
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
@@ -412,13 +452,7 @@ class TransitionReplayBuffer(Unindexed):
 
     def flush(self) -> None:
         """Force all stored data, and the sampling state, to the disk."""
-        if self.mode == "r+":
-            self._sync_following()
         self._ring.buffer.flush()
-
-    def _sync_following(self) -> None:
-        where = f"{type(self).__name__}.flush"
-        self._following.sync(self.engine.writer(where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer to a directory that is new or empty; `open` opens the copy.
@@ -447,13 +481,9 @@ class TransitionReplayBuffer(Unindexed):
 
     def close(self) -> None:
         """Flush, and release files and lock; a refused close (see `ReplayBuffer.close`) changes nothing."""
-        self._ring.refuse_close_within(type(self).__name__)
         try:
-            poisoned = self.engine.owned.is_poisoned  # nothing is left to flush
-            if not self._ring.closed and self.mode == "r+" and not poisoned:
-                self._sync_following()
-        finally:
             self._ring.close()
+        finally:
             if self._ring.closed:
                 self._following.close()
 
@@ -480,7 +510,7 @@ class TransitionReplayBuffer(Unindexed):
         self.__dict__.update(state)
         self._set_up(ring)
         if newest is not None:
-            self._following.put_back(ring.engine.source, newest)
+            self._following.put_back(ring.engine.writer(type(self).__name__), newest)
 
     def __repr__(self) -> str:
         if self._ring.closed:

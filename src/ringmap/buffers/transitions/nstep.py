@@ -105,11 +105,9 @@ class TransitionReader:
         assert rows is not None
         with source.memory:
             head, live = source.head, source.live
-            newest: int = head
             stop: int = head
             if len(live):  # else another thread cleared the buffer meanwhile
-                newest = live.start(live.newest)
-                stop = newest + live.length(live.newest)
+                stop = live.start(live.newest) + live.length(live.newest)
             dense = live.is_dense
         ring = rows.ring.rows
 
@@ -122,7 +120,7 @@ class TransitionReader:
         def goes_on(at: Array) -> Array:
             """Tell which rows have a following row that is their next observation."""
             after = at + lanes
-            inside = (at < newest) & (after < stop)  # rows damaged by a power cut may lie beyond
+            inside = after < stop  # rows damaged by a power cut may lie beyond
             found: Array = inside & (take("lanes", np.where(inside, after, at)) == lanes)
             return found if dense else found & _are_live(source, after)
 
@@ -153,12 +151,12 @@ class TransitionReader:
         if not on.all():
             good = on.copy()
             for i in np.flatnonzero(~on).tolist():
-                led_to = self.following.at(source, int(last[i]), head, newest)
+                led_to = self.following.at(source, int(last[i]), head)
                 if led_to is not None:
                     good[i] = True
                     for name in observed:
                         batch[f"next_{name}"][i] = led_to[name]
-        return _Found(batch, good, last >= newest, head)
+        return _Found(batch, good, last + lanes >= stop, head)
 
 
 def _are_live(source: Handle, positions: Array) -> Array:

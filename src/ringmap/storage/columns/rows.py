@@ -10,7 +10,7 @@ Not here: which positions are live.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.codecs import Undecodable
+from ringmap.storage.columns.pending import PendingColumn, PendingRows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arithmetic import Ring
@@ -58,8 +59,9 @@ class Rows:
         self.schema = schema
         self.columns = columns
         self.ring = ring
-        self.by_name = dict(zip(schema.names, columns, strict=True))
+        self.by_name: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
         self.large = [name for name, column in self.by_name.items() if column.is_large]
+        self.shows_pending = False
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
@@ -88,6 +90,13 @@ class Rows:
                 column.close()
             raise
         return cls(schema, columns, ring)
+
+    def showing(self, pending: Callable[[], PendingRows | None]) -> Rows:
+        """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
+        rows = Rows(self.schema, self.columns, self.ring)
+        rows.by_name = {name: PendingColumn(c, pending) for name, c in self.by_name.items()}
+        rows.shows_pending = True
+        return rows
 
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""

@@ -121,11 +121,12 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
         steps, seq, first, tail, head = (
             source.live.num_steps, source.seq, source.first, source.tail, source.head,
         )  # fmt: skip
+        pending, committed = source.pending, source.committed_head
     if steps != int(lengths.sum()):
         yield f"{steps} steps are counted, but the episodes have {int(lengths.sum())}"
     if (lengths <= 0).any() or (np.diff(starts) < lengths[:-1]).any():
         yield "episodes are empty, out of order or overlap"
-    if head - tail > source.manifest.max_steps:
+    if head - tail > source.manifest.max_steps + (0 if pending is None else pending.count):
         yield f"{head - tail} steps are live, expected at most max_steps={source.manifest.max_steps}"
     if not seq:
         return
@@ -134,7 +135,9 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     live = records[valid & are_live(records, oldest)]
     stored = {int(r["start"]): Record.of(r) for r in live}
     held: dict[int, Any] = {
-        int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest
+        int(s): int(n)
+        for s, n in zip(starts, lengths, strict=True)
+        if s >= oldest and s < committed
     }
     for start, record in stored.items():
         if start not in held and record.seq not in known:

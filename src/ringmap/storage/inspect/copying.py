@@ -56,12 +56,12 @@ class Look:
 
 
 def look(source: Handle) -> Look:
-    """Return the newest state."""
+    """Return the newest committed state."""
     source.refresh()
     with source.memory:
-        return Look(
-            source.live.era, source.seq, source.first, source.tail, source.head, source.live.starts.copy()
-        )  # fmt: skip
+        live, head = source.live, source.committed_head
+        starts = live.starts[: int(live.starts.searchsorted(head))].copy()
+        return Look(live.era, source.seq, source.first, source.tail, head, starts)
 
 
 class StartOver(Exception):

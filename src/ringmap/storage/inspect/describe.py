@@ -21,7 +21,7 @@ from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.manifest import VERSION, Manifest
+from ringmap.storage.records.manifest import Manifest
 
 __all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "writer_of"]  # fmt: skip
 
@@ -113,7 +113,7 @@ def facts_of(path: str | os.PathLike[str]) -> Facts:
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
-        VERSION, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
+        manifest.version, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
         lengths, steps, head, commits, nbytes, full, writer_of(folder, disk),
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from ringmap.storage.directory.entries import FINE, NAMES
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.open_episodes.stream_file import Stream, read_stream
 from ringmap.storage.read.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.records.blobs import segment_number
 from ringmap.storage.records.names import (
@@ -30,6 +29,7 @@ from ringmap.storage.records.names import (
     STREAM,
     TABLE,
 )
+from ringmap.storage.records.stream_file import Stream, read_stream
 from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 

@@ -11,6 +11,7 @@ Not here: the other files (parts.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -175,11 +176,11 @@ def _is_newer(data: bytes) -> bool:
     body = json.loads(data)
     if type(body.get("version")) is not int:
         return False
-    try:
-        Manifest.decode(json.dumps({**body, "version": VERSION}).encode(), "")
-    except DamageError:
-        return True
-    return False
+    for version in range(1, VERSION + 1):
+        with contextlib.suppress(DamageError):
+            Manifest.decode(json.dumps({**body, "version": version}).encode(), "")
+            return False
+    return True
 
 
 def _refuse_others(files: Files) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.errors import ClipIndexError, CorruptError, RoleError
+from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
@@ -65,6 +66,16 @@ class Handle:
     def schema(self) -> Schema | None:
         """The columns, once an episode was stored or a schema was given."""
         return self.manifest.schema
+
+    @property
+    def pending(self) -> PendingRows | None:
+        """Rows that this handle shows and that are not committed yet; None for none. A reader has none."""
+        return None
+
+    @property
+    def committed_head(self) -> Position:
+        """One past the newest committed row: where `pending` begins, or else `head`."""
+        return self.head
 
     @property
     def home(self) -> Home:

@@ -29,9 +29,20 @@ from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.ring.arithmetic import Ring
 
-__all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "read_limit", "stored_options"]
+__all__ = [
+    "FEATURES",
+    "FORMAT",
+    "VERSION",
+    "Manifest",
+    "column_file",
+    "read_limit",
+    "stored_options",
+]
 
-FORMAT, VERSION = "ringmap", 1
+FORMAT, VERSION = "ringmap", 2
+
+FEATURES = frozenset({"groups"})
+"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group."""
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
@@ -55,6 +66,12 @@ class Manifest:
     settings: dict[str, Any] = field(default_factory=dict)
     table: dict[str, int] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version of the directory's format: 1 until a feature is used."""
+        return VERSION if self.features else 1
 
     @property
     def rows(self) -> int:
@@ -126,7 +143,8 @@ class Manifest:
         """Return the file's bytes."""
         body = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
+            **({"features": list(self.features)} if self.features else {}),
             "about": "A replay buffer of the Python package ringmap. Rows: columns/*.npy (NumPy); "
             "episodes: episodes.npy (NumPy). Edit nothing by hand.",
             "byte_order": "little",
@@ -188,6 +206,11 @@ class Manifest:
                 f"{path}: the manifest was edited or damaged: its checksum is {checksum!r}, expected "
                 f"{expected!r}; put the original back, or run ringmap.repair on the buffer"
             )
+        unknown = [f for f in body.get("features", []) if f not in FEATURES]
+        if unknown:
+            raise NewerVersionError(
+                f"{path}: the buffer uses {unknown}, this ringmap knows {sorted(FEATURES)}; upgrade ringmap"
+            )
         try:
             return cls._parse(body)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -233,6 +256,7 @@ class Manifest:
         return cls(
             uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
             body["schema_from"] == "argument", dict(body["settings"]), table, carried,
+            tuple(body.get("features", ())),
         )  # fmt: skip
 
 

@@ -67,6 +67,10 @@ class GrowingArray(Generic[N]):
             fresh[: len(kept)] = kept
             self._data, self._offset = fresh, first
 
+    def put(self, ordinal: int, value: int) -> None:
+        """Replace one value. O(1)."""
+        self._data[ordinal - self._offset] = value
+
     def span(self, first: int, last: int) -> Array:
         """Return the values of ordinals `[first, last)`: a view, valid until the next append."""
         return self._data[first - self._offset : last - self._offset]
@@ -118,6 +122,12 @@ class LiveEpisodes:
         self._lengths.append(length, self.first)
         self.last = Ordinal(self.last + 1)
         self.num_steps += length
+
+    def grow(self, length: int) -> None:
+        """Let the newest episode have this many steps, at least as many as before. O(1)."""
+        newest = self.newest
+        self.num_steps += length - self._lengths.at(newest)
+        self._lengths.put(newest, length)
 
     def extend(self, starts: Array, lengths: Array) -> None:
         """Add several newest episodes at once."""

@@ -1,0 +1,132 @@
+"""A column whose newest rows are in memory: they belong to a group that is not committed yet.
+
+    take(slots) -> the column's rows -> those of the open group take their place
+
+Only the owner of a ring has such rows. Everything that reads columns by name reads through this.
+
+Invariants: a row is read from the group or from the file, and both are right once it is committed: the file is written
+before the group is let go.
+Not here: which rows are pending (commit/group.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringmap.storage.columns.base import Column, Live
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.ring.integers import Position
+
+__all__ = ["PendingColumn", "PendingRows"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class PendingRows(Protocol):
+    """Rows that are not in the columns yet."""
+
+    @property
+    def start(self) -> Position:
+        """The position of the first one."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def apart_at(self, position: int) -> dict[str, Array] | None:
+        """Return what is kept with the row at a position, beside its columns; None if it is not one of these rows."""
+        ...
+
+    def newest_apart(self) -> dict[str, Array]:
+        """Return what is kept with the rows of the newest call."""
+        ...
+
+    def earlier_at(self, position: int) -> dict[str, Array] | None:
+        """Return what is kept for a row before these; None for none."""
+        ...
+
+    def put_into(self, name: str, slots: Array, taken: Array) -> None:
+        """Replace the rows that are among these, in an array of the rows at `slots`."""
+        ...
+
+
+class PendingColumn:
+    """A column, and its rows in memory. See `Column`.
+
+    Args:
+        column: its file.
+        pending: returns the rows in memory, None when there are none.
+    """
+
+    def __init__(self, column: Column, pending: Callable[[], PendingRows | None]) -> None:
+        self._column, self._pending = column, pending
+        self.spec: ColumnSpec = column.spec
+        self.rows = column.rows
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a call of `want` pays off."""
+        return self._column.is_large
+
+    def want(self, slots: Array) -> None:
+        """Ask for the rows at `slots`."""
+        self._column.want(slots)
+
+    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
+        """Return a copy of the rows at `slots`."""
+        pending = self._pending()
+        if pending is None:
+            return self._column.take(slots, out, head)
+        # Its rows are not in the file, so a chunk that is read now is not whole up to the head.
+        taken = self._column.take(slots, out, min(head, pending.start))
+        if not taken.flags.writeable or taken.ndim == 0:
+            taken = np.array(taken)
+        pending.put_into(self.spec.name, slots, taken)
+        return taken
+
+    # -- the file's own ----------------------------------------------------------------------
+
+    def reserve(self, slot: int, count: int) -> None:
+        """Make sure that rows can be written."""
+        self._column.reserve(slot, count)
+
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows."""
+        self._column.write(slot, values, live)
+
+    def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
+        """Copy rows of another column."""
+        return self._column.copy_from(source, slot, count)
+
+    def read(self, slot: int, count: int) -> Array:
+        """Return a copy of rows in the file."""
+        return self._column.read(slot, count)
+
+    def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
+        """Yield the bytes of rows in the file."""
+        return self._column.pieces(slot, count)
+
+    def rewrite(self, slot: int, count: int) -> None:
+        """Write rows again."""
+        self._column.rewrite(slot, count)
+
+    def touched(self, slot: int, count: int) -> None:
+        """Let the next `sync` cover rows."""
+        self._column.touched(slot, count)
+
+    def sync(self) -> None:
+        """Make all rows in the file durable."""
+        self._column.sync()
+
+    def forget(self) -> None:
+        """Drop cached rows."""
+        self._column.forget()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._column.close()
