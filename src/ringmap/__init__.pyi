@@ -6,11 +6,13 @@ from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 from ringmap.storage.columns.backends import Zarr
+from ringmap.storage.columns.schema import Column
 from ringmap.storage.inspect.check import check
 from ringmap.storage.inspect.repair import repair
 from ringmap.world.world import World
 
 __all__ = [
+    "Column",
     "DistillationBuffer",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",

@@ -130,6 +130,8 @@ class Store(Handle):
         self.made_room = False
         self._writing = False
         self._stale = True
+        self._trusted = True
+        """Whether the recovery found that no power cut, and no failed sync, came since the last writer."""
         self._torn_memory = False
         self._closed = False
         self._child = False
@@ -224,6 +226,7 @@ class Store(Handle):
             store._recover()
             store._finish_groups()
             store._recover_sidecars()
+            store._open_values()
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -279,6 +282,11 @@ class Store(Handle):
                 path = self.home.path(sidecar.names[0])
                 log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
+    def _open_values(self) -> None:
+        super()._open_values()
+        if self.values is not None and not self.disk.volatile:
+            self.values.begin(self.head, self._trusted)
+
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
             assert self.files is not None
@@ -297,6 +305,7 @@ class Store(Handle):
                 self.is_open = True
             files = self.files
             found = files.find(manifest)
+            self._trusted = found.clean
             if not found.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:
@@ -573,6 +582,55 @@ class Store(Handle):
             live = self.live
             last = int(live.starts.searchsorted(self.committed_head)) - 1
             return self.record_of(Ordinal(live.first + last)) if last >= 0 else None
+
+    def update(self, positions: Array, values: Mapping[str, Array], where: str) -> int:
+        """Store newer values of rows, in mutable columns; return how many: rows that were evicted are left out.
+
+        Args:
+            positions: int64 `(n,)`.
+            values: column -> `(n, *shape)`, of its dtype: mutable columns.
+            where: the method to name in an error.
+
+        Raises:
+            InputError: a position that no row has had yet.
+            EnvironmentFault: the disk is full or fails. Nothing was changed, if the disk can still be written at all.
+            SyncFailedError: a sync failed; open the buffer again.
+
+        Cost: see `MutableValues.update`; at durability "power" one sync.
+        """
+        counts: list[int] = []
+        self.exclusively(where, lambda files: counts.append(self._update(files, positions, values, where)))  # fmt: skip
+        return counts[0]
+
+    def _update(
+        self, files: CommitFiles, positions: Array, values: Mapping[str, Array], where: str
+    ) -> int:
+        rows, newest = self.rows, self.values
+        if not len(positions):
+            return 0
+        lowest, highest = int(positions.min()), int(positions.max())
+        if lowest < 0 or highest >= self.head:
+            wrong = lowest if lowest < 0 else highest
+            raise InputError(
+                f"{where}: id {wrong} is of another buffer: the steps stored here have ids from {self.tail} up to, and without, "
+                f"{self.head}; give the ids of a batch of this buffer"
+            )
+        if lowest < self.tail or not self.live.is_dense:
+            kept = self.live.has(positions)
+            positions, values = positions[kept], {n: v[kept] for n, v in values.items()}
+            if not len(positions):
+                return 0
+        assert rows is not None
+        assert newest is not None
+        newest.update(positions, values, rows.take_stored)
+        if self.power:
+            try:
+                newest.sync(mark=False)
+            except OSError as error:
+                files.poisoned(error)
+        elif self._background is not None:
+            self._background.committed()
+        return len(positions)
 
     def clear(self, small: Mapping[str, Any] | None = None) -> None:
         """Retire every episode, in one commit."""
@@ -860,6 +918,7 @@ class Store(Handle):
             self.mapped,
         )
         self.manifest, self.rows = manifest, rows
+        self._open_values()
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -881,6 +940,8 @@ class Store(Handle):
                 return
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             try:
+                if self.values is not None:
+                    self.values.sync()
                 self._following.sync_both()
                 files.sync_all(self.rows, segments)
             except OSError as error:
@@ -923,13 +984,20 @@ class Store(Handle):
         """Sync, in the background thread; or within a commit, and then the writer waits for it."""
         files = self.files
         with self._mutex:
-            if files is None or not self._may_sync(files) or files.state.seq <= files.state.mark:
+            values = self.values if self.values is not None and self.values.is_dirty else None
+            if files is None or not self._may_sync(files):
+                return
+            if files.state.seq <= files.state.mark and values is None:
                 return
             upto, rows = files.state, self.rows
+            if values is not None:
+                values.promise()
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
         failed: OSError | None = None
         try:
+            if values is not None:
+                values.sync()
             files.sync_all(rows, segments)
         except OSError as error:
             failed = error
@@ -970,6 +1038,8 @@ class Store(Handle):
                     files = self._ready(where)
                     self._commit_group(files, where, small)
                     self._flush(files, small)
+                    if self.values is not None:
+                        self.values.seal()
                     self._remove(self._spent)
 
         self._end(where, flush)
@@ -1026,6 +1096,8 @@ class Store(Handle):
         if self._spent is not None:
             self._spent.file.close()
         self._following.close()
+        if self.values is not None:
+            self.values.close()
         self.is_open = False
         if not self._child:  # a child continues to read where its parent does
             self.disk.let_go()

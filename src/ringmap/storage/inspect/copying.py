@@ -294,7 +294,7 @@ class Copy:
         records = (self._table.read(seq) for seq in numbers if len(now.starts))
         live = (r for r in records if r is not None and r.live and r.start >= now.tail)
         state = Copied(now.tail, now.head, next(live, None))
-        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows)
+        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows, manifest.schema)
         for sidecar in SIDECARS:
             sidecar.copy(self.source.home, target, state, kept.get(sidecar))
 

@@ -247,13 +247,13 @@ def _beside(survey: Scan) -> Iterator[Finding]:
 def sidecar_faults(survey: Scan, sidecar: type[Sidecar], newest: Record | None) -> list[str]:
     """Return what is wrong with a sidecar, in words, given the newest live episode; nothing where there is none."""
     home = home_of(survey)
-    return words_of(lambda: sidecar.faults(home, newest)) if sidecar.exists(home) else []
+    return words_of(lambda: sidecar.faults(home, newest)) if sidecar.is_part_of(home) else []
 
 
 def home_of(survey: Scan) -> Home:
     """Return the directory as sidecars know it."""
     files, manifest = survey.files, survey.manifest
-    return Home(files.disk, files.folder, manifest.uuid, manifest.rows)
+    return Home(files.disk, files.folder, manifest.uuid, manifest.rows, manifest.schema)
 
 
 def stream_of(survey: Scan, folder: str) -> Stream | None:

@@ -111,7 +111,10 @@ class Identity:
                 return None
             labels = [mine[i] for i in range(len(mine))]
             specs = tuple(
-                stored_spec(label["name"], label["shape"], label["dtype"]) for label in labels
+                stored_spec(
+                    label["name"], label["shape"], label["dtype"], label.get("mutable") is True
+                )
+                for label in labels
             )
             made = Manifest(bytes.fromhex(text), labels[0]["max_steps"], labels[0]["spare"], 1)
             options = [
@@ -119,7 +122,9 @@ class Identity:
                 for label in labels
             ]
             backends = ["zarr" if given else "memmap" for given in options]
-            made = made.with_columns(Schema(specs), backends, options, locked=False)
+            made = made.with_columns(
+                Schema(specs), backends, options, locked=any(s.mutable for s in specs)
+            )
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
             made = made.with_sizes()

@@ -296,6 +296,7 @@ class Reader(Handle):
         self.rows = Rows.open(
             self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
         )  # fmt: skip
+        self._open_values()
 
     @property
     def schema(self) -> Schema | None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
 from ringmap.storage.columns.backends import StoredColumn
-from ringmap.storage.columns.schema import Schema, stored_spec
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import StateFile
@@ -41,8 +41,9 @@ __all__ = [
 
 FORMAT, VERSION = "ringmap", 2
 
-FEATURES = frozenset({"groups"})
-"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group."""
+FEATURES = frozenset({"groups", "mutable"})
+"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group; "mutable", columns whose
+values may change."""
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
@@ -110,7 +111,8 @@ class Manifest:
         assert spec is not None
         return {
             "uuid": self.uuid.hex(), "column": index, "name": spec.name, "dtype": spec.dtype.str,
-            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **self.options[index],
+            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **_mutable(spec),
+            **self.options[index],
         }  # fmt: skip
 
     def with_columns(
@@ -124,9 +126,10 @@ class Manifest:
         files = tuple(
             column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
         )
+        features = (*self.features, *("mutable" for _ in schema.mutable.columns[:1]))
         return replace(
             self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
-            locked_by_argument=locked,
+            locked_by_argument=locked, features=tuple(dict.fromkeys(features)),
         )  # fmt: skip
 
     def with_sizes(self) -> Manifest:
@@ -135,9 +138,11 @@ class Manifest:
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
+        features = tuple(feature for feature in self.features if feature != "mutable")
         return replace(
-            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False
-        )
+            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False,
+            features=features,
+        )  # fmt: skip
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -158,7 +163,7 @@ class Manifest:
             if self.schema is None
             else [
                 {"name": s.name, "file": f, "backend": b, "dtype": s.dtype.str,
-                 "shape": list(s.shape), "nbytes": n, **({"options": o} if o else {})}
+                 "shape": list(s.shape), "nbytes": n, **_mutable(s), **({"options": o} if o else {})}
                 for s, f, b, o, n in zip(
                     self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
                 )
@@ -225,7 +230,12 @@ class Manifest:
         files: tuple[str, ...] = ()
         sizes: tuple[int, ...] = ()
         if columns is not None:
-            schema = Schema(tuple(stored_spec(c["name"], c["shape"], c["dtype"]) for c in columns))
+            schema = Schema(
+                tuple(
+                    stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True)
+                    for c in columns
+                )
+            )
             backends = tuple(c["backend"] for c in columns)
             options = tuple(stored_options(c.get("options", {})) for c in columns)
             files = tuple(c["file"] for c in columns)
@@ -258,6 +268,10 @@ class Manifest:
             body["schema_from"] == "argument", dict(body["settings"]), table, carried,
             tuple(body.get("features", ())),
         )  # fmt: skip
+
+
+def _mutable(spec: ColumnSpec) -> dict[str, bool]:
+    return {"mutable": True} if spec.mutable else {}
 
 
 def _are_counts(*numbers: Any) -> bool:

@@ -173,6 +173,16 @@ class LiveEpisodes:
         """Return the ordinal of the first episode that starts at or after a position; `last` if there is none."""
         return Ordinal(self.first + int(self.starts.searchsorted(position)))
 
+    def has(self, positions: Array) -> Array:
+        """Tell of each position whether a step of a live episode is there. O(positions log episodes)."""
+        if not len(self):
+            return np.zeros(positions.shape, np.bool_)
+        # Before the first episode the index is -1, the last one, which has no such position either.
+        episodes = self.starts.searchsorted(positions, side="right") - 1
+        steps = positions - self.starts.take(episodes)
+        found: Array = (steps >= 0) & (steps < self.lengths.take(episodes))
+        return found
+
     def start(self, ordinal: Ordinal) -> Position:
         """Return the position of the first step of the episode with this ordinal."""
         return self._starts.at(ordinal)
