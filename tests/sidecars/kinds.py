@@ -1,4 +1,4 @@
-"""The three kinds of values beside the columns, behind one set of methods: priorities, next observations, labels.
+"""The kinds of values beside the columns, behind one set of methods: priorities, next observations, labels, newest values.
 
 What is given carries a tag, so that a value tells when it was given, and to what.
 """
@@ -12,6 +12,8 @@ from ringmap.samplers import PrioritizedSampler
 
 class Priorities:
     files = ("priorities.bin",)
+    is_needed = False
+    """Whether a buffer without it, or with another buffer's, is refused until it is repaired."""
 
     @staticmethod
     def empty():
@@ -141,7 +143,39 @@ class Labels(Priorities):
         return [p for p in (path / "rows", path / "labels") if p.exists()]
 
 
-KINDS = {"priorities": Priorities, "next observations": NextObservations, "labels": Labels}
+class Newest(Priorities):
+    files = ("mutable.bin",)
+    is_needed = True
+
+    @staticmethod
+    def empty():
+        return {row: row / 2 for row in range(40)}
+
+    @staticmethod
+    def make(path):
+        schema = {"x": ((), "<i8"), "value": ringmap.Column((20,), "<f8", mutable=True)}
+        buf = ReplayBuffer(100, path=path, schema=schema, sync_every_s=0)
+        value = np.repeat(np.arange(40)[:, None] / 2, 20, 1)
+        buf.write_episode({"x": np.arange(40), "value": value})
+        return buf
+
+    @staticmethod
+    def open(path, mode="r+"):
+        return ReplayBuffer.open(path, mode)
+
+    @staticmethod
+    def give(buf, tag):
+        value = np.repeat(tag + np.arange(40)[:, None] / 64, 20, 1)
+        assert buf.update(np.arange(40), {"value": value}) == 40
+
+    @staticmethod
+    def values(buf):
+        value = buf.load_episode(0)["value"]
+        assert (value == value[:, :1]).all()
+        return dict(enumerate(value[:, 0].tolist()))
+
+
+KINDS = {"priorities": Priorities, "next observations": NextObservations, "labels": Labels, "newest values": Newest}
 
 
 def check(kind, path):

@@ -990,10 +990,10 @@ class Store(Handle):
             if files.state.seq <= files.state.mark and values is None:
                 return
             upto, rows = files.state, self.rows
-            if values is not None:
-                values.promise()
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
+            if values is not None:
+                values.promise()
         failed: OSError | None = None
         try:
             if values is not None:

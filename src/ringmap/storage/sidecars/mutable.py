@@ -607,7 +607,8 @@ class MutableValues(Sidecar):
     def seal(self) -> None:
         """Note that this session is over, if all of its updates are durable: no copy of it can be torn."""
         if not self.is_dirty:
-            self._put_header(replace(self._header, synced=self._header.highest))
+            with contextlib.suppress(OSError):  # then less damage is found
+                self._put_header(replace(self._header, synced=self._header.highest))
 
     def close(self) -> None:
         """Release the file."""
