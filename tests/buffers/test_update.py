@@ -195,9 +195,11 @@ def test_bad_input_changes_nothing(buf, ids, values, error, message):
 def test_only_the_writer_updates(buf, tmp_path):
     if buf.path is None:
         pytest.skip("no other handle of a buffer in RAM exists")
-    with ReplayBuffer.open(buf.path) as reader:
-        with pytest.raises(ReadOnlyError, match="only reads"):
-            reader.update([0], {"label": [1]})
+    with (
+        ReplayBuffer.open(buf.path) as reader,
+        pytest.raises(ReadOnlyError, match="only reads"),
+    ):
+        reader.update([0], {"label": [1]})
     buf.close()
     with pytest.raises(ClosedError):
         buf.update([0], {"label": [1]})
@@ -266,9 +268,11 @@ def test_a_spoiled_file_is_refused_reported_and_mended(tmp_path, spoil):
     findings = ringmap.check(path)
     assert [f.file for f in findings] == ["mutable.bin"], findings
     for mode in ("r", "r+"):
-        with pytest.raises(CorruptError, match=r"mutable\.bin"):
-            with contextlib.closing(ReplayBuffer.open(path, mode)) as opened:
-                opened.load_episode(0)
+        with (
+            pytest.raises(CorruptError, match=r"mutable\.bin"),
+            contextlib.closing(ReplayBuffer.open(path, mode)) as opened,
+        ):
+            opened.load_episode(0)
     ringmap.repair(path, dry_run=False)
     assert ringmap.check(path) == []
     with contextlib.closing(ReplayBuffer.open(path, "r+")) as buf:
@@ -368,7 +372,9 @@ def test_a_signal_handler_in_the_middle_of_an_update_is_refused(tmp_path):
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_threads_read_whole_values_while_one_updates(tmp_path, on_disk):
     schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
-    buf = ReplayBuffer(64, path=tmp_path / "b" if on_disk else None, schema=schema, sync_every_s=0.01)
+    buf = ReplayBuffer(
+        64, path=tmp_path / "b" if on_disk else None, schema=schema, sync_every_s=0.01
+    )
     buf.write_episode({"obs": np.arange(64)})
     stop, faults = threading.Event(), []
 
@@ -444,7 +450,9 @@ def read_beside_an_updater(path, reads, how="map", until_s=600.0):
         if count % 200 == 0:
             buf.write_episode({"obs": np.arange(number, number + 100)})
             number += 100
-        ids = np.unique(rng.integers(number - 300, number, 16) if count % 2 else [number - 1, number - 50])
+        ids = np.unique(
+            rng.integers(number - 300, number, 16) if count % 2 else [number - 1, number - 50]
+        )
         value = ids * 10**6 + count
         assert buf.update(ids, {"big": np.repeat(value[:, None], 512, 1)}) == len(ids)
     found = [tuple(map(int, reader.communicate()[0].split())) for reader in readers]
@@ -469,7 +477,9 @@ def test_a_million_reads_beside_a_flat_out_updater(tmp_path):
 def test_control_of_torn_values(tmp_path, monkeypatch):
     """Without the checksum torn values are seen."""
     code = "from ringmap.storage.sidecars import mutable\nimport numpy\n"
-    code += "mutable.MutableValues._are_whole = lambda self, records: numpy.ones(len(records), bool)\n"
+    code += (
+        "mutable.MutableValues._are_whole = lambda self, records: numpy.ones(len(records), bool)\n"
+    )
     monkeypatch.setattr(f"{__name__}.READER", code + READER)
     for _ in range(5):
         shutil.rmtree(tmp_path / "buf", ignore_errors=True)

@@ -7,7 +7,6 @@ episode, its step and its update, in all its bytes.
 
 import errno
 import os
-import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 import ringmap
 from ringmap import Column, ReplayBuffer
 from ringmap.errors import EnvironmentFault, SyncFailedError
-from ringmap.storage.commit.store import Store
 from ringmap.storage.sidecars import mutable
 from ringmap.storage.sidecars.mutable import MutableValues
 from tests.crash.recording import same_ids
@@ -86,7 +84,8 @@ class Updates(Session):
         self.ring = self.make()
         self.during(expect)
         seen = self.judge(expect, self.cut)
-        assert [f for f in ringmap.check(self.ring.path) if f.file == "mutable.bin"] == []
+        findings = [f for f in ringmap.check(self.ring.path) if f.file == "mutable.bin"]
+        assert not findings, findings
         self.cut = False
         self.ring.flush()
         self.after(Values(seen, dict(seen), {**expect.most, **seen}))
@@ -138,7 +137,9 @@ class Updates(Session):
             if rng.random() < 0.5:
                 given |= {"latent": latent_of(rows, 0), "label": np.zeros(len(rows))}
             number = 0 if "latent" in given else -1
-            self.call(lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng))
+            self.call(
+                lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng)
+            )
         elif kind == "update" and ring.num_episodes:
             self.updates += 1
             rows = sorted(look(ring))

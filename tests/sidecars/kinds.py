@@ -175,7 +175,12 @@ class Newest(Priorities):
         return dict(enumerate(value[:, 0].tolist()))
 
 
-KINDS = {"priorities": Priorities, "next observations": NextObservations, "labels": Labels, "newest values": Newest}
+KINDS = {
+    "priorities": Priorities,
+    "next observations": NextObservations,
+    "labels": Labels,
+    "newest values": Newest,
+}
 
 
 def check(kind, path):

@@ -239,10 +239,13 @@ def test_damage_is_found_never_served_and_mended():
         assert MutableValues.faults(home, None) == []
         offsets, size = places_of(home)
         assert len(offsets) == 5
+        older = offsets[1]  # of position 1
         for offset in offsets:
             for at in (0, 8, 9, 16, 22, 23, 24, size - 6):
                 flip(home, offset + at)
-                assert len(MutableValues.faults(home, None)) == 1, f"{offset} + {at}"
+                # An older one is not served, and no damage: it is torn while it is written over.
+                old = offset == older and not 16 <= at < 24
+                assert len(MutableValues.faults(home, None)) == (not old), f"{offset} + {at}"
                 with reader(home) as again, contextlib.suppress(CorruptError):
                     seen = look(again, np.arange(4))
                     assert all(
@@ -399,7 +402,7 @@ def test_a_missing_guard_is_seen(monkeypatch, planted):
     if planted == "two copies":
         monkeypatch.setattr(mutable, "_PLACES", np.array([[1, 0], [1, 0]]))
     elif planted == "no checksum":
-        monkeypatch.setattr(mutable.xxhash, "xxh3_64_intdigest", lambda data, seed=0: 7)
+        monkeypatch.setattr(mutable, "_checks_of", lambda rows, seed: np.full(len(rows), 7))
     elif planted == "never durable":
         whole = MutableValues.sync
 

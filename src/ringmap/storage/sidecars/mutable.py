@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +49,7 @@ _SESSION = 1 << 40
 _UNKNOWN = -1
 _VOIDS_MOST, _TORN_MOST = 50, 40
 _LOOKS = 1000
-_BLOCK = 1024
+_BLOCK_NBYTES = 1 << 22
 _STAGED_MOST = 1 << 26
 _BLANK = bytes(24)
 """The first fields of a copy that does not count."""
@@ -227,15 +227,23 @@ class MutableValues(Sidecar):
             self._file.write_each([_BLANK] * len(offsets), offsets)
         self._file.sync()
 
-    def _blocks(self) -> Any:
-        """Yield `(slots, copies)` of all slots, block by block."""
-        for at in range(0, self._rows, _BLOCK):
-            slots = np.arange(at, min(at + _BLOCK, self._rows))
-            copies = np.empty((_PLANES, len(slots)), self._copy)
-            for plane in range(_PLANES):
-                data = self._file.read(copies[plane].nbytes, self._offset(plane, at))
-                copies[plane] = np.frombuffer(data, self._copy)
-            yield slots, copies
+    def _blocks(self) -> Iterator[tuple[Array, Array]]:
+        """Yield `(slots, copies)` block by block, but for those that were never written."""
+        step = _block_of(self._copy)
+        for at in range(0, self._rows, step):
+            count = min(step, self._rows - at)
+            ends = [self._offset(plane, at + count) for plane in range(_PLANES)]
+            begins = [self._offset(plane, at) for plane in range(_PLANES)]
+            if any(self._file.next_data(a) < b for a, b in zip(begins, ends, strict=True)):
+                yield np.arange(at, at + count), self._copies(at, count)
+
+    def _copies(self, slot: int, count: int) -> Array:
+        """Return copies of all copies of slots, `(3, count)`, by reads."""
+        found = np.empty((_PLANES, count), self._copy)
+        for plane in range(_PLANES):
+            data = self._file.read(found[plane].nbytes, self._offset(plane, slot))
+            found[plane] = np.frombuffer(data, self._copy)
+        return found
 
     def _offset(self, plane: int, slot: int) -> int:
         return 2 * _SLOT + (int(plane) * self._rows + int(slot)) * self._copy.itemsize
@@ -266,7 +274,7 @@ class MutableValues(Sidecar):
         slots = positions % self._rows
         records, rows = self._stage(len(positions))
         self._fill(records, positions, slots, values, stored)
-        records["check"] = list(map(xxhash.xxh3_64_intdigest, rows, repeat(self._seed)))
+        records["check"] = _checks_of(rows, self._seed)
         places = self._places_for(slots)
         offsets = starts = self._offsets(places, slots)
         size = self._copy.itemsize
@@ -422,8 +430,7 @@ class MutableValues(Sidecar):
         checks = records["check"].copy()
         records["check"] = 0
         rows = _cut(records.view(np.uint8).reshape(-1).data, self._copy.itemsize)
-        sums = list(map(xxhash.xxh3_64_intdigest, rows, repeat(self._seed)))
-        whole: Array = checks == np.array(sums, np.uint64)
+        whole: Array = checks == _checks_of(rows, self._seed)
         return whole
 
     def _current_header(self) -> _Header:
@@ -506,25 +513,32 @@ class MutableValues(Sidecar):
             found = len(_headers(opened._file, home))
             faults = [] if found == 2 else ["a header is damaged"]
             for slots, copies in opened._blocks():
-                for plane, at in np.argwhere(opened._suspects(copies, slots)).tolist():
-                    again = opened._take(np.array([plane]), slots[[at]])
-                    if opened._suspects(again, slots[[at]])[0]:  # else it was being written
-                        generation = int(again["generation"][0])
-                        what = f"of generation {generation}, which is damaged"
-                        faults.append(f"slot {slots[at]} has a value {what}")
+                for at in np.flatnonzero(opened._damaged(copies, slots).any(axis=0)).tolist():
+                    again = opened._copies(slots[at], 1)
+                    for plane in np.flatnonzero(opened._damaged(again, slots[[at]])):  # now, too
+                        generation = int(again["generation"][plane, 0])
+                        faults.append(
+                            f"the value of slot {slots[at]}, of generation {generation}, is damaged"
+                        )
             return faults
 
-    def _suspects(self, copies: Array, slots: Array) -> Array:
-        """Tell which copies are damaged: not whole, though no kill and no power cut can have torn them."""
+    def _damaged(self, copies: Array, slots: Array) -> Array:
+        """Tell which of the copies `(3, n)` of slots are damaged: not whole, though no kill and no power cut can have torn them.
+
+        A copy that is being written over may be torn behind its old head; so a damaged one is newer than all that are whole.
+        """
         wrong = np.zeros(copies.shape, np.bool_)
         written = copies["generation"] != 0
         if written.any():
-            some = copies[written]
-            whole = self._are_whole(some) & (some["position"] % self._rows == np.broadcast_to(slots, copies.shape)[written])  # fmt: skip
+            whole = wrong.copy()
+            whole[written] = self._are_whole(copies[written])
+            whole &= copies["position"] % self._rows == slots
+            newest = np.where(whole, copies["generation"], 0).max(axis=0)
             header = self._current_header()
-            # A negative one was never given.
-            bad = [g < 0 or header.is_damage(g) for g in some["generation"].tolist()]
-            wrong[written] = ~whole & bad
+            for plane, at in np.argwhere(written & ~whole).tolist():
+                generation = int(copies["generation"][plane, at])
+                newer = generation > newest[at] and header.is_damage(generation)
+                wrong[plane, at] = newer or generation < 0  # which none ever was
         return wrong
 
     @classmethod
@@ -544,7 +558,7 @@ class MutableValues(Sidecar):
     @classmethod
     def _drop(cls, home: Home) -> None:
         with closing(cls.open(home, write=True, mapped=False)) as opened:
-            opened._blank(opened._suspects)
+            opened._blank(opened._damaged)
             for _ in range(2):
                 opened._put_header(opened._header)
                 opened._file.sync()
@@ -560,8 +574,9 @@ class MutableValues(Sidecar):
             closing(cls.open(target, write=True)) as made,
         ):
             made.begin(state.head, trusted=True)
-            for at in range(state.tail, state.head, _BLOCK):
-                positions = np.arange(at, min(at + _BLOCK, state.head))
+            step = _block_of(old._copy)
+            for at in range(state.tail, state.head, step):
+                positions = np.arange(at, min(at + step, state.head))
                 which, _, newest = old._find(positions)
                 if len(which):
                     values = {name: newest[_field(name)] for name in old.columns}
@@ -625,6 +640,11 @@ def _field(name: str) -> str:
     return f"={name}"
 
 
+def _block_of(copy: np.dtype[Any]) -> int:
+    """Return how many rows are read at a time."""
+    return max(1, _BLOCK_NBYTES // copy.itemsize)
+
+
 def _copy_of(columns: Schema) -> np.dtype[Any]:
     """Return the dtype of a copy: whole words, so that its head is read in one piece."""
     names = [*_HEAD.names, *(_field(s.name) for s in columns.columns)]  # type: ignore[misc]
@@ -640,6 +660,12 @@ def _cut(raw: memoryview, size: int) -> list[memoryview]:
     stop = len(raw)
     slices = map(slice, range(0, stop, size), range(size, stop + 1, size))
     return list(map(raw.__getitem__, slices))
+
+
+def _checks_of(rows: list[memoryview], seed: int) -> Array:
+    """Return the checksum of each piece, `(n,)`: from the bytes of the digests, since NumPy takes long for large integers."""
+    digests = b"".join(map(xxhash.xxh3_64_digest, rows, repeat(seed)))
+    return np.frombuffer(digests, ">u8")
 
 
 def _with(torn: tuple[tuple[int, int], ...], after: int, upto: int) -> tuple[tuple[int, int], ...]:
