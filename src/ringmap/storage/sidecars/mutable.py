@@ -646,13 +646,11 @@ def _block_of(copy: np.dtype[Any]) -> int:
 
 
 def _copy_of(columns: Schema) -> np.dtype[Any]:
-    """Return the dtype of a copy: whole words, so that its head is read in one piece."""
-    names = [*_HEAD.names, *(_field(s.name) for s in columns.columns)]  # type: ignore[misc]
-    formats = ["<u8", "<i8", "<i8", *((s.dtype, s.shape) for s in columns.columns)]
-    sizes = [8, 8, 8, *(s.row_nbytes for s in columns.columns)]
-    offsets = np.cumsum([0, *sizes]).tolist()
-    size = -(-offsets.pop() // 8) * 8
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+    """Return the dtype of a copy: whole words, so that its head is read in one piece. NumPy copies no bytes that are in no field."""
+    fields: list[Any] = [("check", "<u8"), ("position", "<i8"), ("generation", "<i8")]
+    fields += [(_field(s.name), s.dtype, s.shape) for s in columns.columns]
+    pad = -sum(s.row_nbytes for s in columns.columns) % 8
+    return np.dtype([*fields, ("pad", "u1", (pad,))] if pad else fields)
 
 
 def _cut(raw: memoryview, size: int) -> list[memoryview]:
