@@ -465,6 +465,7 @@ class ReplayBuffer(Sampled):
         Processes and threads: may be called while other threads sample.
 
         Example:
+            >>> from ringmap import Column
             >>> schema = {"obs": ((4,), "float32"), "latent": Column((8,), "float32", mutable=True)}
             >>> buf = ReplayBuffer(max_steps=100, history_len=5, schema=schema, seed=0)
             >>> buf.write_episode({"obs": np.zeros((30, 4), np.float32)})
