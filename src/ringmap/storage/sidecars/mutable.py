@@ -94,6 +94,7 @@ class MutableValues(Sidecar):
         file: its handle.
         home: the buffer's directory, with its schema.
         header: its newest header.
+        write: whether it is for updates.
         mapped: whether values are read through a map, or with reads.
 
     Processes and threads: one thread at a time may update; any thread of any process may read.
@@ -102,7 +103,9 @@ class MutableValues(Sidecar):
     names = ("mutable.bin",)
     temporary = ("mutable.bin.tmp",)
 
-    def __init__(self, file: File, home: Home, header: _Header, mapped: bool = True) -> None:
+    def __init__(
+        self, file: File, home: Home, header: _Header, write: bool, mapped: bool = True
+    ) -> None:
         self.path = file.path
         self._file, self._home, self._header, self._mapped = file, home, header, mapped
         assert home.schema is not None
@@ -111,7 +114,7 @@ class MutableValues(Sidecar):
         self._copy = _copy_of(self._columns)
         self._seed = xxhash.xxh3_64_intdigest(_salt_of(home))
         self._generation = header.highest
-        self._newest = np.full(self._rows, _UNKNOWN, np.int8)
+        self._newest = np.full(self._rows if write else 0, _UNKNOWN, np.int8)
         """The plane of each slot's newest copy, where known; and that of the newest durable one."""
         self._durable = self._newest.copy()
         self._promised: Array | None = None
@@ -168,7 +171,7 @@ class MutableValues(Sidecar):
             )
         file = home.disk.open(home.path(cls.names[0]), write)
         header = max(_headers(file, home), key=lambda header: header.number)
-        return cls(file, home, header, mapped)
+        return cls(file, home, header, write, mapped)
 
     @classmethod
     def _faults_of_file(cls, home: Home) -> list[str]:
@@ -323,12 +326,12 @@ class MutableValues(Sidecar):
             which, planes, newest = self._find(positions[asked])
             found = asked[which]
             with self._lock:
-                new = self._newest[slots] == _UNKNOWN
                 known = np.zeros(len(slots), np.int8)
                 known[found] = planes
-                self._newest[slots[new]] = known[new]
                 new = self._durable[slots] == _UNKNOWN
-                self._durable[slots[new]] = self._newest[slots[new]]
+                self._durable[slots[new]] = known[new]
+                new = self._newest[slots] == _UNKNOWN
+                self._newest[slots[new]] = known[new]
             if missing:
                 without = np.ones(len(positions), np.bool_)
                 without[found] = False
@@ -585,6 +588,12 @@ class MutableValues(Sidecar):
 
     def promise(self) -> None:
         """Begin a sync: it covers the updates that have returned. Not during an update."""
+        # Of an update that was interrupted: this sync makes durable what it has written.
+        for slot in np.flatnonzero((self._newest == _UNKNOWN) & (self._durable != _UNKNOWN)):
+            places, generations = self._heads(np.array([slot]))
+            position = int(places[generations.argmax(), 0])
+            with contextlib.suppress(CorruptError):
+                self._newest[slot] = max(self._look(position)[0], 0)
         with self._lock:
             self._sync_ended = threading.Event()
             self._promised = self._newest.copy()
@@ -600,6 +609,8 @@ class MutableValues(Sidecar):
         Raises:
             OSError: the disk fails. The next opening writes all values again: a later sync would report success wrongly.
         """
+        if self._promised is None and not self.is_dirty:
+            return
         try:
             if self._promised is None:
                 self.promise()
