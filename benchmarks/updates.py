@@ -57,12 +57,12 @@ def _updates(place: Place, folder: Path, buf: ReplayBuffer, rows: int) -> Table:
 
         return before
 
-    for at in range(
-        0, rows - BATCH + 1, BATCH
-    ):  # the first update of a row also looks for its copies
-        ids[:] = np.arange(at, at + BATCH)
+    shuffled = rng.permutation(rows)
+    for at in range(0, rows - BATCH + 1, BATCH):  # a first update also looks for the row's copies
+        ids[:] = shuffled[at : at + BATCH]
         for _ in range(3):
-            bare(), ours()
+            bare()
+            ours()
     rounds = place.size(400, 5)
     table = Table(f"update of {BATCH} rows of {DIM} float32, {rows:,} rows, each updated before")
     random = choose(lambda: rng.permutation(rows)[:BATCH])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.clips.gather import PINNED
 from ringmap.errors import InputError, UnknownColumnError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import Schema, as_columns
@@ -67,7 +66,4 @@ def _positions(ids: Any, where: str) -> Array:
         raise InputError(
             f"{where}: expected ids as an array of integers, such as batch.ids, got {found.dtype} {found.shape}"
         )
-    positions = found.astype(np.int64)
-    if positions.size and positions.max() >= PINNED:  # from the sampler of a DataLoader
-        positions[positions >= PINNED] -= PINNED
-    return positions
+    return found.astype(np.int64, copy=False)

@@ -608,14 +608,14 @@ class Store(Handle):
         rows, newest = self.rows, self.values
         if not len(positions):
             return 0
-        lowest, highest = int(positions.min()), int(positions.max())
-        if lowest < 0 or highest >= self.head:
-            wrong = lowest if lowest < 0 else highest
-            raise InputError(
-                f"{where}: id {wrong} is of another buffer: the steps stored here have ids from {self.tail} up to, and without, "
-                f"{self.head}; give the ids of a batch of this buffer"
-            )
-        if lowest < self.tail or not self.live.is_dense:
+        steps = (positions - self.tail).view(np.uint64)  # a negative one is huge
+        if steps.max() >= self.head - self.tail or not self.live.is_dense:
+            wrong = (positions < 0) | (positions >= self.head)
+            if wrong.any():
+                raise InputError(
+                    f"{where}: id {int(positions[wrong][0])} is of another buffer: the steps stored here have ids from "
+                    f"{self.tail} up to, and without, {self.head}; give the ids of a batch of this buffer"
+                )
             kept = self.live.has(positions)
             positions, values = positions[kept], {n: v[kept] for n, v in values.items()}
             if not len(positions):

@@ -320,8 +320,9 @@ class MutableValues(Sidecar):
         for name, given in values.items():
             records[_field(name)] = given
         missing = [name for name in self.columns if name not in values]
-        unknown = np.flatnonzero(self._newest[slots] == _UNKNOWN)
-        if missing or len(unknown):
+        newest_known = self._newest[slots]
+        if missing or newest_known.min() == _UNKNOWN:
+            unknown = np.flatnonzero(newest_known == _UNKNOWN)
             asked = np.arange(len(positions)) if missing else unknown
             which, planes, newest = self._find(positions[asked])
             found = asked[which]
