@@ -410,7 +410,7 @@ def test_whatever_a_crash_leaves_at_length():
 )
 def test_a_missing_guard_is_seen(monkeypatch, planted):
     if planted == "two copies":
-        monkeypatch.setattr(mutable, "_PLACES", np.array([[1, 0], [1, 0]]))
+        monkeypatch.setattr(mutable, "_PLACES", np.array([1, 0, 0, 1, 0, 0, 0, 0, 0]))
     elif planted == "no checksum":
         monkeypatch.setattr(mutable, "_checks_of", lambda rows, seed: np.full(len(rows), 7))
     elif planted == "never durable":
@@ -423,7 +423,7 @@ def test_a_missing_guard_is_seen(monkeypatch, planted):
 
         monkeypatch.setattr(MutableValues, "sync", sync)
     else:
-        monkeypatch.setattr(mutable, "_PLACES", np.array([[1, 1, 1], [2, 2, 2], [0, 0, 0]]))
+        monkeypatch.setattr(mutable, "_PLACES", np.array([1, 1, 1, 2, 2, 2, 0, 0, 0]))
     with ram_folder() as folder, pytest.raises((AssertionError, IndexError, CorruptError)):
         for seed in range(60):
             crash_everywhere(str(folder), seed)
@@ -440,7 +440,7 @@ def test_an_update_waits_for_a_sync_that_needs_the_copy():
         update(file, [1], [3])
         assert file._places_for(np.array([2])).size
         assert (file._promised == promised).all()
-        assert (mutable._PLACES[file._newest[[1]], file._durable[[1]]] == promised[[1]]).all()
+        assert mutable._PLACES[file._newest[1] * 3 + file._durable[1]] == promised[1]
         file.sync()
         update(file, [1], [4])
         assert look(file, np.arange(4)) == {0: 0, 1: 4, 2: 2, 3: 0}

@@ -277,7 +277,7 @@ def labels_row_by_row():
 
 
 def values_in_place():
-    mutable._PLACES = np.array([[0] * 3, [1] * 3, [2] * 3])
+    mutable._PLACES = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
 
     def write_each(self, pieces, offsets):
         for piece, offset in zip(pieces, offsets, strict=True):
