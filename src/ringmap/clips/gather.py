@@ -22,7 +22,7 @@ from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
-from ringmap.storage.columns.base import RowSource
+from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
@@ -339,7 +339,7 @@ class _Plan:
         self.cut, self.rows = cut, rows
         self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
-        self.columns: list[tuple[str, RowSource, Taken, int, tuple[int, ...] | None]] = []
+        self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
             taken = cut.of(name)
             if taken is not None:

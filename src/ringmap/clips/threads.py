@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.storage.columns.base import RowSource
+from ringmap.storage.columns.base import Column
 from ringmap.storage.disk.threads import pool as pool_of
 
 __all__ = ["SPLIT_NBYTES", "take"]
@@ -29,7 +29,7 @@ _pool: ThreadPoolExecutor | None = None
 _workers = 0
 
 
-def take(column: RowSource, slots: Array, out: Array | None, threads: int, head: int) -> Array:
+def take(column: Column, slots: Array, out: Array | None, threads: int, head: int) -> Array:
     """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads. `head`: as for `Column.take`."""
     spec = column.spec
     parts = min(threads, len(slots), slots.size * spec.row_nbytes // (SPLIT_NBYTES // 2))

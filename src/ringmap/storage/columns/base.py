@@ -15,18 +15,34 @@ import numpy as np
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
 
-__all__ = ["Backend", "Column", "Live", "RowSource"]
+__all__ = ["Backend", "Column", "Live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Live = Callable[[int, int], bool]
 """Tells whether any of `count` rows from a slot on (no wrap) belongs to a stored episode."""
 
 
-class RowSource(Protocol):
-    """The part of a column that reads by name use."""
+class Column(Protocol):
+    """Rows of one column.
+
+    `write`, `reserve` and `sync` are called by the one writer; `take` and `read` by any thread of
+    any process, at any time, also while rows are written: the result may then mix old and
+    new rows, and the caller looks again.
+    """
 
     spec: ColumnSpec
     rows: int
+
+    def reserve(self, slot: int, count: int) -> None:
+        """Make sure that `count` rows from `slot` (no wrap) can be written, or raise OSError."""
+        ...
+
+    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
+        """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous.
+
+        `live` tells which other rows must keep their values; without it, unreadable ones may be lost.
+        """
+        ...
 
     @property
     def is_large(self) -> bool:
@@ -42,26 +58,6 @@ class RowSource(Protocol):
 
         `head`: a position below which all were written before this call, including the requested rows; so
         rows cached by an earlier call may be returned. 0: nothing is known.
-        """
-        ...
-
-
-class Column(RowSource, Protocol):
-    """Rows of one column.
-
-    `write`, `reserve` and `sync` are called by the one writer; `take` and `read` by any thread of
-    any process, at any time, also while rows are written: the result may then mix old and
-    new rows, and the caller looks again.
-    """
-
-    def reserve(self, slot: int, count: int) -> None:
-        """Make sure that `count` rows from `slot` (no wrap) can be written, or raise OSError."""
-        ...
-
-    def write(self, slot: int, values: Array, live: Live | None = None) -> None:
-        """Write rows from `slot` on (no wrap). `values`: (n, *shape), the column's dtype, C-contiguous.
-
-        `live` tells which other rows must keep their values; without it, unreadable ones may be lost.
         """
         ...
 

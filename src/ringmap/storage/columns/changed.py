@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.storage.columns.base import RowSource
-from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.pending import PendingColumn
 
 __all__ = ["ChangedColumn", "Changes"]
 
@@ -36,37 +36,26 @@ class Changes(Protocol):
         ...
 
 
-class ChangedColumn:
-    """A column, with the newer values of its rows.
+class ChangedColumn(PendingColumn):
+    """A column, with the newer values of its rows; none of them is pending.
 
     Args:
-        name: of the column.
         column: its rows as they were stored.
         changes: the newer values.
     """
 
-    def __init__(self, name: str, column: RowSource, changes: Changes) -> None:
-        self._name, self._column, self._changes = name, column, changes
-        self.spec: ColumnSpec = column.spec
-        self.rows = column.rows
-
-    @property
-    def is_large(self) -> bool:
-        """Whether a call of `want` pays off."""
-        return self._column.is_large
-
-    def want(self, slots: Array) -> None:
-        """Ask for the rows at `slots`."""
-        self._column.want(slots)
+    def __init__(self, column: Column, changes: Changes) -> None:
+        super().__init__(column, lambda: None)
+        self._changes = changes
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`, each with its newest value.
 
         `head`: a position at or after the end of these rows, less than a lap: it tells which position a slot has.
         """
-        taken = self._column.take(slots, out, head)
+        taken = super().take(slots, out, head)
         if not taken.flags.writeable or not taken.ndim:
             taken = np.array(taken)
         positions = head - 1 - (head - 1 - slots) % self.rows
-        self._changes.put_into(self._name, positions, taken)
+        self._changes.put_into(self.spec.name, positions, taken)
         return taken

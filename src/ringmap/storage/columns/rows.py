@@ -10,7 +10,7 @@ Not here: which positions are live.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
-from ringmap.storage.columns.base import Column, Live, RowSource
+from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.changed import ChangedColumn, Changes
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.pending import PendingColumn, PendingRows
@@ -54,17 +54,16 @@ class Rows:
         schema: of the columns.
         columns: one per column of the schema, in order.
         ring: how positions map to slots.
-        changes: newer values of mutable columns.
     """
 
-    def __init__(
-        self, schema: Schema, columns: list[Column], ring: Ring, changes: Changes | None = None
-    ) -> None:
+    changes: Changes | None = None
+    """Newer values of mutable columns."""
+
+    def __init__(self, schema: Schema, columns: list[Column], ring: Ring) -> None:
         self.schema = schema
         self.columns = columns
         self.ring = ring
-        self.changes = changes
-        self.by_name = self._with_changes(dict(zip(schema.names, columns, strict=True)))
+        self.by_name: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
         self.large = [name for name, column in self.by_name.items() if column.is_large]
         self.shows_pending = False
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
@@ -96,24 +95,20 @@ class Rows:
             raise
         return cls(schema, columns, ring)
 
-    def showing(self, pending: Callable[[], PendingRows | None]) -> Rows:
-        """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
-        rows = Rows(self.schema, self.columns, self.ring, self.changes)
-        named = zip(self.schema.names, self.columns, strict=True)
-        rows.by_name = rows._with_changes({name: PendingColumn(c, pending) for name, c in named})
-        rows.shows_pending = True
-        return rows
-
     def with_changes(self, changes: Changes) -> Rows:
         """Return these rows so that reads find the newer values of mutable columns."""
-        return Rows(self.schema, self.columns, self.ring, changes)
+        rows = Rows(self.schema, self.columns, self.ring)
+        rows.changes = changes
+        for name in changes.columns:
+            rows.by_name[name] = ChangedColumn(rows.by_name[name], changes)
+        return rows
 
-    def _with_changes(self, columns: Mapping[str, RowSource]) -> dict[str, RowSource]:
-        changes = self.changes
-        if changes is None:
-            return dict(columns)
-        names = changes.columns
-        return {n: ChangedColumn(n, c, changes) if n in names else c for n, c in columns.items()}
+    def showing(self, pending: Callable[[], PendingRows | None]) -> Rows:
+        """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
+        rows = Rows(self.schema, self.columns, self.ring)
+        rows.by_name = {name: PendingColumn(c, pending) for name, c in self.by_name.items()}
+        rows.shows_pending = True
+        return rows
 
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""
@@ -134,6 +129,27 @@ class Rows:
             column.write(slot, values[:steps], live)
             column.write(begin, values[steps:], live)
 
+    def renew(self, position: Position, steps: list[Array]) -> None:
+        """Give rows that `read` returned the newest values of the mutable columns."""
+        if self.changes is not None:
+            for spec, values in zip(self.schema.columns, steps, strict=True):
+                if spec.name in self.changes.columns:
+                    positions = np.arange(position, position + len(values))
+                    self.changes.put_into(spec.name, positions, values)
+
+    def read_column(self, name: str, position: Position, count: int) -> Array:
+        """Return a copy of one column's rows, with the newest values."""
+        pieces = [self.by_name[name].read(*piece) for piece in self.ring.pieces(position, count)]
+        values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if self.changes is not None and name in self.changes.columns:
+            self.changes.put_into(name, np.arange(position, position + count), values)
+        return values
+
+    def take_stored(self, name: str, positions: Array) -> Array:
+        """Return a copy of one column's rows as they were stored."""
+        column = self.columns[self.schema.names.index(name)]
+        return column.take(positions % self.ring.rows)
+
     def read(self, position: Position, count: int) -> list[Array]:
         """Return a copy of the rows of every column as they were stored, schema order; see `renew`."""
         pieces = self.ring.pieces(position, count)
@@ -144,35 +160,12 @@ class Rows:
             np.concatenate([c.read(slot, steps) for slot, steps in pieces]) for c in self.columns
         ]
 
-    def renew(self, position: Position, steps: list[Array]) -> None:
-        """Give rows that `read` returned the newest values of the mutable columns."""
-        if self.changes is not None:
-            for spec, values in zip(self.schema.columns, steps, strict=True):
-                if spec.name in self.changes.columns:
-                    self.changes.put_into(
-                        spec.name, np.arange(position, position + len(values)), values
-                    )
-
-    def read_column(self, name: str, position: Position, count: int) -> Array:
-        """Return a copy of one column's rows, with the newest values."""
-        column = self.columns[self.schema.names.index(name)]
-        pieces = [column.read(*piece) for piece in self.ring.pieces(position, count)]
-        values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        if self.changes is not None and name in self.changes.columns:
-            self.changes.put_into(name, np.arange(position, position + count), values)
-        return values
-
     def take(self, name: str, positions: Array) -> Array:
-        """Return a copy of one column's rows at positions `(n,)` in any order, less than a lap apart, `(n, ...)`."""
-        column, slots = self.by_name[name], positions % self.ring.rows
-        if self.changes is None or not len(positions):
-            return column.take(slots)
-        return column.take(slots, None, int(positions.max()) + 1)
-
-    def take_stored(self, name: str, positions: Array) -> Array:
-        """Return a copy of one column's rows as they were stored."""
-        column = self.columns[self.schema.names.index(name)]
-        return column.take(positions % self.ring.rows)
+        """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
+        if self.changes is not None and len(positions):  # which are less than a lap apart
+            head = int(positions.max()) + 1
+            return self.by_name[name].take(positions % self.ring.rows, None, head)
+        return self.by_name[name].take(positions % self.ring.rows)
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""
