@@ -22,7 +22,7 @@ BATCH, DIM = 256, 512
 def run(place: Place) -> list[Table]:
     """Time updates of rows in random places, and of rows side by side; then reads."""
     with place.folder() as folder:
-        rows = place.size(50_000, 2_000)
+        rows = place.size(20_000, 2_000)
         schema = {
             "obs": ((8,), "<f4"),
             "plain": ((DIM,), "<f4"),

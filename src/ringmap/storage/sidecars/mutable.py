@@ -119,6 +119,8 @@ class MutableValues(Sidecar):
         self._newest = np.full(self._rows if write else 0, _UNKNOWN, np.int8)
         """The plane of each slot's newest copy, where known; and that of the newest durable one."""
         self._durable = self._newest.copy()
+        self._under_way: Array | None = None
+        """The slots of an update that has not ended."""
         self._promised: Array | None = None
         """What will be durable once the sync ends that is under way."""
         self._promise = self._generation
@@ -279,6 +281,7 @@ class MutableValues(Sidecar):
 
         Cost: one checksum for each row, and one write for each run of rows that lie side by side.
         """
+        self._forget_interrupted()
         slots = positions % self._rows
         records, rows, hashed = self._stage(len(positions))
         self._fill(records, positions, slots, values, stored)
@@ -291,21 +294,25 @@ class MutableValues(Sidecar):
             raw, bounds = records.view(np.uint8).data, [0, *breaks.tolist(), len(rows)]
             rows = [raw[a * size : b * size] for a, b in pairwise(bounds)]
             offsets = offsets[bounds[:-1]]
-        with self._lock:
-            before, self._newest[slots] = self._newest[slots], _UNKNOWN
-        self.is_dirty = True
+        self._under_way, self.is_dirty = slots, True
         try:
             self._file.write_each(rows, offsets.tolist())
         except OSError:
             try:  # the copies before them are the newest again
                 self._file.write_each([_BLANK] * len(starts), starts.tolist())
-                self._newest[slots] = before
+                self._under_way = None
             except OSError:
                 header, number = self._header, self._generation
                 self._header = replace(header, torn=_with(header.torn, number - 1, number))
             raise
-        with self._lock:
-            self._newest[slots] = places
+        self._newest[slots] = places
+        self._under_way = None
+
+    def _forget_interrupted(self) -> None:
+        """Find out again which copies are newest, of rows whose update did not end."""
+        if self._under_way is not None:
+            self._newest[self._under_way] = _UNKNOWN
+            self._under_way = None
 
     def _stage(self, count: int) -> _Staged:
         """Return memory for as many copies. The last one is used again: fresh pages cost as much as the copy."""
@@ -593,7 +600,7 @@ class MutableValues(Sidecar):
 
     def promise(self) -> None:
         """Begin a sync: it covers the updates that have returned. Not during an update."""
-        # Of an update that was interrupted: this sync makes durable what it has written.
+        self._forget_interrupted()  # and this sync makes durable what it has written
         for slot in np.flatnonzero((self._newest == _UNKNOWN) & (self._durable != _UNKNOWN)):
             places, generations = self._heads(np.array([slot]))
             position = int(places[generations.argmax(), 0])
