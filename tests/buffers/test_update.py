@@ -262,8 +262,8 @@ def test_a_spoiled_file_is_refused_reported_and_mended(tmp_path, spoil):
         shutil.copy(tmp_path / "other/mutable.bin", file)
     else:
         data = bytearray(file.read_bytes())
-        size = (len(data) - 8192) // 3 // (40 + 40)
-        data[8192 + 2 * 80 * size + 4 * size + 30] ^= 1
+        size = (len(data) - 8192 - 4096) // 3 // (40 + 40)
+        data[8192 + 4096 + 2 * 80 * size + 4 * size + 30] ^= 1
         file.write_bytes(data)
     findings = ringmap.check(path)
     assert [f.file for f in findings] == ["mutable.bin"], findings
@@ -360,6 +360,7 @@ def test_a_signal_handler_in_the_middle_of_an_update_is_refused(tmp_path):
         seen.append(buf.load_episode(0)["label"].tolist())
         raise KeyboardInterrupt
 
+    buf.update([1, 3, 5], {"label": [0, 0, 0]})
     disk.fail(2, handler, only="write")
     with pytest.raises(KeyboardInterrupt):
         buf.update([1, 3, 5], {"label": [1, 2, 3]})

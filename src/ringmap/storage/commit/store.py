@@ -283,10 +283,10 @@ class Store(Handle):
                 log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
 
     def _open_values(self) -> None:
-        if self.values is None:
-            super()._open_values()
-            if self.values is not None and not self.disk.volatile:
-                self.values.begin(self.head, self._trusted)
+        before = self.values
+        super()._open_values()
+        if self.values is not None and self.values is not before and not self.disk.volatile:
+            self.values.begin(self.head, self._trusted)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:

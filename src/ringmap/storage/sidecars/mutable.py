@@ -1,6 +1,7 @@
 """Newest values of mutable columns: three copies for each row of the ring, of which one is written at a time.
 
-    mutable.bin   [header 0][header 1][plane 0][plane 1][plane 2]     a plane: one copy for each slot
+    mutable.bin   [header 0][header 1][marks][plane 0][plane 1][plane 2]     a plane: one copy for each slot
+    mark          a byte for each slot, not 0 once the slot has had a copy: what was never updated is read without a look at copies
     copy          checksum · position · generation · the values of all mutable columns
 
 An update writes, for each of its rows, a copy that is neither the newest one nor the newest one that a sync made durable. So a
@@ -26,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -53,6 +54,7 @@ _BLOCK_NBYTES = 1 << 22
 _STAGED_MOST = 1 << 26
 _Staged = tuple[Array, list[memoryview], list[memoryview]]
 """Copies to be written, the bytes of each, and those without the checksum."""
+_MARKS, _MARKED = 2 * _SLOT, b"\xff"
 _BLANK = bytes(24)
 """The first fields of a copy that does not count."""
 
@@ -89,6 +91,14 @@ class _Header:
         return 0 < generation <= self.synced and not torn
 
 
+class _Maps(NamedTuple):
+    """Parts of the file, over a map: the numbers of both headers, the marks, and all copies, as words `(3 * rows, n)`."""
+
+    numbers: Array
+    marks: Array
+    copies: Array
+
+
 class MutableValues(Sidecar):
     """The open file.
 
@@ -113,6 +123,7 @@ class MutableValues(Sidecar):
         assert home.schema is not None
         self._columns = home.schema.mutable
         self._rows = home.rows
+        self._first = _first_copy(home.rows)
         self._copy = _copy_of(self._columns)
         self._seed = xxhash.xxh3_64_intdigest(_salt_of(home))
         self._generation = header.highest
@@ -126,7 +137,7 @@ class MutableValues(Sidecar):
         self._promise = self._generation
         self._sync_ended = threading.Event()
         self._lock = threading.Lock()
-        self._map: tuple[Array, Array] | None = None
+        self._map: _Maps | None = None
         self._staged: _Staged | None = None
         self.is_dirty = False
         """Whether there are updates that no sync covers."""
@@ -141,7 +152,7 @@ class MutableValues(Sidecar):
         """Return the size of the file, which is sparse; 0 if no column is mutable."""
         if schema is None or not schema.mutable.columns:
             return 0
-        return 2 * _SLOT + _PLANES * rows * _copy_of(schema.mutable).itemsize
+        return _first_copy(rows) + _PLANES * rows * _copy_of(schema.mutable).itemsize
 
     # -- the file ----------------------------------------------------------------------------
 
@@ -220,7 +231,8 @@ class MutableValues(Sidecar):
         return header
 
     def _write_again(self) -> None:
-        """Write each copy again, the same bytes, so that the next sync counts. O(rows)."""
+        """Write each mark and copy again, the same bytes, so that the next sync counts. O(rows)."""
+        self._file.write(self._file.read(self._rows, _MARKS), _MARKS)
         for slots, copies in self._blocks():
             which = np.argwhere(copies["generation"] != 0).tolist()
             pieces = [copies[plane, at].tobytes() for plane, at in which]
@@ -253,12 +265,12 @@ class MutableValues(Sidecar):
         return found
 
     def _offset(self, plane: int, slot: int) -> int:
-        return 2 * _SLOT + (int(plane) * self._rows + int(slot)) * self._copy.itemsize
+        return self._first + (int(plane) * self._rows + int(slot)) * self._copy.itemsize
 
     def _offsets(self, planes: Array, slots: Array) -> Array:
         offsets: Array = planes * self._rows + slots
         offsets *= self._copy.itemsize
-        offsets += 2 * _SLOT
+        offsets += self._first
         return offsets
 
     # -- updates -----------------------------------------------------------------------------
@@ -336,6 +348,7 @@ class MutableValues(Sidecar):
         newest_known = self._newest[slots]
         if missing or newest_known.min() == _UNKNOWN:
             unknown = np.flatnonzero(newest_known == _UNKNOWN)
+            self._mark(slots[unknown])
             asked = np.arange(len(positions)) if missing else unknown
             which, planes, newest = self._find(positions[asked])
             found = asked[which]
@@ -355,6 +368,17 @@ class MutableValues(Sidecar):
                         records[_field(name)][without] = stored(name, positions[without])
         self._generation += 1
         records["generation"] = self._generation
+
+    def _mark(self, slots: Array) -> None:
+        """Mark slots that are about to have their first copy."""
+        new = np.unique(slots[self._marks(slots) == 0])
+        if len(new):
+            runs = np.split(new, np.flatnonzero(np.diff(new) != 1) + 1)
+            pieces, offsets = (
+                [_MARKED * len(run) for run in runs],
+                [_MARKS + int(run[0]) for run in runs],
+            )
+            self._file.write_each(pieces, offsets)
 
     def _places_for(self, slots: Array) -> Array:
         """Return the plane to write for each slot: not that of its newest copy, nor that of its newest durable one."""
@@ -386,6 +410,11 @@ class MutableValues(Sidecar):
     def _find(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return which rows have a newest value, the planes of these, and copies of them."""
         header, slots = self._current_header(), positions % self._rows
+        marked = np.flatnonzero(self._marks(slots))
+        if len(marked) < len(slots):
+            positions, slots = positions[marked], slots[marked]
+        if not len(marked):
+            return marked, marked, np.empty(0, self._copy)
         places, generations = self._heads(slots)
         good = (places == positions) & (generations > 0)
         if header.voids:
@@ -399,14 +428,14 @@ class MutableValues(Sidecar):
         whole = (records["position"] == positions[which]) & (records["generation"] >= top[which])
         whole &= self._are_whole(records)
         if whole.all():
-            return which, planes, records
+            return marked[which], planes, records
         kept = np.ones(len(which), np.bool_)
         for at in np.flatnonzero(~whole).tolist():
             plane, record = self._look(int(positions[which[at]]))
             planes[at], kept[at] = max(plane, 0), plane >= 0
             if record is not None:
                 records[at] = record
-        return which[kept], planes[kept], records[kept]
+        return marked[which[kept]], planes[kept], records[kept]
 
     def _look(self, position: int) -> tuple[int, Array | None]:
         """Return the plane and a copy of the newest whole copy of a position, -1 and None for none, whatever is being written.
@@ -464,14 +493,14 @@ class MutableValues(Sidecar):
     def _numbers(self) -> int:
         """Return the greatest number of a header, whole or not."""
         if self._mapped:
-            first, second = self._maps()[1]
+            first, second = self._maps().numbers
         else:
             data = [self._file.read(8, slot * _SLOT + 8) for slot in (0, 1)]
             first, second = (int.from_bytes(part, "little") for part in data)
         return int(max(first, second))
 
-    def _maps(self) -> tuple[Array, Array]:
-        """Return all copies, as words `(3 * rows, n)`, and the numbers of both headers, over the map."""
+    def _maps(self) -> _Maps:
+        """Return the parts of the map."""
         maps = self._map
         if maps is None:
             file = self._file
@@ -479,16 +508,23 @@ class MutableValues(Sidecar):
             if len(raw) < self.nbytes(self._home.schema, self._rows):
                 raise CorruptError(f"{self.path}: was cut since it was opened; run ringmap.check on the buffer")  # fmt: skip
             words = raw.view("<u8")
-            copies = words[2 * _SLOT // 8 :].reshape(_PLANES * self._rows, -1)
-            maps = copies, words[1 : 2 * _SLOT // 8 : _SLOT // 8]
+            copies = words[self._first // 8 :].reshape(_PLANES * self._rows, -1)
+            marks = raw[_MARKS : _MARKS + self._rows]
+            maps = _Maps(words[1 : _MARKS // 8 : _SLOT // 8], marks, copies)
             self._map = maps if self._file is file else None  # else it was closed meanwhile
         return maps
+
+    def _marks(self, slots: Array) -> Array:
+        """Return the marks of slots."""
+        if self._mapped:
+            return self._maps().marks.take(slots)
+        return self._read(_MARKS + slots, np.dtype(np.uint8))
 
     def _heads(self, slots: Array) -> tuple[Array, Array]:
         """Return positions and generations of all copies of rows, each `(3, n)`."""
         planes = np.arange(_PLANES)[:, None]
         if self._mapped:
-            copies, index = self._maps()[0], planes * self._rows + slots
+            copies, index = self._maps().copies, planes * self._rows + slots
             return copies[:, 1][index].view(np.int64), copies[:, 2][index].view(np.int64)
         heads = self._read(self._offsets(planes, slots).reshape(-1), _HEAD)
         heads = heads.reshape(_PLANES, len(slots))
@@ -497,7 +533,7 @@ class MutableValues(Sidecar):
     def _take(self, planes: Array, slots: Array) -> Array:
         """Return copies of copies, `(n,)`."""
         if self._mapped:
-            taken: Array = self._maps()[0].take(planes * self._rows + slots, 0)
+            taken: Array = self._maps().copies.take(planes * self._rows + slots, 0)
             return taken.view(self._copy).reshape(-1)
         return self._read(self._offsets(planes, slots), self._copy)
 
@@ -528,6 +564,8 @@ class MutableValues(Sidecar):
             found = len(_headers(opened._file, home))
             faults = [] if found == 2 else ["a header is damaged"]
             for slots, copies in opened._blocks():
+                lost = np.flatnonzero(opened._lack_marks(copies, slots)).tolist()
+                faults += [f"the mark of slot {slots[at]} is damaged" for at in lost]
                 for at in np.flatnonzero(opened._damaged(copies, slots).any(axis=0)).tolist():
                     again = opened._copies(slots[at], 1)
                     for plane in np.flatnonzero(opened._damaged(again, slots[[at]])):  # now, too
@@ -556,6 +594,14 @@ class MutableValues(Sidecar):
                 wrong[plane, at] = newer or generation < 0  # which none ever was
         return wrong
 
+    def _lack_marks(self, copies: Array, slots: Array) -> Array:
+        """Tell which of the slots have a copy that a sync covered, and no mark. What is being written has its mark already."""
+        header, lost = self._current_header(), np.zeros(len(slots), np.bool_)
+        for at in np.flatnonzero(self._marks(slots) == 0).tolist():
+            of_slot = copies["generation"][:, at].tolist()
+            lost[at] = any(0 < n <= header.highest and header.is_damage(n) for n in of_slot)
+        return lost
+
     @classmethod
     def mend(cls, home: Home, newest: Record | None) -> Mend | None:
         """Make damaged values not count; without a header, all of them. None if the file does not belong to the buffer."""
@@ -573,6 +619,8 @@ class MutableValues(Sidecar):
     @classmethod
     def _drop(cls, home: Home) -> None:
         with closing(cls.open(home, write=True, mapped=False)) as opened:
+            for slots, copies in opened._blocks():
+                opened._mark(slots[(copies["generation"] != 0).any(axis=0)])
             opened._blank(opened._damaged)
             for _ in range(2):
                 opened._put_header(opened._header)
@@ -661,6 +709,10 @@ _HEAD = np.dtype([("check", "<u8"), ("position", "<i8"), ("generation", "<i8")])
 
 def _field(name: str) -> str:
     return f"={name}"
+
+
+def _first_copy(rows: int) -> int:
+    return _MARKS + -(-rows // _SLOT) * _SLOT
 
 
 def _block_of(copy: np.dtype[Any]) -> int:
