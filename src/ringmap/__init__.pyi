@@ -8,6 +8,7 @@ from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 from ringmap.storage.columns.backends import Zarr
 from ringmap.storage.inspect.check import check
 from ringmap.storage.inspect.repair import repair
+from ringmap.storage.inspect.upgrade import upgrade
 from ringmap.world.world import World
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "recording",
     "repair",
     "samplers",
+    "upgrade",
     "world",
 ]
 

@@ -674,6 +674,7 @@ def test_a_mixture_hands_out_ids_and_takes_priorities(share):
 def test_a_fork_reads_though_a_thread_of_the_parents_was_storing(tmp_path):
     buf = make(path=tmp_path / "buf", sampler=None)
     fill(buf, 10)
+    buf.flush()  # a child does not have pending rows
     with buf._following.lock:  # as `add` holds it
         pid = os.fork()
         if not pid:

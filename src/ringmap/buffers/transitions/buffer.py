@@ -255,7 +255,7 @@ class TransitionReplayBuffer(Unindexed):
                     [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
                 )  # fmt: skip
             else:
-                store.use("groups")
+                store.use(["groups"], where)
                 ring.commit(arrays, encode_data(earlier, where), where, after)
             following.committed(store, after)
 

@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -246,12 +246,21 @@ class Store(Handle):
                 if stream.after is None:
                     continue
                 newest = self._newest_record()
+                if stream.fault:
+                    log.warning(
+                        "%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps)
+                    )
                 # After one that a power cut spoiled it would be a call without those before it.
                 fits = newest is None or not newest.flags & DROPPED
                 fits &= stream.schema == self.schema and self.rows is not None
                 if fits and stream.steps and stream.after == follows(newest):
                     self._commit_stream(stream, folder)
                     self.flush(folder)  # what an opening shows is durable
+                elif stream.steps and stream.after[0] >= self.seq:  # else they were committed
+                    log.warning(
+                        "%s: dropped %d rows of an open group: the rows before them are lost",
+                        self.folder, len(stream.steps),
+                    )  # fmt: skip
                 self.disk.remove_folder(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
@@ -698,7 +707,7 @@ class Store(Handle):
     ) -> OpenGroup:
         rows, start = self.rows, self.head
         assert rows is not None
-        self.use("groups")
+        self._use(files, ["groups"])
         rows.reserve(start, limit)
         after = follows(self._newest_record())
         group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier)
@@ -719,12 +728,29 @@ class Store(Handle):
             self._grouping.committed()
         return group
 
-    def use(self, feature: str) -> None:
-        """Note in the manifest, durably, that the directory has a feature that older releases don't know."""
-        if feature not in self.manifest.features and not self.disk.volatile:
-            manifest = replace(self.manifest, features=(*self.manifest.features, feature))
-            self.disk.replace_file(self.paths.manifest, manifest.encode())
-            self.manifest = manifest
+    def use(self, features: Iterable[str], where: str) -> None:
+        """Note in the manifest, durably, that the directory has features that older releases don't know.
+
+        Raises:
+            EnvironmentFault: the manifest can't be written. The directory is sound, with or without the features.
+        """
+        if not self._uses(features):
+            self.exclusively(where, lambda files: self._use(files, features))
+
+    def _uses(self, features: Iterable[str]) -> bool:
+        return self.disk.volatile or not set(features) - set(self.manifest.features)
+
+    def _use(self, files: CommitFiles, features: Iterable[str]) -> None:
+        if self._uses(features):
+            return
+        known = self.manifest.features
+        added = [feature for feature in features if feature not in known]
+        manifest = replace(self.manifest, features=(*known, *added))
+        self._stale = True
+        self.disk.replace_file(self.paths.manifest, manifest.encode())
+        files.begin_era()  # readers that are open read the manifest again
+        self.manifest = manifest
+        self._stale = False
 
     def _show_group(self) -> None:
         """Let memory show the rows of the open group."""

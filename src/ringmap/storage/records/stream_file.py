@@ -102,6 +102,10 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in _specs(schema, apart))
         most = size - at if has_earlier else (max_steps + 1) * (FRAME.size + row)
         data = memoryview(file.read(min(size - at, most), at))
+        if after is not None and file.read(len(described), FRAME.size) != described:
+            return Stream(
+                schema, [], at, after=after, apart=apart
+            )  # a writer has begun the next group
     if after is not None:
         found = Stream(schema, [], at, after=after, apart=apart)
         begin = 0
