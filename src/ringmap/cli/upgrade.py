@@ -11,10 +11,10 @@ from ringmap.errors import NotFoundError
 
 
 def upgrade(path: Buffer) -> None:
-    """Upgrade a buffer to the newest version of the format, which older releases refuse.
+    """Upgrade a buffer to the newest version of the format.
 
-    A buffer needs no upgrade to be opened, and the first write that needs one does it. No process may be writing the
-    buffer. Only its manifest changes its form.
+    Older releases refuse it then, by name. A buffer needs no upgrade to be opened, and the first write that needs one
+    does it. No process may be writing the buffer. Only its manifest changes its form.
     """
     from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk

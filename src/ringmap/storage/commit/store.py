@@ -446,8 +446,11 @@ class Store(Handle):
             where: the method to name in the message.
             locks: further reentrant locks that such a call holds.
         """
-        if self._is_in_use or any(map(is_mine, locks)):
+        if self._is_in_use:
             self._refuse(where)
+        for lock in locks:
+            if is_mine(lock):
+                self._refuse(where)
 
     @property
     def _is_in_use(self) -> bool:
@@ -759,12 +762,11 @@ class Store(Handle):
             return
         with self.memory:
             self._torn_memory = True
-            live, stop = self.live, Position(group.start + group.count)
-            if len(live) and live.start(live.newest) == group.start:
-                live.grow(group.count)
+            if self.head > group.start:  # it is shown already
+                self.live.grow(group.count)
             else:
-                live.append(group.start, group.count)
-            self.head = stop
+                self.live.append(group.start, group.count)
+            self.head = Position(group.start + group.count)
             self._torn_memory = False
 
     def _commit_group(
