@@ -18,7 +18,7 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
-from ringmap.storage.open_episodes import stream_file as frames
+from ringmap.storage.records import stream_file as frames
 from ringmap.storage.records.stream_file import read_stream
 from tests.damage.buffers import make, rows_of
 from tests.damage.fuzz import bytes_in

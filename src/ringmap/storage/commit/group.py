@@ -164,17 +164,16 @@ class OpenGroup:
         salt = uuid.uuid4().hex
         self._seed = seed_of(salt)
         described: dict[str, Any] = {
-            "columns": _described(self.schema), "after": self.after, "salt": salt,
+            "columns": _described(self.schema), "after": self.after, "salt": salt, "rows": self.limit,
         }  # fmt: skip
         if self.apart is not None:
             described["apart"] = _described(self.apart.schema)
             described["lanes"] = self.apart.lanes
-        if self.earlier:
-            described["earlier"] = True
+        earlier = self._frame(encode_data(self.earlier, folder), 1) if self.earlier else b""
+        if earlier:
+            described["earlier"] = len(earlier) - FRAME.size
         payload = json.dumps(described).encode()
-        head = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
-        if self.earlier:
-            head += self._frame(encode_data(self.earlier, folder), 1)
+        head = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload + earlier
         need = len(head) + self.limit * (FRAME.size + self._size)
         if spent is not None and need > spent.nbytes:
             spent.remove(disk)

@@ -243,13 +243,14 @@ class Store(Handle):
                 if not self.disk.is_folder(folder) or not self.disk.is_file(path):
                     continue
                 stream = read_stream(self.disk, path, self.ring.spare)
-                if stream.after is None:
-                    continue
-                newest = self._newest_record()
-                if stream.fault:
+                may_be_one = stream.schema is None and "groups" in self.manifest.features
+                if stream.fault and (stream.after is not None or may_be_one):
                     log.warning(
                         "%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps)
                     )
+                if stream.after is None:
+                    continue
+                newest = self._newest_record()
                 # After one that a power cut spoiled it would be a call without those before it.
                 fits = newest is None or not newest.flags & DROPPED
                 fits &= stream.schema == self.schema and self.rows is not None
