@@ -175,7 +175,7 @@ class TransitionColumns:
         if reward.shape != lanes or done.shape != lanes or done.dtype != np.bool_:
             return None
         if reward.dtype != np.float32 and (
-            reward.dtype != np.float64 or not np.dot(reward, reward) < _MOST_REWARD
+            reward.dtype != np.float64 or not np.abs(reward).max() <= _MOST_REWARD
         ):  # else one of them may not fit
             return None
         if truncated is None:
