@@ -59,9 +59,10 @@ class Rows:
         self.schema = schema
         self.columns = columns
         self.ring = ring
-        self.by_name: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
+        self._files: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
+        self.by_name = self._files
         self.large = [name for name, column in self.by_name.items() if column.is_large]
-        self.shows_pending = False
+        self._pending: Callable[[], PendingRows | None] | None = None
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
@@ -95,8 +96,13 @@ class Rows:
         """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
         rows = Rows(self.schema, self.columns, self.ring)
         rows.by_name = {name: PendingColumn(c, pending) for name, c in self.by_name.items()}
-        rows.shows_pending = True
+        rows._pending = pending
         return rows
+
+    @property
+    def shows_pending(self) -> bool:
+        """Whether reads by name find rows that are in memory."""
+        return self._pending is not None
 
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""
@@ -130,6 +136,24 @@ class Rows:
     def take(self, name: str, positions: Array) -> Array:
         """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
         return self.by_name[name].take(positions % self.ring.rows)
+
+    def take_all(self, names: Sequence[str], positions: Array, head: int) -> list[Array]:
+        """Return copies of rows of several columns at positions `(n,)` in any order, `(n, ...)` each.
+
+        Args:
+            names: of the columns.
+            positions: of the rows.
+            head: of the ring, at a look before this.
+        """
+        slots = positions % self.ring.rows
+        pending = None if self._pending is None else self._pending()
+        if pending is None:
+            return [self._files[name].take(slots, None, head) for name in names]
+        # Its rows are not in the files, so a chunk that is read now is not whole up to the head.
+        head = min(head, pending.start)
+        taken = [self._files[name].take(slots, None, head) for name in names]
+        pending.put_rows_into(names, positions, taken)
+        return taken
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""

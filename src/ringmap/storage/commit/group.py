@@ -144,6 +144,7 @@ class OpenGroup:
         self._bytes = self._records.view(np.uint8).data
         self._values = [self._records[str(i)] for i in range(len(specs))]
         self._by_name = dict(zip(schema.names, self._values, strict=False))
+        self._fields = {name: str(i) for i, name in enumerate(schema.names)}
         kept = self._values[len(schema.columns) :]
         self._apart = dict(zip(apart.schema.names, kept, strict=True)) if apart else {}
         self._ring = rows
@@ -255,14 +256,22 @@ class OpenGroup:
         return {name: self.earlier[name][at] for name in self._apart}
 
     def put_into(self, name: str, slots: Array, taken: Array) -> None:
-        """Replace the rows that are in this group, in an array of the rows at `slots`. O(slots)."""
+        """Replace the rows that are in this group, in an array of the rows at `slots`, of any shape. O(slots)."""
         count = self.count
-        at = slots - self._first_slot
-        if at.min(initial=0) < 0:
+        at = np.asarray(slots - self._first_slot, np.int64)
+        if self._first_slot + self.limit > self._ring:
             at %= self._ring
-        here = at < count
+        here = at.view(np.uint64) < count  # a slot before the first one is a large number
         if here.any():
             taken[here] = self._by_name[name][at[here]]
+
+    def put_rows_into(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
+        """Replace the rows that are in this group, in arrays of the rows of columns at positions `(n,)`. O(n)."""
+        here = (positions >= self.start).nonzero()[0]
+        if len(here):
+            rows = self._records.take(positions.take(here) - self.start, mode="clip")
+            for name, values in zip(names, taken, strict=True):
+                values[here] = rows[self._fields[name]]
 
 
 def _described(schema: Schema) -> list[list[Any]]:
