@@ -228,19 +228,30 @@ def calls_of(buf, say=len):
         say(b".")
 
 
-def count_lines(path):
-    """Return at which lines an interrupt can come, of all lines that the calls run."""
-    buf, lines = make(path), AtLine(0, None)
+class WhereASignalCan(AtLine):
+    """Strikes before the N-th line at which an interrupt can come: how many run depends on the clock."""
+
+    def _call(self, frame, event, arg):
+        return super()._call(frame, event, arg) and self._list(frame)
+
+    def here(self, place, possible=True):
+        if possible:
+            super().here(place)
+
+
+def count_lines(path, kind):
+    """Return how many lines the calls run."""
+    buf, lines = make(path), kind(0, None)
     add(buf, 0)
     lines.arm()
     calls_of(buf)
     lines.disarm()
     buf.close()
-    return [possible for _, possible in lines.places]
+    return lines.count
 
 
 def kills(folder, step):
-    for at in range(1, len(count_lines(folder / "count")), step):
+    for at in range(1, count_lines(folder / "count", AtLine), step):
         path, (ear, mouth) = folder / f"kill-{at}", os.pipe()
         if not (pid := os.fork()):
             try:
@@ -266,11 +277,9 @@ def kills(folder, step):
 
 
 def interrupts(folder, step):
-    possible = count_lines(folder / "count")
-    for at in range(1, len(possible), step):
-        while at < len(possible) and not possible[at - 1]:
-            at += 1
-        path, lines, acked = folder / f"interrupt-{at}", AtLine(at, blows.interrupt), [0]
+    for at in range(1, count_lines(folder / "count", WhereASignalCan), step):
+        path, acked = folder / f"interrupt-{at}", [0]
+        lines = WhereASignalCan(at, blows.interrupt)
         buf = make(path)
         add(buf, 0)
         lines.arm()

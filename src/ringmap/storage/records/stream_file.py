@@ -103,6 +103,8 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         head = file.read(FRAME.size, 0)
         if len(head) < FRAME.size:
             return Stream(None, [], 0)
+        if not any(head) and not any(file.read(size, 0)):
+            return Stream(None, [], 0)  # a kill came before frame 0
         nbytes, check = FRAME.unpack(head)
         described = file.read(min(nbytes, _HEAD_LIMIT), FRAME.size)
         if xxhash.xxh3_64_intdigest(described, seed=0) != check:
