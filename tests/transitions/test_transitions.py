@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import ringmap
 from ringmap import TransitionReplayBuffer
+from ringmap.buffers.transitions import buffer as transitions_module
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.errors import EnvironmentFault, InputError, LockedError, ReadOnlyError
 from ringmap.samplers import (
@@ -842,3 +843,18 @@ def test_the_short_way_stores_what_the_general_one_stores(seed, monkeypatch):
     one, other = short.sample(len(short)), general.sample(len(general))
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_call_after_one_of_very_many_lanes_is_a_commit_of_its_own(tmp_path, monkeypatch, lanes):
+    """What the many led to is kept with it, and is more than a group's file may begin with."""
+    monkeypatch.setattr(transitions_module, "_EARLIER_MOST", 100)
+    buf, reference, life = make(path=tmp_path / "buf"), Reference(50), Life(20)
+    add(buf, reference, life.step(20))
+    other = Life(lanes)
+    for t in range(3):
+        add(buf, reference, other.step(lanes))
+        pending = buf.engine.source.pending
+        assert (pending is None) == (t == 0)
+    compare(buf, reference)
+    buf.close()

@@ -32,7 +32,12 @@ from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.next_observations import NextObservations, lane_breaks, same_bytes
+from ringmap.buffers.transitions.next_observations import (
+    NextObservations,
+    lane_breaks,
+    nbytes_of,
+    same_bytes,
+)
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.clips.clip_range import ClipRange
@@ -42,6 +47,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.stream_file import EARLIER_LIMIT
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
@@ -50,6 +56,7 @@ __all__ = ["TransitionReplayBuffer"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NO_VALUES: dict[str, Array] = {}
+_EARLIER_MOST = EARLIER_LIMIT // 2
 
 _ROOM_LEAST = 256
 """Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
@@ -231,8 +238,8 @@ class TransitionReplayBuffer(Unindexed):
             )
             is_single = step is not None and type(step[2]) is not np.ndarray
             count = 1 if is_single else len(observations)
-            if step is not None and count <= self._at_once:
-                self._add_as_given(store, step, next_observations, count, is_single, where)
+            fits = step is not None and count <= self._at_once
+            if fits and self._add_as_given(store, step, next_observations, count, is_single, where):
                 return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
@@ -254,7 +261,7 @@ class TransitionReplayBuffer(Unindexed):
             parted, earlier = lane_breaks(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
             arrays = [*rows.values(), *rest.values(), lanes]
-            if count <= self._at_once:
+            if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
                 store.append(
                     [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
                 )  # fmt: skip
@@ -264,9 +271,9 @@ class TransitionReplayBuffer(Unindexed):
             following.committed(store, after)
 
     def _add_as_given(
-        self, store: Store, step: tuple[Any, ...], after: Array, count: int, is_single: bool, where: str
-    ) -> None:  # fmt: skip
-        """Store a step, or a batch, whose values have their columns' types."""
+        self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str
+    ) -> bool:
+        """Store a step, or a batch, whose values have their columns' types; False if it must be a commit of its own."""
         following, name = self._following, self._columns.observed[0]
         store.refuse_within(where, following.lock)
         with following.lock:
@@ -282,11 +289,14 @@ class TransitionReplayBuffer(Unindexed):
                 parted, earlier = lane_breaks({name: now}, before)
                 lanes = np.where(parted, -count, count)
                 lanes = lanes[0] if is_single else lanes
+                if nbytes_of(earlier) > _EARLIER_MOST:
+                    return False
             store.append(
                 (*step, lanes, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
                 is_single,
             )  # fmt: skip
             following.committed(store, {name: after[None] if is_single else after})
+        return True
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""

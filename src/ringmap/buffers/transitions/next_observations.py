@@ -36,7 +36,7 @@ from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["NextObservations", "lane_breaks", "same_bytes"]
+__all__ = ["NextObservations", "lane_breaks", "nbytes_of", "same_bytes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
@@ -219,9 +219,9 @@ class NextObservations:
             with self.lock:
                 if start not in self._kept:  # else another thread read them meanwhile
                     self._kept[start] = found
-                    self._kept_nbytes += _nbytes(found)
+                    self._kept_nbytes += nbytes_of(found)
                 while self._kept_nbytes > _KEPT_NBYTES:
-                    self._kept_nbytes -= _nbytes(self._kept.popitem(last=False)[1])
+                    self._kept_nbytes -= nbytes_of(self._kept.popitem(last=False)[1])
         return found
 
     # -- whole buffers -----------------------------------------------------------------------
@@ -292,5 +292,6 @@ def _one(values: Observations, at: int) -> Observations:
     return {name: v[at] for name, v in values.items()}
 
 
-def _nbytes(values: Mapping[str, Any]) -> int:
+def nbytes_of(values: Mapping[str, Any]) -> int:
+    """Return the size of the arrays among some values."""
     return sum(v.nbytes for v in values.values() if isinstance(v, np.ndarray))

@@ -26,7 +26,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import decode_data
 
-__all__ = ["FRAME", "Apart", "Stream", "read_stream", "seed_of"]
+__all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "Stream", "read_stream", "seed_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,6 +34,11 @@ FRAME = struct.Struct("<IQ")
 """The header of a payload: its size, and its checksum."""
 
 _HEAD_LIMIT = 1 << 24
+EARLIER_LIMIT = 1 << 29
+"""Bytes of values of earlier rows in a group, encoded: so much memory a forged file may take."""
+
+_BEGIN = 1 << 16
+"""Of a file that holds something, this much is not all zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         head = file.read(FRAME.size, 0)
         if len(head) < FRAME.size:
             return Stream(None, [], 0)
-        if not any(head) and not any(file.read(size, 0)):
+        if not any(head) and not any(file.read(_BEGIN, 0)):
             return Stream(None, [], 0)  # a kill came before frame 0
         nbytes, check = FRAME.unpack(head)
         described = file.read(min(nbytes, _HEAD_LIMIT), FRAME.size)
@@ -119,7 +124,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
                 None, [], 0, f"frame 0, which names the columns, does not make sense: {error}"
             )
         at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in begun.specs)
-        most = size - at if begun.earlier else (max_steps + 1) * (FRAME.size + row)
+        most = FRAME.size + begun.earlier + (max_steps + 1) * (FRAME.size + row)
         data = memoryview(file.read(min(size - at, most), at))
         again = described if begun.after is None else file.read(len(described), FRAME.size)
     if begun.after is not None:
@@ -244,7 +249,8 @@ def _contents_of(described: bytes) -> _Begun:
     if isinstance(found, list):
         return _Begun(_schema_of(found))
     after, earlier, rows = found["after"], found.get("earlier", 0), found["rows"]
-    if len(after) != 4 or not all(_is_count(n) for n in (*after, earlier, rows)):
+    counts = all(_is_count(n) for n in (*after, earlier, rows))
+    if len(after) != 4 or not counts or earlier > EARLIER_LIMIT:
         raise ValueError(f"follows {after!r}, with {earlier!r} bytes and {rows!r} rows")
     schema, apart = _schema_of(found["columns"]), None
     if "apart" in found:
