@@ -113,6 +113,22 @@ def test_pending_rows_of_a_writer_at_work_are_counted(tmp_path):
     buf.close()
 
 
+@pytest.mark.parametrize("place", [None, "buf"])
+def test_rows_of_chunks_that_have_no_file_yet(tmp_path, place):
+    """Compressed columns: all rows of a chunk may be pending, or some of it; also over the end of the ring."""
+    buf = make(place and tmp_path / place, storage=ringmap.Zarr(chunk_steps=4))
+    for number in range(60):
+        add(buf, number)
+        if number % 7 == 3:
+            buf.flush()
+        newest = 2 * number + 2
+        assert numbers(buf) == [*range(newest - len(buf), newest)]
+        ids = buf._ring.ids()
+        assert (buf._ring.rows(ids)["actions"] == ids).all()  # column by column
+        assert buf._ring.column("actions", ids[-1:]).tolist() == [newest - 1]
+    buf.close()
+
+
 def test_a_snapshot_has_the_rows_that_its_handle_shows(tmp_path, killed):
     with make(tmp_path / "other") as buf:
         for number in range(3):

@@ -50,12 +50,12 @@ class PendingRows(Protocol):
         """Return what is kept for a row before these; None for none."""
         ...
 
-    def put_into(self, name: str, slots: Array, taken: Array) -> None:
-        """Replace the rows that are among these, in an array of the rows of a column at `slots`."""
+    def among(self, slots: Array) -> tuple[Array, Array] | None:
+        """Return at which of `slots`, of any shape, these rows are, as booleans, and the numbers of these; None for none."""
         ...
 
-    def put_rows_into(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
-        """Replace the rows that are among these, in arrays of the rows of columns at positions `(n,)`."""
+    def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
+        """Return rows of columns by number."""
         ...
 
 
@@ -86,11 +86,18 @@ class PendingColumn:
         pending = self._pending()
         if pending is None:
             return self.file.take(slots, out, head)
-        # Its rows are not in the file, so a chunk that is read now is not whole up to the head.
-        taken = self.file.take(slots, out, min(head, pending.start))
-        if not taken.flags.writeable or taken.ndim == 0:
-            taken = np.array(taken)
-        pending.put_into(self.spec.name, slots, taken)
+        head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        found = pending.among(slots)
+        if found is None:
+            return self.file.take(slots, out, head)
+        here, numbers = found
+        if here.all():
+            taken = (
+                np.empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
+            )
+        else:  # not from a chunk that has no file yet
+            taken = self.file.take(np.where(here, slots[~here][0], slots), out, head)
+        taken[here] = pending.rows_of([self.spec.name], numbers)[0]
         return taken
 
     # -- the file's own ----------------------------------------------------------------------

@@ -149,10 +149,16 @@ class Rows:
         pending = None if self._pending is None else self._pending()
         if pending is None:
             return [self._files[name].take(slots, None, head) for name in names]
-        # Its rows are not in the files, so a chunk that is read now is not whole up to the head.
-        head = min(head, pending.start)
+        head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        here = (positions >= pending.start).nonzero()[0]
+        rows = pending.rows_of(names, positions.take(here) - pending.start) if len(here) else []
+        if len(here) == len(positions) and rows:
+            return [np.ascontiguousarray(values) for values in rows]
+        if rows:
+            slots[here] = slots[positions.argmin()]  # not from a chunk that has no file yet
         taken = [self._files[name].take(slots, None, head) for name in names]
-        pending.put_rows_into(names, positions, taken)
+        for values, ours in zip(taken, rows, strict=False):
+            values[here] = ours
         return taken
 
     def sums(self, position: Position, count: int) -> list[int]:

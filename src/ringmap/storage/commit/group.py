@@ -255,23 +255,19 @@ class OpenGroup:
             return None
         return {name: self.earlier[name][at] for name in self._apart}
 
-    def put_into(self, name: str, slots: Array, taken: Array) -> None:
-        """Replace the rows that are in this group, in an array of the rows at `slots`, of any shape. O(slots)."""
+    def among(self, slots: Array) -> tuple[Array, Array] | None:
+        """Return at which of `slots`, of any shape, a row of this group is, and the numbers of these; None for none. O(slots)."""
         count = self.count
         at = np.asarray(slots - self._first_slot, np.int64)
         if self._first_slot + self.limit > self._ring:
             at %= self._ring
-        here = at.view(np.uint64) < count  # a slot before the first one is a large number
-        if here.any():
-            taken[here] = self._by_name[name][at[here]]
+        here: Array = at.view(np.uint64) < count  # a slot before the first one is a large number
+        return (here, at[here]) if here.any() else None
 
-    def put_rows_into(self, names: Sequence[str], positions: Array, taken: Sequence[Array]) -> None:
-        """Replace the rows that are in this group, in arrays of the rows of columns at positions `(n,)`. O(n)."""
-        here = (positions >= self.start).nonzero()[0]
-        if len(here):
-            rows = self._records.take(positions.take(here) - self.start, mode="clip")
-            for name, values in zip(names, taken, strict=True):
-                values[here] = rows[self._fields[name]]
+    def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
+        """Return rows of columns by number."""
+        rows = self._records.take(numbers, mode="clip")
+        return [rows[self._fields[name]] for name in names]
 
 
 def _described(schema: Schema) -> list[list[Any]]:
