@@ -9,6 +9,7 @@ from ringmap.storage.columns.backends import Zarr
 from ringmap.storage.columns.schema import Column
 from ringmap.storage.inspect.check import check
 from ringmap.storage.inspect.repair import repair
+from ringmap.storage.inspect.upgrade import upgrade
 from ringmap.world.world import World
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "recording",
     "repair",
     "samplers",
+    "upgrade",
     "world",
 ]
 

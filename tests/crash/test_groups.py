@@ -425,7 +425,9 @@ def test_readers_see_rows_with_their_commit():
     with ram_folder() as folder:
         ring = Session(str(folder), {}, 1, False, Expect(), False).make()
         with contextlib.closing(StepRing.open(folder / "buf", "r")) as reader:
-            ring.append(rows_of(0, 2))
+            ring.append(rows_of(0, 1))
+            assert (reader.buffer.refresh(), len(reader)) == (True, 0)  # it became version 2
+            ring.append(rows_of(1, 1))
             assert (len(ring), reader.buffer.refresh(), len(reader)) == (2, False, 0)
             ring.engine.owned.commit_behind()
             assert not reader.buffer.refresh(), (

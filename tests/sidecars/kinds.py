@@ -62,7 +62,7 @@ class NextObservations(Priorities):
     @classmethod
     def make(cls, path):
         buf = TransitionReplayBuffer(
-            50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0
+            50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0, seed=0
         )
         for tag in (-2, -1):
             cls.give(buf, tag)
@@ -70,7 +70,7 @@ class NextObservations(Priorities):
 
     @staticmethod
     def open(path, mode="r+"):
-        return TransitionReplayBuffer.open(path, mode, device=None)
+        return TransitionReplayBuffer.open(path, mode, device=None, seed=0)
 
     @staticmethod
     def give(buf, tag):

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import ringmap
 from ringmap import TransitionReplayBuffer
+from ringmap.buffers.transitions import buffer as transitions_module
+from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.errors import EnvironmentFault, InputError, LockedError, ReadOnlyError
 from ringmap.samplers import (
     EpisodeSampler,
@@ -674,6 +676,7 @@ def test_a_mixture_hands_out_ids_and_takes_priorities(share):
 def test_a_fork_reads_though_a_thread_of_the_parents_was_storing(tmp_path):
     buf = make(path=tmp_path / "buf", sampler=None)
     fill(buf, 10)
+    buf.flush()  # a child does not have pending rows
     with buf._following.lock:  # as `add` holds it
         pid = os.fork()
         if not pid:
@@ -761,3 +764,97 @@ def test_a_reader_copies_what_the_newest_step_led_to_though_the_writer_goes_on(
     assert copy.check() == []
     for one in (copy, reader, buf):
         one.close()
+
+
+# -- the short way of values that have their columns' types -------------------------------------------
+
+
+def calls_of_any_kind(seed, count=120):
+    """Yield arguments of `add`: of one lane or several, of types that fit as they are, fit when cast, or don't fit."""
+    rng = np.random.default_rng(seed)
+    lanes, after = 0, None
+    for _ in range(count):
+        if rng.random() < 0.2 or not lanes:
+            lanes, after = int(rng.choice([1, 1, 2, 5])), None
+        obs = rng.integers(0, 4, (lanes, 3)).astype(np.float32)
+        if after is not None:
+            goes_on = rng.random(lanes) < 0.7
+            obs[goes_on] = after[goes_on]
+        after = rng.integers(0, 4, (lanes, 3)).astype(np.float32)
+        actions = rng.integers(0, 9, lanes).astype(rng.choice(["i8", "i4", "f8"]))
+        rewards = rng.normal(size=lanes).astype(rng.choice(["f4", "f8", "i8"]))
+        if rng.random() < 0.1:
+            rewards = rng.choice([np.nan, np.inf, 1e30, 1e300, -3e38], lanes)
+        dones = rng.random(lanes) < 0.2
+        truncated = rng.choice([None, True])
+        truncated = None if truncated is None else rng.random(lanes) < 0.1
+        call = [obs, actions, rewards, after, dones]
+        if (
+            rng.random() < 0.1
+        ):  # as floats, another order of bytes, a batch of one too many, with an axis
+            at = int(rng.integers(5))
+            call[at] = [
+                call[at].astype(np.float64),
+                np.asfortranarray(call[at]),
+                np.concatenate([call[at]] * 2),
+                call[at][:, None],
+            ][int(rng.integers(4))]
+        if lanes == 1 and rng.random() < 0.7:
+            call = [value[0] for value in call]
+            truncated = None if truncated is None else bool(truncated[0])
+            if rng.random() < 0.5:
+                call[1:3] = [call[1].item(), call[2].item()]
+        yield call, truncated
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_short_way_stores_what_the_general_one_stores(seed, monkeypatch):
+    class General(TransitionColumns):
+        def as_given(self, *_):
+            return None
+
+    short, general, taken = make(200), make(200), []
+    general._columns = General(general._columns.schema)
+    real = TransitionColumns.as_given
+
+    def as_given(self, *call):
+        taken.append(real(self, *call) is not None)
+        return real(self, *call)
+
+    monkeypatch.setattr(TransitionColumns, "as_given", as_given)
+    for call, truncated in calls_of_any_kind(seed):
+        said = []
+        for buf in (short, general):
+            try:
+                buf.add(*call, truncated=truncated)
+                said.append("stored")
+            except InputError as error:
+                said.append(str(error))
+        assert said[0] == said[1]
+    assert 0.2 < np.mean(taken) < 0.98
+    ids = short._ring.ids()
+    assert ids.tolist() == general._ring.ids().tolist()
+    for (name, one), other in zip(
+        short._ring.rows(ids).items(), general._ring.rows(ids).values(), strict=True
+    ):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+    for buf in (short, general):
+        buf.sampler = in_order
+    one, other = short.sample(len(short)), general.sample(len(general))
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_call_after_one_of_very_many_lanes_is_a_commit_of_its_own(tmp_path, monkeypatch, lanes):
+    """What the many led to is kept with it, and is more than a group's file may begin with."""
+    monkeypatch.setattr(transitions_module, "_EARLIER_MOST", 100)
+    buf, reference, life = make(path=tmp_path / "buf"), Reference(50), Life(20)
+    add(buf, reference, life.step(20))
+    other = Life(lanes)
+    for t in range(3):
+        add(buf, reference, other.step(lanes))
+        pending = buf.engine.source.pending
+        assert (pending is None) == (t == 0)
+    compare(buf, reference)
+    buf.close()

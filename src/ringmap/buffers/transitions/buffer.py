@@ -32,7 +32,12 @@ from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.next_observations import NextObservations, lane_breaks
+from ringmap.buffers.transitions.next_observations import (
+    NextObservations,
+    lane_breaks,
+    nbytes_of,
+    same_bytes,
+)
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.clips.clip_range import ClipRange
@@ -42,12 +47,16 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.stream_file import EARLIER_LIMIT
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
 __all__ = ["TransitionReplayBuffer"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_NO_VALUES: dict[str, Array] = {}
+_EARLIER_MOST = EARLIER_LIMIT // 2
 
 _ROOM_LEAST = 256
 """Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
@@ -224,11 +233,13 @@ class TransitionReplayBuffer(Unindexed):
         ring, columns, following = self._ring, self._columns, self._following
         store = ring.engine.writer(where)
         if critic_observations is None and next_critic_observations is None and fresh is None:
-            one = columns.one_step(
+            step = columns.as_given(
                 observations, actions, rewards, next_observations, dones, truncated
             )
-            if one is not None and self._at_once:
-                self._add_one(store, one, next_observations, where)
+            is_single = step is not None and type(step[2]) is not np.ndarray
+            count = 1 if is_single else len(observations)
+            fits = step is not None and count <= self._at_once
+            if fits and self._add_as_given(store, step, next_observations, count, is_single, where):
                 return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
@@ -241,8 +252,8 @@ class TransitionReplayBuffer(Unindexed):
             raise InputError(
                 f"{where}: {count} transitions exceed capacity={self.capacity}; raise capacity or add fewer at a time"
             )
-        begun = np.zeros(count, np.bool_) if fresh is None else np.asarray(fresh, np.bool_)
-        if begun.shape not in ((), (count,)):
+        begun = None if fresh is None else np.asarray(fresh, np.bool_)
+        if begun is not None and begun.shape not in ((), (count,)):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
         store.refuse_within(where, following.lock)
         with following.lock:
@@ -250,34 +261,42 @@ class TransitionReplayBuffer(Unindexed):
             parted, earlier = lane_breaks(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
             arrays = [*rows.values(), *rest.values(), lanes]
-            if count <= self._at_once:
+            if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
                 store.append(
                     [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
                 )  # fmt: skip
             else:
-                store.use("groups")
+                store.use(["groups"], where)
                 ring.commit(arrays, encode_data(earlier, where), where, after)
             following.committed(store, after)
 
-    def _add_one(self, store: Store, step: tuple[Any, ...], after: Array, where: str) -> None:
+    def _add_as_given(
+        self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str
+    ) -> bool:
+        """Store a step, or a batch, whose values have their columns' types; False if it must be a commit of its own."""
         following, name = self._following, self._columns.observed[0]
         store.refuse_within(where, following.lock)
         with following.lock:
             store.recover_if_stale()
-            lane, earlier = 1, dict[str, Array]()
-            before = following.before(store)
+            lanes: Any = count
+            before, earlier = following.before(store), _NO_VALUES
             if (
                 before is None
-                or len(before[name]) != 1
-                or before[name].tobytes() != step[0].tobytes()
+                or len(before[name]) != count
+                or not same_bytes(before[name], step[0])
             ):
-                parted, earlier = lane_breaks({name: step[0][None]}, before)
-                lane = -1 if parted[0] else 1
+                now = step[0][None] if is_single else step[0]
+                parted, earlier = lane_breaks({name: now}, before)
+                lanes = np.where(parted, -count, count)
+                lanes = lanes[0] if is_single else lanes
+                if nbytes_of(earlier) > _EARLIER_MOST:
+                    return False
             store.append(
-                (*step, lane, after), 1, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
-                is_single=True,
+                (*step, lanes, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
+                is_single,
             )  # fmt: skip
-            following.committed(store, {name: after[None]})
+            following.committed(store, {name: after[None] if is_single else after})
+        return True
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""

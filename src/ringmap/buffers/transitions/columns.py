@@ -128,22 +128,24 @@ class TransitionColumns:
             low, high = int(limits.min), int(limits.max)
         return self.trees[0].columns[0], action, low, high
 
-    def one_step(
+    def as_given(
         self, now: Any, action: Any, reward: Any, after: Any, done: Any, truncated: Any
     ) -> tuple[Any, ...] | None:
-        """Return the values of a single step but for its lane, if each has its column's type; None: `observations` and `rest` decide.
+        """Return the values of a step, or of a batch of them, but for their lanes, if each has its column's type as it is.
 
-        Most steps are like this, and a check of each array costs as much as all else that is done with them.
+        Else None: `observations` and `rest` decide. Most calls are like this, and a general check of each array costs as much
+        as all else that is done with them.
         """
         if self._alone is None:
             return None
         spec, column, low, high = self._alone
         if type(now) is not np.ndarray or type(after) is not np.ndarray:
             return None
-        if now.dtype != spec.dtype or now.shape != spec.shape:
+        shape = now.shape
+        if now.dtype != spec.dtype or after.dtype != spec.dtype or after.shape != shape:
             return None
-        if after.dtype != spec.dtype or after.shape != spec.shape:
-            return None
+        if shape != spec.shape:
+            return self._as_given(now, action, reward, after, done, truncated)
         if type(action) is np.ndarray:
             if action.dtype != column.dtype or action.shape != column.shape:
                 return None
@@ -154,6 +156,33 @@ class TransitionColumns:
         if type(done) not in _TRUTH or (truncated is not None and type(truncated) not in _TRUTH):
             return None
         return now, action, reward, done, bool(truncated)
+
+    def _as_given(
+        self, now: Array, action: Any, reward: Any, after: Array, done: Any, truncated: Any
+    ) -> tuple[Any, ...] | None:
+        """Do the work of `as_given` for a batch."""
+        assert self._alone is not None
+        spec, column, _, _ = self._alone
+        if now.ndim != len(spec.shape) + 1 or now.shape[1:] != spec.shape or not len(now):
+            return None
+        lanes = now.shape[:1]
+        given = (action, reward, done) if truncated is None else (action, reward, done, truncated)
+        for value in given:
+            if type(value) is not np.ndarray:
+                return None
+        if action.dtype != column.dtype or action.shape != lanes + column.shape:
+            return None
+        if reward.shape != lanes or done.shape != lanes or done.dtype != np.bool_:
+            return None
+        if reward.dtype != np.float32 and (
+            reward.dtype != np.float64 or not np.abs(reward).max() <= _MOST_REWARD
+        ):  # else one of them may not fit
+            return None
+        if truncated is None:
+            return now, action, reward, done, False
+        if truncated.shape != lanes or truncated.dtype != np.bool_:
+            return None
+        return now, action, reward, done, truncated
 
     def rest(
         self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str

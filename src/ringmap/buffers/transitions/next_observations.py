@@ -36,7 +36,7 @@ from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["NextObservations", "lane_breaks"]
+__all__ = ["NextObservations", "lane_breaks", "nbytes_of", "same_bytes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
@@ -219,9 +219,9 @@ class NextObservations:
             with self.lock:
                 if start not in self._kept:  # else another thread read them meanwhile
                     self._kept[start] = found
-                    self._kept_nbytes += _nbytes(found)
+                    self._kept_nbytes += nbytes_of(found)
                 while self._kept_nbytes > _KEPT_NBYTES:
-                    self._kept_nbytes -= _nbytes(self._kept.popitem(last=False)[1])
+                    self._kept_nbytes -= nbytes_of(self._kept.popitem(last=False)[1])
         return found
 
     # -- whole buffers -----------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _stop(source: Handle) -> int:
 
 
 def lane_breaks(
-    rows: Observations, before: Observations | None, begun: Any = False
+    rows: Observations, before: Observations | None, begun: Any = None
 ) -> tuple[Array, dict[str, Array]]:
     """Return which lanes break, and their last next observations, to be stored separately.
 
@@ -256,12 +256,12 @@ def lane_breaks(
     lanes = len(next(iter(before.values())))
     if lanes != count:
         return np.ones(count, np.bool_), {"rows": np.arange(-lanes, 0, dtype=np.int32), **before}
-    if not np.any(begun) and all(_same_bytes(rows[name], then) for name, then in before.items()):
-        return np.zeros(count, np.bool_), {}
-    fresh = np.zeros(count, np.bool_) | begun
+    fresh = np.zeros(count, np.bool_)
+    if begun is not None:
+        fresh |= begun
     for name, then in before.items():
-        now, was = rows[name].reshape(count, -1), then.reshape(count, -1)
-        fresh |= (now.view(np.uint8) != was.view(np.uint8)).any(axis=1)
+        if not same_bytes(rows[name], then):
+            fresh |= _different(rows[name], then)
     left = np.flatnonzero(fresh)
     if not len(left):
         return fresh, {}
@@ -271,15 +271,27 @@ def lane_breaks(
     }
 
 
-def _same_bytes(one: Array, other: Array) -> bool:
+def same_bytes(one: Array, other: Array) -> bool:
+    """Tell whether two arrays of one dtype and as many values have the same bytes."""
     if one.nbytes <= _SMALL_NBYTES:
         return one.tobytes() == other.tobytes()
     return bool((one.reshape(-1).view(np.uint8) == other.reshape(-1).view(np.uint8)).all())
+
+
+def _different(rows: Array, others: Array) -> Array:
+    """Tell for each row whether its bytes differ from those of the other array's row."""
+    if not rows.nbytes:
+        return np.zeros(len(rows), np.bool_)
+    whole = np.dtype((np.void, rows.nbytes // len(rows)))
+    one, other = (np.ascontiguousarray(a).reshape(len(rows), -1) for a in (rows, others))
+    different: Array = one.view(whole)[:, 0] != other.view(whole)[:, 0]
+    return different
 
 
 def _one(values: Observations, at: int) -> Observations:
     return {name: v[at] for name, v in values.items()}
 
 
-def _nbytes(values: Mapping[str, Any]) -> int:
+def nbytes_of(values: Mapping[str, Any]) -> int:
+    """Return the size of the arrays among some values."""
     return sum(v.nbytes for v in values.values() if isinstance(v, np.ndarray))

@@ -11,7 +11,7 @@ Not here: which rows are pending (commit/group.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,8 +50,12 @@ class PendingRows(Protocol):
         """Return what is kept for a row before these; None for none."""
         ...
 
-    def put_into(self, name: str, slots: Array, taken: Array) -> None:
-        """Replace the rows that are among these, in an array of the rows at `slots`."""
+    def among(self, slots: Array) -> tuple[Array, Array] | None:
+        """Return at which of `slots`, of any shape, these rows are, as booleans, and the numbers of these; None for none."""
+        ...
+
+    def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
+        """Return rows of columns by number."""
         ...
 
 
@@ -64,69 +68,76 @@ class PendingColumn:
     """
 
     def __init__(self, column: Column, pending: Callable[[], PendingRows | None]) -> None:
-        self._column, self._pending = column, pending
+        self.file, self._pending = column, pending
         self.spec: ColumnSpec = column.spec
         self.rows = column.rows
 
     @property
     def is_large(self) -> bool:
         """Whether a call of `want` pays off."""
-        return self._column.is_large
+        return self.file.is_large
 
     def want(self, slots: Array) -> None:
         """Ask for the rows at `slots`."""
-        self._column.want(slots)
+        self.file.want(slots)
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`."""
         pending = self._pending()
         if pending is None:
-            return self._column.take(slots, out, head)
-        # Its rows are not in the file, so a chunk that is read now is not whole up to the head.
-        taken = self._column.take(slots, out, min(head, pending.start))
-        if not taken.flags.writeable or taken.ndim == 0:
-            taken = np.array(taken)
-        pending.put_into(self.spec.name, slots, taken)
+            return self.file.take(slots, out, head)
+        head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        found = pending.among(slots)
+        if found is None:
+            return self.file.take(slots, out, head)
+        here, numbers = found
+        if here.all():
+            taken = (
+                np.empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
+            )
+        else:  # not from a chunk that has no file yet
+            taken = self.file.take(np.where(here, slots[~here][0], slots), out, head)
+        taken[here] = pending.rows_of([self.spec.name], numbers)[0]
         return taken
 
     # -- the file's own ----------------------------------------------------------------------
 
     def reserve(self, slot: int, count: int) -> None:
         """Make sure that rows can be written."""
-        self._column.reserve(slot, count)
+        self.file.reserve(slot, count)
 
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows."""
-        self._column.write(slot, values, live)
+        self.file.write(slot, values, live)
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy rows of another column."""
-        return self._column.copy_from(source, slot, count)
+        return self.file.copy_from(source, slot, count)
 
     def read(self, slot: int, count: int) -> Array:
         """Return a copy of rows in the file."""
-        return self._column.read(slot, count)
+        return self.file.read(slot, count)
 
     def pieces(self, slot: int, count: int) -> Iterator[bytes | str]:
         """Yield the bytes of rows in the file."""
-        return self._column.pieces(slot, count)
+        return self.file.pieces(slot, count)
 
     def rewrite(self, slot: int, count: int) -> None:
         """Write rows again."""
-        self._column.rewrite(slot, count)
+        self.file.rewrite(slot, count)
 
     def touched(self, slot: int, count: int) -> None:
         """Let the next `sync` cover rows."""
-        self._column.touched(slot, count)
+        self.file.touched(slot, count)
 
     def sync(self) -> None:
         """Make all rows in the file durable."""
-        self._column.sync()
+        self.file.sync()
 
     def forget(self) -> None:
         """Drop cached rows."""
-        self._column.forget()
+        self.file.forget()
 
     def close(self) -> None:
         """Release the file."""
-        self._column.close()
+        self.file.close()

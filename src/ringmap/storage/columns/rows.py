@@ -63,9 +63,10 @@ class Rows:
         self.schema = schema
         self.columns = columns
         self.ring = ring
-        self.by_name: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
+        self._files: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
+        self.by_name = self._files
         self.large = [name for name, column in self.by_name.items() if column.is_large]
-        self.shows_pending = False
+        self._pending: Callable[[], PendingRows | None] | None = None
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
@@ -107,8 +108,13 @@ class Rows:
         """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
         rows = Rows(self.schema, self.columns, self.ring)
         rows.by_name = {name: PendingColumn(c, pending) for name, c in self.by_name.items()}
-        rows.shows_pending = True
+        rows._pending = pending
         return rows
+
+    @property
+    def shows_pending(self) -> bool:
+        """Whether reads by name find rows that are in memory."""
+        return self._pending is not None
 
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""
@@ -166,6 +172,30 @@ class Rows:
             head = int(positions.max()) + 1
             return self.by_name[name].take(positions % self.ring.rows, None, head)
         return self.by_name[name].take(positions % self.ring.rows)
+
+    def take_all(self, names: Sequence[str], positions: Array, head: int) -> list[Array]:
+        """Return copies of rows of several columns at positions `(n,)` in any order, `(n, ...)` each.
+
+        Args:
+            names: of the columns.
+            positions: of the rows.
+            head: of the ring, at a look before this.
+        """
+        slots = positions % self.ring.rows
+        pending = None if self._pending is None else self._pending()
+        if pending is None:
+            return [self._files[name].take(slots, None, head) for name in names]
+        head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        here = (positions >= pending.start).nonzero()[0]
+        rows = pending.rows_of(names, positions.take(here) - pending.start) if len(here) else []
+        if len(here) == len(positions) and rows:
+            return [np.ascontiguousarray(values) for values in rows]
+        if rows:
+            slots[here] = slots[positions.argmin()]  # not from a chunk that has no file yet
+        taken = [self._files[name].take(slots, None, head) for name in names]
+        for values, ours in zip(taken, rows, strict=False):
+            values[here] = ours
+        return taken
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""

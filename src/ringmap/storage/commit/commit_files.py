@@ -275,6 +275,13 @@ class CommitFiles:
             self.state_file.write(state)
             self.state, self.unpublished = state, False
 
+    def begin_era(self) -> None:
+        """Let readers read everything again, the manifest too. Raises OSError: nothing has changed for them."""
+        old = self.state
+        state = replace(old, generation=old.generation + 1, era=old.era + 1)
+        self.state_file.write(state)
+        self.state = state
+
     # -- syncs -------------------------------------------------------------------------------
 
     def sync_all(self, rows: Rows | None, segments: Mapping[int, File]) -> None:

@@ -144,6 +144,7 @@ class OpenGroup:
         self._bytes = self._records.view(np.uint8).data
         self._values = [self._records[str(i)] for i in range(len(specs))]
         self._by_name = dict(zip(schema.names, self._values, strict=False))
+        self._fields = {name: str(i) for i, name in enumerate(schema.names)}
         kept = self._values[len(schema.columns) :]
         self._apart = dict(zip(apart.schema.names, kept, strict=True)) if apart else {}
         self._ring = rows
@@ -164,17 +165,16 @@ class OpenGroup:
         salt = uuid.uuid4().hex
         self._seed = seed_of(salt)
         described: dict[str, Any] = {
-            "columns": _described(self.schema), "after": self.after, "salt": salt,
+            "columns": _described(self.schema), "after": self.after, "salt": salt, "rows": self.limit,
         }  # fmt: skip
         if self.apart is not None:
             described["apart"] = _described(self.apart.schema)
             described["lanes"] = self.apart.lanes
-        if self.earlier:
-            described["earlier"] = True
+        earlier = self._frame(encode_data(self.earlier, folder), 1) if self.earlier else b""
+        if earlier:
+            described["earlier"] = len(earlier) - FRAME.size
         payload = json.dumps(described).encode()
-        head = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
-        if self.earlier:
-            head += self._frame(encode_data(self.earlier, folder), 1)
+        head = FRAME.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload + earlier
         need = len(head) + self.limit * (FRAME.size + self._size)
         if spent is not None and need > spent.nbytes:
             spent.remove(disk)
@@ -255,15 +255,19 @@ class OpenGroup:
             return None
         return {name: self.earlier[name][at] for name in self._apart}
 
-    def put_into(self, name: str, slots: Array, taken: Array) -> None:
-        """Replace the rows that are in this group, in an array of the rows at `slots`. O(slots)."""
+    def among(self, slots: Array) -> tuple[Array, Array] | None:
+        """Return at which of `slots`, of any shape, a row of this group is, and the numbers of these; None for none. O(slots)."""
         count = self.count
-        at = slots - self._first_slot
-        if at.min(initial=0) < 0:
+        at = np.asarray(slots - self._first_slot, np.int64)
+        if self._first_slot + self.limit > self._ring:
             at %= self._ring
-        here = at < count
-        if here.any():
-            taken[here] = self._by_name[name][at[here]]
+        here: Array = at.view(np.uint64) < count  # a slot before the first one is a large number
+        return (here, at[here]) if here.any() else None
+
+    def rows_of(self, names: Sequence[str], numbers: Array) -> list[Array]:
+        """Return rows of columns by number."""
+        rows = self._records.take(numbers, mode="clip")
+        return [rows[self._fields[name]] for name in names]
 
 
 def _described(schema: Schema) -> list[list[Any]]:

@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -246,6 +246,11 @@ class Store(Handle):
                 if not self.disk.is_folder(folder) or not self.disk.is_file(path):
                     continue
                 stream = read_stream(self.disk, path, self.ring.spare)
+                may_be_one = stream.schema is None and "groups" in self.manifest.features
+                if stream.fault and (stream.after is not None or may_be_one):
+                    log.warning(
+                        "%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps)
+                    )
                 if stream.after is None:
                     continue
                 newest = self._newest_record()
@@ -255,6 +260,11 @@ class Store(Handle):
                 if fits and stream.steps and stream.after == follows(newest):
                     self._commit_stream(stream, folder)
                     self.flush(folder)  # what an opening shows is durable
+                elif stream.steps and stream.after[0] >= self.seq:  # else they were committed
+                    log.warning(
+                        "%s: dropped %d rows of an open group: the rows before them are lost",
+                        self.folder, len(stream.steps),
+                    )  # fmt: skip
                 self.disk.remove_folder(folder)
                 # Else a power cut could bring it back, when the record that it follows is the newest one again.
                 self.disk.sync_folder(self.paths.open)
@@ -447,8 +457,11 @@ class Store(Handle):
             where: the method to name in the message.
             locks: further reentrant locks that such a call holds.
         """
-        if self._is_in_use or any(map(is_mine, locks)):
+        if self._is_in_use:
             self._refuse(where)
+        for lock in locks:
+            if is_mine(lock):
+                self._refuse(where)
 
     @property
     def _is_in_use(self) -> bool:
@@ -757,7 +770,7 @@ class Store(Handle):
     ) -> OpenGroup:
         rows, start = self.rows, self.head
         assert rows is not None
-        self.use("groups")
+        self._use(files, ["groups"])
         rows.reserve(start, limit)
         after = follows(self._newest_record())
         group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier)
@@ -778,12 +791,29 @@ class Store(Handle):
             self._grouping.committed()
         return group
 
-    def use(self, feature: str) -> None:
-        """Note in the manifest, durably, that the directory has a feature that older releases don't know."""
-        if feature not in self.manifest.features and not self.disk.volatile:
-            manifest = replace(self.manifest, features=(*self.manifest.features, feature))
-            self.disk.replace_file(self.paths.manifest, manifest.encode())
-            self.manifest = manifest
+    def use(self, features: Iterable[str], where: str) -> None:
+        """Note in the manifest, durably, that the directory has features that older releases don't know.
+
+        Raises:
+            EnvironmentFault: the manifest can't be written. The directory is sound, with or without the features.
+        """
+        if not self._uses(features):
+            self.exclusively(where, lambda files: self._use(files, features))
+
+    def _uses(self, features: Iterable[str]) -> bool:
+        return self.disk.volatile or not set(features) - set(self.manifest.features)
+
+    def _use(self, files: CommitFiles, features: Iterable[str]) -> None:
+        if self._uses(features):
+            return
+        known = self.manifest.features
+        added = [feature for feature in features if feature not in known]
+        manifest = replace(self.manifest, features=(*known, *added))
+        self._stale = True
+        self.disk.replace_file(self.paths.manifest, manifest.encode())
+        files.begin_era()  # readers that are open read the manifest again
+        self.manifest = manifest
+        self._stale = False
 
     def _show_group(self) -> None:
         """Let memory show the rows of the open group."""
@@ -792,12 +822,11 @@ class Store(Handle):
             return
         with self.memory:
             self._torn_memory = True
-            live, stop = self.live, Position(group.start + group.count)
-            if len(live) and live.start(live.newest) == group.start:
-                live.grow(group.count)
+            if self.head > group.start:  # it is shown already
+                self.live.grow(group.count)
             else:
-                live.append(group.start, group.count)
-            self.head = stop
+                self.live.append(group.start, group.count)
+            self.head = Position(group.start + group.count)
             self._torn_memory = False
 
     def _commit_group(

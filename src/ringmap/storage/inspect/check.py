@@ -22,6 +22,8 @@ sidecars        if one is there: what its own `Sidecar.faults` says
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
 all over        nothing lies there that is not part of a buffer
 
+Rows of an open group are neither a finding nor lost: a commit stores them, or the next opening for writing
+(describe.py counts them).
 Until a record is stored, `columns/` counts only if a schema was given: else it is made again.
 Not here: how each breach is found (faults.py), mending (repair.py).
 """

@@ -211,7 +211,8 @@ class Manifest:
                 f"{path}: the manifest was edited or damaged: its checksum is {checksum!r}, expected "
                 f"{expected!r}; put the original back, or run ringmap.repair on the buffer"
             )
-        unknown = [f for f in body.get("features", []) if f not in FEATURES]
+        features = body.get("features", [])
+        unknown = [f for f in features if f not in FEATURES] if _are_names(features) else []
         if unknown:
             raise NewerVersionError(
                 f"{path}: the buffer uses {unknown}, this ringmap knows {sorted(FEATURES)}; upgrade ringmap"
@@ -258,6 +259,9 @@ class Manifest:
             raise ValueError(f"sizes {max_steps!r}, {spare!r}, {slots!r}")
         if slots > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
             raise ValueError(f"table_slots {slots} for {max_steps + spare} rows")
+        features = body.get("features", [])
+        if not _are_names(features) or (body["version"] < 2) != (not features):
+            raise ValueError(f"version {body['version']!r} with features {features!r}")
         table, carried = dict(body["table"]), dict(body["carried"])
         if not _are_counts(*table.values()):
             raise ValueError(f"table {table!r}")
@@ -266,7 +270,7 @@ class Manifest:
         return cls(
             uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
             body["schema_from"] == "argument", dict(body["settings"]), table, carried,
-            tuple(body.get("features", ())),
+            tuple(features),
         )  # fmt: skip
 
 
@@ -277,6 +281,10 @@ def _mutable(spec: ColumnSpec) -> dict[str, bool]:
 def _are_counts(*numbers: Any) -> bool:
     """Tell whether all are integers in the range of file sizes: results computed from them fit in 64 bits."""
     return all(type(n) is int and 0 <= n < _MOST for n in numbers)
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(name, str) for name in given)
 
 
 def stored_options(given: Any) -> dict[str, Any]:

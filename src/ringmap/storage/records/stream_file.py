@@ -26,7 +26,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import decode_data
 
-__all__ = ["FRAME", "Apart", "Stream", "read_stream", "seed_of"]
+__all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "Stream", "read_stream", "seed_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,6 +34,11 @@ FRAME = struct.Struct("<IQ")
 """The header of a payload: its size, and its checksum."""
 
 _HEAD_LIMIT = 1 << 24
+EARLIER_LIMIT = 1 << 29
+"""Bytes of values of earlier rows in a group, encoded: so much memory a forged file may take."""
+
+_BEGIN = 1 << 16
+"""Of a file that holds something, this much is not all zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,23 @@ class Stream:
         return arrays
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The content of frame 0. Of a group: the bytes of frame 1 if it has values of `earlier` rows, its seed, the most rows."""
+
+    schema: Schema
+    apart: Apart | None = None
+    after: list[int] | None = None
+    earlier: int = 0
+    seed: int = 0
+    rows: int = 0
+
+    @property
+    def specs(self) -> tuple[ColumnSpec, ...]:
+        """The columns of a row in the file."""
+        return _specs(self.schema, self.apart)
+
+
 def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
     """Return the content of an open episode's file. No byte is used before its checksum and its size are verified.
 
@@ -86,6 +108,8 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
         head = file.read(FRAME.size, 0)
         if len(head) < FRAME.size:
             return Stream(None, [], 0)
+        if not any(head) and not any(file.read(_BEGIN, 0)):
+            return Stream(None, [], 0)  # a kill came before frame 0
         nbytes, check = FRAME.unpack(head)
         described = file.read(min(nbytes, _HEAD_LIMIT), FRAME.size)
         if xxhash.xxh3_64_intdigest(described, seed=0) != check:
@@ -94,28 +118,23 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
                 None, [], 0, "" if cut else "frame 0, which names the columns, is damaged"
             )
         try:
-            schema, apart, after, has_earlier, seed = _contents_of(described)
+            begun = _contents_of(described)
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             return Stream(
                 None, [], 0, f"frame 0, which names the columns, does not make sense: {error}"
             )
-        at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in _specs(schema, apart))
-        most = size - at if has_earlier else (max_steps + 1) * (FRAME.size + row)
+        at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in begun.specs)
+        most = FRAME.size + begun.earlier + (max_steps + 1) * (FRAME.size + row)
         data = memoryview(file.read(min(size - at, most), at))
-    if after is not None:
-        found = Stream(schema, [], at, after=after, apart=apart)
-        begin = 0
-        if apart is not None and has_earlier:
-            payload, fault = _frame(data, 0, 1, seed)
-            if payload is None:
-                return replace(found, fault=fault)
-            begin = FRAME.size + len(payload)
-            try:
-                found = replace(found, earlier=_earlier_in(payload, apart))
-            except (ValueError, LookupError, AttributeError) as error:
-                return replace(found, fault=f"frame 1 does not make sense: {error}")
-        rows, end, fault = _calls(data, begin, row, max_steps, seed, 2 if has_earlier else 1)
-        return replace(found, steps=rows, nbytes=at + end, fault=fault)
+        again = described if begun.after is None else file.read(len(described), FRAME.size)
+    if begun.after is not None:
+        found = Stream(begun.schema, [], at, after=begun.after, apart=begun.apart)
+        if again != described:
+            return found  # a writer has begun the next group
+        full = (
+            at + begun.earlier + FRAME.size * bool(begun.earlier) + begun.rows * (FRAME.size + row)
+        )
+        return _group_in(data, begun, found, row, max_steps, size < full)
     steps: list[bytes] = []
     fault, where = "", 0
     while where + FRAME.size <= len(data):
@@ -132,7 +151,26 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
             break
         steps.append(payload)
         where += FRAME.size + row
-    return Stream(schema, steps, at + where, fault)
+    return Stream(begun.schema, steps, at + where, fault)
+
+
+def _group_in(
+    data: memoryview, begun: _Begun, found: Stream, row: int, most: int, cut: bool
+) -> Stream:
+    """Return the rows of a group, given the bytes after frame 0. `cut`: whether the file is shorter than it was."""
+    begin, number = 0, 1
+    if begun.apart is not None and begun.earlier:
+        begin, number = FRAME.size + begun.earlier, 2
+        payload = _frame(data, 0, 1, begun.seed)
+        if payload is None or len(payload) != begun.earlier:
+            is_followed = _frame(data, begin, 2, begun.seed) is not None
+            return replace(found, fault="frame 1 is damaged" if is_followed else "")
+        try:
+            found = replace(found, earlier=_earlier_in(payload, begun.apart))
+        except (ValueError, LookupError, AttributeError) as error:
+            return replace(found, fault=f"frame 1 does not make sense: {error}")
+    rows, end, fault = _calls(data, begin, row, most, begun.seed, number, cut)
+    return replace(found, steps=rows, nbytes=found.nbytes + end, fault=fault)
 
 
 def seed_of(salt: str) -> int:
@@ -140,42 +178,47 @@ def seed_of(salt: str) -> int:
     return xxhash.xxh3_64_intdigest(salt.encode()) >> 1
 
 
-def _frame(data: memoryview, at: int, number: int, seed: int) -> tuple[bytes | None, str]:
-    """Return the payload of a group's frame, None if it is not whole; and its fault, if it is not the last one.
-
-    The file has its full size from the start, so the last frame that a kill cut looks damaged.
-    """
+def _frame(data: memoryview, at: int, number: int, seed: int) -> bytes | None:
+    """Return the payload of a group's frame, None if it is not whole."""
     if at + FRAME.size > len(data):
-        return None, ""
+        return None
     nbytes, check = FRAME.unpack_from(data, at)
-    stop = at + FRAME.size + nbytes
-    payload = bytes(data[at + FRAME.size : stop])
+    payload = bytes(data[at + FRAME.size : at + FRAME.size + nbytes])
     if not nbytes or len(payload) < nbytes:
-        return None, ""
-    if xxhash.xxh3_64_intdigest(payload, seed + number) == check:
-        return payload, ""
-    if stop + FRAME.size > len(data):
-        return None, ""
-    nbytes, check = FRAME.unpack_from(data, stop)
-    follows = bool(nbytes) and check == xxhash.xxh3_64_intdigest(
-        data[stop + FRAME.size : stop + FRAME.size + nbytes], seed + number + 1
-    )
-    return None, f"frame {number} is damaged" if follows else ""
+        return None
+    return payload if xxhash.xxh3_64_intdigest(payload, seed + number) == check else None
+
+
+def _why_it_ends(data: memoryview, at: int, row: int, number: int, seed: int, cut: bool) -> str:
+    """Return the fault in the bytes after the whole frames of a group, in words.
+
+    The file has its full size from the start, and bytes of earlier groups. So a frame that is not whole is a fault only if
+    another frame of this group follows, or if the file was cut in it: else a kill left it. O(bytes).
+    """
+    if cut and any(data[at:]):
+        return f"the file is cut in frame {number}"
+    starts = np.arange(at + FRAME.size + row, len(data) - FRAME.size, row)
+    values = np.frombuffer(data, np.uint8)
+    sizes = sum(values[starts + i].astype(np.int64) << 8 * i for i in range(4))
+    for start in starts[(sizes > 0) & (sizes % row == 0)].tolist():
+        if _frame(data, start, number + 1, seed) is not None:
+            return f"frame {number} is damaged"
+    return ""
 
 
 def _calls(
-    data: memoryview, at: int, row: int, most: int, seed: int, number: int
+    data: memoryview, at: int, row: int, most: int, seed: int, number: int, cut: bool
 ) -> tuple[list[bytes], int, str]:
     """Return the rows of the whole frames of a group, where these end, and the fault of the bytes after them."""
     rows: list[bytes] = []
-    while True:
-        payload, fault = _frame(data, at, number, seed)
-        if payload is None:
-            return rows, at, fault
-        if not row or len(payload) % row or len(rows) + len(payload) // row > most:
+    if not row:
+        return rows, at, f"frame {number} has rows of 0 bytes"
+    while (payload := _frame(data, at, number, seed)) is not None:
+        if len(payload) % row or len(rows) + len(payload) // row > most:
             return rows, at, f"frame {number} has {len(payload)} bytes, with rows of {row}"
         rows += (payload[i : i + row] for i in range(0, len(payload), row))
         at, number = at + FRAME.size + len(payload), number + 1
+    return rows, at, _why_it_ends(data, at, row, number, seed, cut)
 
 
 def _earlier_in(payload: bytes, apart: Apart) -> dict[str, Any]:
@@ -200,22 +243,26 @@ def _holds_json(data: bytes) -> bool:
     return True
 
 
-def _contents_of(described: bytes) -> tuple[Schema, Apart | None, list[int] | None, bool, int]:
-    """Return the ring's columns, those apart, the record that a group follows, whether frame 1 has values of earlier rows, and its seed."""
+def _contents_of(described: bytes) -> _Begun:
+    """Return the content of frame 0, or raise an error for content that makes no sense."""
     found = json.loads(described)
     if isinstance(found, list):
-        return _schema_of(found), None, None, False, 0
-    after = found["after"]
-    if len(after) != 4 or not all(type(n) is int and 0 <= n < 1 << 64 for n in after):
-        raise ValueError(f"follows {after!r}")
+        return _Begun(_schema_of(found))
+    after, earlier, rows = found["after"], found.get("earlier", 0), found["rows"]
+    counts = all(_is_count(n) for n in (*after, earlier, rows))
+    if len(after) != 4 or not counts or earlier > EARLIER_LIMIT:
+        raise ValueError(f"follows {after!r}, with {earlier!r} bytes and {rows!r} rows")
     schema, apart = _schema_of(found["columns"]), None
     if "apart" in found:
         apart = Apart(_schema_of(found["apart"]), found["lanes"])
         lanes = next((c for c in schema.columns if c.name == apart.lanes), None)
         if lanes is None or lanes.shape or lanes.dtype.kind != "i":
             raise ValueError(f"{apart.lanes!r} is no column of integers")
-    has_earlier = apart is not None and found.get("earlier") is True
-    return schema, apart, after, has_earlier, seed_of(found["salt"])
+    return _Begun(schema, apart, after, earlier, seed_of(found["salt"]), rows)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
 
 
 def _specs(schema: Schema, apart: Apart | None) -> tuple[ColumnSpec, ...]:

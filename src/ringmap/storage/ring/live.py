@@ -71,6 +71,13 @@ class GrowingArray(Generic[N]):
         """Replace one value. O(1)."""
         self._data[ordinal - self._offset] = value
 
+    def change(self, ordinal: int, value: int) -> int:
+        """Replace one value; return by how much it is greater. O(1)."""
+        at = ordinal - self._offset
+        before: int = self._data.item(at)
+        self._data[at] = value
+        return value - before
+
     def span(self, first: int, last: int) -> Array:
         """Return the values of ordinals `[first, last)`: a view, valid until the next append."""
         return self._data[first - self._offset : last - self._offset]
@@ -125,9 +132,7 @@ class LiveEpisodes:
 
     def grow(self, length: int) -> None:
         """Let the newest episode have this many steps, at least as many as before. O(1)."""
-        newest = self.newest
-        self.num_steps += length - self._lengths.at(newest)
-        self._lengths.put(newest, length)
+        self.num_steps += self._lengths.change(self.last - 1, length)
 
     def extend(self, starts: Array, lengths: Array) -> None:
         """Add several newest episodes at once."""
