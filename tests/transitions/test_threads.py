@@ -101,6 +101,7 @@ def test_a_reader_in_another_process_gets_none_of_another_call(fast, n_step):
 def struck(monkeypatch, proof, at, calls):
     """Return how many of a batch are wrong if calls come after its copy number `at`, and whether it was reached."""
     takes, kept = [0], MemmapColumn.take
+    proof.buf.engine.settle("a test")  # rows that are pending are copied from memory
 
     def take(column, slots, out=None, head=0):
         taken = kept(column, slots, out, head)
@@ -151,6 +152,7 @@ def test_the_newest_call_is_read_again_not_drawn_anew(monkeypatch):
 def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
     """Nothing is left to draw from, and the error says so."""
     proof, kept = Proof(), MemmapColumn.take
+    proof.buf.engine.settle("a test")
 
     def take(column, slots, out=None, head=0):
         if len(proof.buf):
