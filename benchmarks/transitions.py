@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from benchmarks.table import Table
 from benchmarks.timing import in_turn
 from ringmap import TransitionReplayBuffer
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.inspect.describe import nbytes_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,8 +57,8 @@ class Party:
 
 
 def run(place: Place) -> list[Table]:
-    """Time priorities, then adding and drawing with few and many lanes."""
-    return [_priorities(place), *(_plain(place, lanes) for lanes in (1, 64))]
+    """Time steps stored alone, priorities, then adding and drawing with few and many lanes."""
+    return [_alone(place), _priorities(place), *(_plain(place, lanes) for lanes in (1, 64))]
 
 
 # -- the parties ---------------------------------------------------------------------------------
@@ -258,6 +261,49 @@ def _bare(folder: Path, size: int, rng: np.random.Generator) -> Callable[[], Non
     return call
 
 
+def _alone(place: Place) -> Table:
+    """Time `add` of steps that are there already, and what a million of them leave on the disk."""
+    table = Table(
+        f"steps stored alone: {DIM} floats, an action, a reward, two flags; made beforehand"
+    )
+    known, rounds = 256, place.size(100, 2)
+    made = {lanes: [Steps(lanes, i * lanes)() for i in range(known)] for lanes in (1, 32)}
+    for step in made[1]:  # as one environment gives them
+        step.update({name: values[0] for name, values in step.items()})
+        step.update({name: step[name].item() for name in ("action", "reward", "done")})
+    bars = {(1, "in RAM"): 12, (1, "in a directory"): 20, (32, "in a directory"): 40}
+    with place.folder() as folder:
+        adds: dict[str, Callable[[], object]] = {}
+        for lanes, steps in made.items():
+            for where, path in (("in RAM", None), ("in a directory", folder / str(lanes))):
+                party, turn = ours(place.size(1_000_000, 1_024), lanes, path), cycle(steps)
+                name = f"{where}, {lanes} lane{'s' * (lanes > 1)}: add"
+                adds[name] = lambda p=party, t=turn: p.add(next(t))  # type: ignore[misc]
+        table.add_all(in_turn(adds, rounds, burst=place.size(100, 2)))
+        for (lanes, where), bar in bars.items():
+            name = f"{where}, {lanes} lane{'s' * (lanes > 1)}: add"
+            table.bar(f"{name}, median us", table.times[name]["median"] * 1e6, at_most=bar)
+        _fill(table, folder / "filled", place.size(1_000_000, 1_024), made[1])
+    return table
+
+
+def _fill(table: Table, path: Path, count: int, steps: list[dict[str, Array]]) -> None:
+    """Fill a directory with single steps, and tell what it takes, and how long opening it takes."""
+    buf = TransitionReplayBuffer(count, (DIM,), device=None, path=path, seed=0)
+    begun = perf_counter()
+    for step, _ in zip(cycle(steps), range(count), strict=False):
+        buf.add(step["obs"], step["action"], step["reward"], step["next"], step["done"])
+    buf.close()
+    took = perf_counter() - begun
+    row = 4 * DIM + 8 + 4 + 1 + 1 + 4
+    over = (nbytes_of(str(path)) - count * row) / count
+    table.fact(f"{count:,} single adds and close, s", took)
+    table.bar(f"bytes beside the {row} of a row, of {count:,}", over, at_most=40)
+    begun = perf_counter()
+    TransitionReplayBuffer.open(path, "r+", device=None).close()
+    table.bar("opening it for writing, and closing, s", perf_counter() - begun, at_most=0.3)
+
+
 def _plain(place: Place, lanes: int) -> Table:
     size = place.size(100_000, 1_024)
     table = Table(
@@ -282,7 +328,5 @@ def _plain(place: Place, lanes: int) -> Table:
     for what in ("add", "sample"):
         for name in list(parties)[2:]:
             table.faster(f"ringmap, in RAM: {what}", f"{name}: {what}")
-    table.notes.append(
-        "ours makes each add a commit that a kill can't undo; Stable-Baselines3 returns tensors"
-    )
+    table.notes.append("no kill can undo an add of ours; Stable-Baselines3 returns tensors")
     return table

@@ -6,11 +6,14 @@ from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 from ringmap.storage.columns.backends import Zarr
+from ringmap.storage.columns.schema import Column
 from ringmap.storage.inspect.check import check
 from ringmap.storage.inspect.repair import repair
+from ringmap.storage.inspect.upgrade import upgrade
 from ringmap.world.world import World
 
 __all__ = [
+    "Column",
     "DistillationBuffer",
     "OfflineToOnlineReplayBuffer",
     "ReplayBuffer",
@@ -26,6 +29,7 @@ __all__ = [
     "recording",
     "repair",
     "samplers",
+    "upgrade",
     "world",
 ]
 

@@ -677,6 +677,7 @@ def test_readers(tmp_path):
         assert (np.sort(np.concatenate([b["ids"] for b in other.epochs(9)])) == np.arange(46)).all()
     buf.start_round()
     fill(buf, 1, start=23)
+    buf.flush()
     assert reader.batch(5) and reader.round == 2
     with pytest.raises(ValueError, match="unknown options"):
         DistillationBuffer.open(path, capacity=3)
@@ -734,6 +735,7 @@ def test_a_reader_of_the_last_rounds_that_is_lapped_looks_again(tmp_path, monkey
     for _ in range(3):
         buf.start_round()
         fill(buf, 3)
+    buf.flush()
     reader = DistillationBuffer.open(path, seed=0)
     assert reader.round == 2
     rounds = iter(range(3, 20))
@@ -742,6 +744,7 @@ def test_a_reader_of_the_last_rounds_that_is_lapped_looks_again(tmp_path, monkey
         for start in rounds:
             buf.start_round()
             fill(buf, 3, start=start * 6)
+        buf.flush()
 
     if when == "before":
         lap()
@@ -879,6 +882,7 @@ def test_which_rows_are_kept_is_remembered(tmp_path):
     for turn in range(3):
         buf.start_round()
         buf.add(*rows(4 * turn, 4))
+    buf.flush()
     with DistillationBuffer.open(tmp_path / "buf") as reader:
         assert (reader.retention, reader.keep_rounds) == ("last", 1)
         assert [numbers(b).tolist() for b in reader.epochs(4, shuffle=False)] == [[8, 9, 10, 11]]

@@ -795,6 +795,7 @@ def test_a_pickled_ring_follows_its_writer(tmp_path):
     rb.extend(episode(10, 1))
     copy = pickle.loads(pickle.dumps(rb))
     rb.extend(episode(30, 1))
+    rb.flush()
     assert len(copy.online_buffer) == 10
     assert len(copy) == len(rb)
     assert len(copy.online_buffer) == 40

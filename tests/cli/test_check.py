@@ -31,7 +31,12 @@ def hurt(replay, tmp_path):
 
 def test_sound(cli, replay):
     assert cli("check", replay) == type(cli("check", replay))(0, "replay: sound\n", "")
-    assert cli("check", replay, "--json").json == {"path": "replay", "sound": True, "findings": []}
+    assert cli("check", replay, "--json").json == {
+        "path": "replay",
+        "sound": True,
+        "findings": [],
+        "pending": 0,
+    }
     done = cli("repair", replay)
     assert (done.code, done.out) == (0, "replay: sound, nothing to do\n")
     assert cli("repair", replay, "--apply").code == 0

@@ -113,7 +113,7 @@ class Target:
     def sync_behind(self): pass
 
 target = Target()
-sync = BackgroundSync(target, 1e-3)
+sync = BackgroundSync(target, 1e-3, type(target).sync_behind)
 sync.committed()
 struck = []
 
@@ -154,7 +154,7 @@ class Target:
 def syncing(others):
     """Return a target, its background sync, and the thread of that: the one that is not among the others."""
     target = Target()
-    sync = BackgroundSync(target, 3600)
+    sync = BackgroundSync(target, 3600, type(target).sync_behind)
     sync.committed()
     (thread,) = set(threading.enumerate()) - others
     return target, sync, thread

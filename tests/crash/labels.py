@@ -71,6 +71,7 @@ class LabelSession(Session):
     """A session on a `DistillationBuffer`. `Expect.also`: number -> labels that a kill may show, and that a cut may."""
 
     draw_step = staticmethod(draw)
+    has_groups = True
     where = os.sep + "rows"
 
     def __init__(self, *args, **options):
@@ -132,6 +133,7 @@ class LabelSession(Session):
             rows_of(number, length, self.buf.round), np.zeros(length, np.int64),
             actor_id=np.full(length, number), dones=np.arange(length) == length - 1,
         )  # fmt: skip
+        self.buf._ring.engine.settle("a test")  # a commit for each call, as the model has it
 
     def sampling(self):
         state = self.buf.state_dict()

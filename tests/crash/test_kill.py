@@ -147,7 +147,7 @@ def test_a_second_writer_is_kept_out_and_a_dead_one_keeps_nobody_out(memory):
     passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"])
 
 
-OTHERS = ["transitions", "priorities", "labels"]
+OTHERS = ["transitions", "priorities", "labels", "values"]
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -198,6 +198,7 @@ CAUGHT = {
     "unfinished chunk never removed": ("changes", "commit that evicts"),
     "successors written after the commit": ("changes", "transitions: first calls"),
     "leaves of priorities written in place": ("changes", "priorities: a log that fills"),
+    "values written over the newest, in two pieces": ("changes", "values: updates"),
     "each row relabelled for itself": ("changes", "labels: first relabelling"),
 }
 OF_CHUNKS = [planted for planted in CAUGHT if "chunk" in planted]

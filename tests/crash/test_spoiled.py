@@ -47,6 +47,12 @@ def test_a_spoiled_newest_episode_is_never_drawn_by_priority(tmp_path):
     buf.close()
 
 
+def add(buf, arguments):
+    """Store a call in a commit of its own."""
+    buf.add(*arguments)
+    buf.engine.settle("a test")
+
+
 @pytest.fixture
 def calls(tmp_path):
     """A buffer of three calls of three lanes, all of which go on, whose writer was killed."""
@@ -54,7 +60,7 @@ def calls(tmp_path):
     buf = Transitions(20, (4,), path=tmp_path / "buf", **options)
     before = None
     for number in (1, 2, 3):
-        buf.add(*call_of(number, 3, before))
+        add(buf, call_of(number, 3, before))
         before = number, 3
     buf._ring.buffer.engine.owned.abandon()
     return tmp_path / "buf", options
@@ -65,7 +71,7 @@ def test_a_spoiled_newest_call_is_no_next_observation(tmp_path):
     options = {"device": None, "obs_dtype": np.int32, "sync_every_s": 0, "path": tmp_path / "buf"}
     buf = Transitions(20, (4,), **options)
     for number, lanes in ((1, 2), (2, 1), (3, 2)):
-        buf.add(*call_of(number, lanes, None))
+        add(buf, call_of(number, lanes, None))
     buf._ring.buffer.engine.owned.abandon()
     spoil(tmp_path / "buf/columns/000-observations.npy", 3 * 16, 32)
     with open(tmp_path / "buf/columns/005-lanes.npy", "r+b") as column:
@@ -82,13 +88,13 @@ def test_lanes_do_not_go_on_over_a_call_that_was_dropped(calls):
     """The row so many lanes further is that of another lane, where a call with fewer lay in between."""
     path, options = calls
     buf = Transitions(20, (4,), path=path, **options)
-    buf.add(*call_of(4, 1, None))
+    add(buf, call_of(4, 1, None))
     buf._ring.buffer.engine.owned.abandon()
     spoil(path / "columns/000-observations.npy", 9 * 16, 16)
     buf = RebootedTransitions(20, (4,), path=path, **options)
     assert look(buf)[0][-1] == (3, 3)
-    buf.add(*call_of(5, 3, (3, 3)))
-    buf.add(*call_of(6, 3, (5, 3)))
+    add(buf, call_of(5, 3, (3, 3)))
+    add(buf, call_of(6, 3, (5, 3)))
     _, lost = look(buf)
     assert {number for number, _ in lost} <= {3}
     buf.close()
@@ -99,7 +105,7 @@ def test_successors_of_other_rows_do_not_count(calls):
     path, options = calls
     other = Transitions(20, (4,), path=path.parent / "other", **options)
     for number in (1, 2, 7):
-        other.add(*call_of(number, 3, None))
+        add(other, call_of(number, 3, None))
     found = other._following.files.find  # of another buffer: its checksum differs too
     assert found(9, 0) is None
     other.close()
@@ -134,8 +140,8 @@ def test_check_finds_flipped_successors_and_repair_mends_them(calls, at):
 def test_the_older_file_alone_may_be_damaged(calls):
     path, options = calls
     buf = Transitions(20, (4,), path=path, **options)
-    buf.add(*call_of(4, 3, (3, 3)))
-    older = f"successors.{buf._following.files._next}.bin"
+    add(buf, call_of(4, 3, (3, 3)))
+    older = f"successors.{buf.engine.owned._following._next}.bin"
     buf.close()
     (path / older).write_bytes(b"?")
     assert ringmap.check(path) == []

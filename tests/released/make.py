@@ -1,9 +1,11 @@
 """Makes the fixtures: what the released formats wrote, packed as text, a few KB each.
 
     python -m tests.released.make KIND > tests/released/format-1-KIND.txt
+    python -m tests.released.make 2-KIND > tests/released/format-2-KIND.txt
 
-KIND is one of `KINDS`; the memmap ring has no suffix. A fixture is never made again: it is what a commit wrote.
-`format-1.txt` and `format-1-zarr.txt` are of the first release of each, the others of commit 94d242e.
+KIND is one of `KINDS`, or of `KINDS_2`, which use features of version 2; the memmap ring has no suffix. A fixture is never
+made again: it is what a commit wrote.
+`format-1.txt` and `format-1-zarr.txt` are of the first release of each, the others of version 1 of commit 94d242e.
 `format-1-codecs.txt` has a column for each of `CHAINS`, which could be chosen then.
 """
 
@@ -201,6 +203,40 @@ KINDS = {
 }
 
 
+def kill(ring):
+    """End a writer as a kill does, with its rows pending."""
+    store = ring.engine.owned
+    assert store.pending.count
+    store.abandon()
+
+
+def groups(folder):
+    """Transitions whose writer was killed: 10 calls are committed, and 5 are in an open group, one of them a new episode."""
+    from ringmap import TransitionReplayBuffer
+
+    buf = TransitionReplayBuffer(100, (3,), device=None, path=folder, seed=0, sync_every_s=0)
+    for t in range(15):
+        if t == 10:
+            buf.flush()
+        buf.add(*step(t))
+    kill(buf)
+
+
+def rows_in_groups(folder):
+    """Rows of a student, likewise."""
+    from ringmap.data import DistillationBuffer
+
+    buf = DistillationBuffer(40, path=folder, retention="all", seed=0, sync_every_s=0)
+    for number in range(6):
+        if number == 4:
+            buf.flush()
+        buf.add(*rows(number))
+    kill(buf._ring)
+
+
+KINDS_2 = {"transitions": groups, "distillation": rows_in_groups}
+
+
 def pack(folder):
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
@@ -219,5 +255,6 @@ def unpack(text, folder):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
-        KINDS[sys.argv[1]](Path(home) / "buf")
+        makers = KINDS | {f"2-{kind}": make for kind, make in KINDS_2.items()}
+        makers[sys.argv[1]](Path(home) / "buf")
         sys.stdout.write(pack(Path(home) / "buf"))

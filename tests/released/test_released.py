@@ -1,5 +1,6 @@
 """Buffers and datasets of every released format version open, whole, for ever."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.data import DistillationBuffer, get_format, list_formats, load_dataset
 from ringmap.errors import CorruptError
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.inspect.describe import pending_at
 from ringmap.storage.records.manifest import VERSION
 from tests.released import datasets
 from tests.released.make import (
     CHAINS,
     FORMATS,
     KINDS,
+    KINDS_2,
     LENGTHS,
     episode,
     packed_episode,
@@ -47,15 +50,16 @@ def same(got, expected):
 def test_every_format_has_its_fixtures():
     kinds = {"", "-codecs", *(f"-{kind}" for kind in KINDS if kind != "memmap")}
     found = {path.stem.removeprefix("format-") for path in HERE.glob("format-*.txt")}
-    assert found == {f"{version}{kind}" for version in range(1, VERSION + 1) for kind in kinds}
+    assert VERSION == 2
+    assert found == {f"1{kind}" for kind in kinds} | {f"2-{kind}" for kind in KINDS_2}
 
 
 @pytest.fixture
 def old(tmp_path):
-    """Return what unpacks a fixture of format 1."""
+    """Return what unpacks a fixture."""
 
-    def unpacked(kind):
-        unpack((HERE / f"format-1{kind}.txt").read_text(), tmp_path / "buf")
+    def unpacked(kind, version=1):
+        unpack((HERE / f"format-{version}{kind}.txt").read_text(), tmp_path / "buf")
         return tmp_path / "buf"
 
     return unpacked
@@ -116,20 +120,92 @@ def test_an_episode_that_was_cut_off_is_there(old, interrupted):
     assert ringmap.check(path) == []
 
 
+def version_of(path):
+    body = json.loads((path / "manifest.json").read_text())
+    return body["version"], body.get("features", [])
+
+
+VERSION_2 = 2, ["groups"]
+
+
+def steps_at(t, lane):
+    """Return the columns of the steps of these numbers and lanes."""
+    expected = [np.stack(column) for column in zip(*map(step, t), strict=True)]
+    return [column[np.arange(len(t)), lane.astype(int)] for column in expected]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_rows_of_an_open_group_are_there(old, mode):
+    path = old("-transitions", 2)
+    assert version_of(path) == VERSION_2
+    assert (pending_at(path), ringmap.check(path)) == (10, [])
+    with TransitionReplayBuffer.open(path, mode, device=None, sampler=everything) as buf:
+        count = 20 if mode == "r" else 30
+        assert len(buf) == count
+        batch = buf.sample(count)
+        assert sorted(batch["actions"]) == sorted([*range(count // 2)] * 2)
+        lane = batch["observations"][:, 0] >= 100
+        names = ("observations", "actions", "rewards", "next_observations", "dones")
+        wanted = steps_at(batch["actions"], lane)
+        same({name: batch[name] for name in names}, dict(zip(names, wanted, strict=True)))
+    assert pending_at(path) == (10 if mode == "r" else 0)
+    assert ringmap.check(path) == []
+
+
+def everything(step, buffer, batch_size, history_len):
+    """Return the clips in order."""
+    return np.arange(batch_size)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_rows_of_an_open_group_of_a_distillation_are_there(old, mode):
+    path = old("-distillation", 2)
+    assert version_of(path / "rows") == VERSION_2
+    pending = pending_at(path / "rows")
+    assert pending == 8
+    with DistillationBuffer.open(path, mode) as buf:
+        count = 24 if mode == "r+" else 24 - pending
+        batch = buf.rows(np.arange(count))
+        observations, labels = map(np.concatenate, zip(*map(rows, range(count // 4)), strict=True))
+        np.testing.assert_array_equal(batch["student_observations"], observations)
+        assert batch["teacher_actions"].tolist() == labels.tolist()
+    assert ringmap.check(path / "rows") == []
+
+
+@pytest.mark.parametrize("kind", [*RINGS, "-transitions"])
+def test_version_1_is_upgraded_by_name_and_stays_whole(old, kind):
+    path = old(kind)
+    assert version_of(path) == (1, [])
+    before = read(path)
+    assert ringmap.upgrade(path) == ["groups"]
+    assert version_of(path) == VERSION_2
+    assert ringmap.check(path) == []
+    assert read(path) == before
+
+
+def read(path):
+    """Return the bytes of all episodes."""
+    with ReplayBuffer.open(path) as buf:
+        return [
+            {n: np.array(v).tobytes() for n, v in one.items() if n[0] != "_"}
+            for one in buf.episodes()
+        ]
+
+
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_transitions_are_there(old, mode):
     path, sampler = old("-transitions"), PrioritizedSampler()
     with TransitionReplayBuffer.open(path, mode, device=None, sampler=sampler) as buf:
         assert len(buf) == 24
         batch = buf.sample(24)
-        t, lane = batch["actions"], batch["observations"][:, 0] >= 100
-        expected = [np.stack(column) for column in zip(*map(step, t), strict=True)]
-        chosen = [column[np.arange(24), lane.astype(int)] for column in expected]
+        chosen = steps_at(batch["actions"], batch["observations"][:, 0] >= 100)
         names = ("observations", "actions", "rewards", "next_observations", "dones")
         same({name: batch[name] for name in names}, dict(zip(names, chosen, strict=True)))
         if mode == "r+":
             assert set(sampler.kept_priorities().values.tolist()) == {1, 5}
+            assert version_of(path) == (1, [])
             buf.add(*step(20))
+    assert version_of(path) == (VERSION_2 if mode == "r+" else (1, []))
     assert ringmap.check(path) == []
 
 

@@ -1,4 +1,4 @@
-"""The three kinds of values beside the columns, behind one set of methods: priorities, next observations, labels.
+"""The kinds of values beside the columns, behind one set of methods: priorities, next observations, labels, newest values.
 
 What is given carries a tag, so that a value tells when it was given, and to what.
 """
@@ -12,6 +12,8 @@ from ringmap.samplers import PrioritizedSampler
 
 class Priorities:
     files = ("priorities.bin",)
+    is_needed = False
+    """Whether a buffer without it, or with another buffer's, is refused until it is repaired."""
 
     @staticmethod
     def empty():
@@ -60,7 +62,7 @@ class NextObservations(Priorities):
     @classmethod
     def make(cls, path):
         buf = TransitionReplayBuffer(
-            50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0
+            50, (2,), path=path, device=None, obs_dtype=np.int32, sync_every_s=0, seed=0
         )
         for tag in (-2, -1):
             cls.give(buf, tag)
@@ -68,7 +70,7 @@ class NextObservations(Priorities):
 
     @staticmethod
     def open(path, mode="r+"):
-        return TransitionReplayBuffer.open(path, mode, device=None)
+        return TransitionReplayBuffer.open(path, mode, device=None, seed=0)
 
     @staticmethod
     def give(buf, tag):
@@ -77,6 +79,7 @@ class NextObservations(Priorities):
         lanes = np.arange(3)
         after = np.stack([np.full(3, tag), lanes], 1).astype(np.int32)
         buf.add(obs, lanes, np.full(3, tag, np.float32), after, np.zeros(3, bool))
+        buf.engine.settle("a test")
 
     @staticmethod
     def expected(tag):
@@ -140,7 +143,44 @@ class Labels(Priorities):
         return [p for p in (path / "rows", path / "labels") if p.exists()]
 
 
-KINDS = {"priorities": Priorities, "next observations": NextObservations, "labels": Labels}
+class Newest(Priorities):
+    files = ("mutable.bin",)
+    is_needed = True
+
+    @staticmethod
+    def empty():
+        return {row: row / 2 for row in range(40)}
+
+    @staticmethod
+    def make(path):
+        schema = {"x": ((), "<i8"), "value": ringmap.Column((20,), "<f8", mutable=True)}
+        buf = ReplayBuffer(100, path=path, schema=schema, sync_every_s=0)
+        value = np.repeat(np.arange(40)[:, None] / 2, 20, 1)
+        buf.write_episode({"x": np.arange(40), "value": value})
+        return buf
+
+    @staticmethod
+    def open(path, mode="r+"):
+        return ReplayBuffer.open(path, mode)
+
+    @staticmethod
+    def give(buf, tag):
+        value = np.repeat(tag + np.arange(40)[:, None] / 64, 20, 1)
+        assert buf.update(np.arange(40), {"value": value}) == 40
+
+    @staticmethod
+    def values(buf):
+        value = buf.load_episode(0)["value"]
+        assert (value == value[:, :1]).all()
+        return dict(enumerate(value[:, 0].tolist()))
+
+
+KINDS = {
+    "priorities": Priorities,
+    "next observations": NextObservations,
+    "labels": Labels,
+    "newest values": Newest,
+}
 
 
 def check(kind, path):

@@ -1,4 +1,4 @@
-"""What stands beside the columns keeps its promises, of whichever kind it is: one suite, run for all three."""
+"""What stands beside the columns keeps its promises, of whichever kind it is: one suite, run for all of them."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import ringmap
-from ringmap.errors import ReadOnlyError
+from ringmap.errors import CorruptError, ReadOnlyError
 from ringmap.storage.directory.entries import ENTRIES, NAMES
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.sidecars import SIDECARS
@@ -35,6 +35,15 @@ def made(kind, path, *tags):
     for tag in tags:
         kind.give(buf, tag)
     buf.close()
+
+
+def refused_until_repaired(kind, path):
+    assert check(kind, path)
+    for mode in ("r", "r+"):
+        with pytest.raises(CorruptError, match=kind.files[0]):
+            values_at(kind, path, mode)
+    ringmap.repair(path, dry_run=False)
+    assert [f for f in check(kind, path) if "set aside" not in f.what] == []
 
 
 def killed(work):
@@ -153,6 +162,8 @@ def test_what_is_of_another_buffer_is_not_served(kind, tmp_path):
         (other / name).rename(place)
     if kind is not KINDS["labels"]:  # which are of a row by its stamp, and of none here
         assert check(kind, path)
+    if kind.is_needed:
+        refused_until_repaired(kind, path)
     assert values_at(kind, path) == kind.empty()
 
 
@@ -162,6 +173,8 @@ def test_what_is_missing_begins_empty(kind, tmp_path):
     for name in kind.files:
         place = path / name
         shutil.rmtree(place) if place.is_dir() else place.unlink()
+    if kind.is_needed:
+        refused_until_repaired(kind, path)
     assert check(kind, path) == []
     assert values_at(kind, path) == kind.empty()
     with kind.open(path) as buf:

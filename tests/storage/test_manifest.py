@@ -86,7 +86,7 @@ def test_it_is_readable_json_that_says_what_it_is():
     body = json.loads(text)
     assert text.endswith("}\n")
     assert text.count("\n") > 20, "for people: one item per line"
-    assert (body["format"], body["version"], body["byte_order"]) == ("ringmap", VERSION, "little")
+    assert (body["format"], body["version"], body["byte_order"]) == ("ringmap", 1, "little")
     assert (body["max_steps"], body["spare"], body["rows"]) == (100, 50, 150)
     assert body["columns"][0] == {
         "name": "obs/é", "file": "columns/000-obs-e.npy", "backend": "memmap", "dtype": "<f4",
@@ -242,3 +242,23 @@ def test_control_a_checksum_that_forgets_a_part_is_caught(monkeypatch):
     body = json.loads(signed())
     body["settings"] = {}
     assert Manifest.decode(json.dumps(body).encode(), PATH).settings == {}, "an edit goes unnoticed"
+
+
+def test_features_make_it_version_2_and_are_refused_by_name():
+    plain, used = make(), make(features=("groups",))
+    assert json.loads(plain.encode())["version"] == 1
+    assert "features" not in json.loads(plain.encode())
+    assert json.loads(used.encode())["version"] == 2
+    assert Manifest.decode(used.encode(), PATH) == used
+    with pytest.raises(
+        NewerVersionError,
+        match=r"uses \['telepathy'\], this ringmap knows \['groups', 'mutable'\]",
+    ):
+        Manifest.decode(make(features=("groups", "telepathy")).encode(), PATH)
+
+
+def test_a_release_of_version_1_refuses_version_2(monkeypatch):
+    data = make(features=("groups",)).encode()
+    monkeypatch.setattr(module, "VERSION", 1)
+    with pytest.raises(NewerVersionError, match="format version 2, this ringmap reads up to 1"):
+        Manifest.decode(data, PATH)

@@ -13,6 +13,7 @@ from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.errors import LappedError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.commit.group import OpenGroup
 from tests.buffers.processes import Child
 from tests.busy import busy
 
@@ -100,6 +101,7 @@ def test_a_reader_in_another_process_gets_none_of_another_call(fast, n_step):
 def struck(monkeypatch, proof, at, calls):
     """Return how many of a batch are wrong if calls come after its copy number `at`, and whether it was reached."""
     takes, kept = [0], MemmapColumn.take
+    proof.buf.engine.settle("a test")  # rows that are pending are copied from memory
 
     def take(column, slots, out=None, head=0):
         taken = kept(column, slots, out, head)
@@ -134,7 +136,8 @@ def test_the_strikes_find_what_is_handed_out_for_another_head(monkeypatch):
     """The control: what the newest call led to, whatever the head at which the rows were read."""
 
     def whatever(self, source, head):
-        return self._newest.observations
+        newest = self._newest  # as if it were of the asked head
+        return newest._replace(stop=head)
 
     monkeypatch.setattr(NextObservations, "_of_newest", whatever)
     assert strikes(monkeypatch, 1) > 0
@@ -149,6 +152,7 @@ def test_the_newest_call_is_read_again_not_drawn_anew(monkeypatch):
 def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
     """Nothing is left to draw from, and the error says so."""
     proof, kept = Proof(), MemmapColumn.take
+    proof.buf.engine.settle("a test")
 
     def take(column, slots, out=None, head=0):
         if len(proof.buf):
@@ -164,16 +168,16 @@ def test_a_clear_in_the_middle_of_a_batch(monkeypatch):
 def test_a_handler_in_the_middle_of_an_add_is_refused(call, monkeypatch):
     """Between what the newest rows led to and their commit, another call of the same thread would part the two."""
     proof, errors = Proof(), []
-    real = NextObservations.announce
+    real = OpenGroup.append
 
     def interrupted(self, *args):
-        monkeypatch.setattr(NextObservations, "announce", real)
+        monkeypatch.setattr(OpenGroup, "append", real)
         with pytest.raises(RoleError, match=f"{call}: called in the middle of another call") as e:
             proof.buf.clear() if call == "clear" else proof.add()
         errors.append(e)
         real(self, *args)
 
-    monkeypatch.setattr(NextObservations, "announce", interrupted)
+    monkeypatch.setattr(OpenGroup, "append", interrupted)
     before = proof.calls
     proof.add()
     assert len(errors) == 1

@@ -1,7 +1,9 @@
 """An older version of the library and this one share a directory, and never read what the other did not write."""
 
+import numpy as np
 import pytest
 
+import ringmap
 from tests.versions import pairs
 from tests.versions.pairs import OLDER, Version, Wrong, turns, why_not
 
@@ -24,6 +26,25 @@ def test_control_an_episode_too_few_is_noticed(tmp_path, monkeypatch, storage):
     monkeypatch.setattr(pairs, "stored", lambda model, *e: real(model, *e)[-3:])
     with pytest.raises(Wrong, match="turn"):
         turns(str(tmp_path), 0, storage, 3)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_an_older_release_refuses_version_2_by_name(tmp_path, storage, mode):
+    """And opens it as long as nothing was used that is new."""
+    path, src = tmp_path / "buf", pairs.sources(OLDER[storage], str(tmp_path))
+    with ringmap.ReplayBuffer(64, 2, path=path, spare_rows=8) as buf:
+        buf.write_episode({"obs": np.zeros((5, 3))})
+        buf.close()
+    older = Version("the older one", src, path)
+    older("open", mode, {})
+    older("close")
+    assert ringmap.upgrade(path) == ["groups"]
+    with pytest.raises(
+        Wrong, match=r"NewerVersionError.*format version 2, this ringmap reads up to 1"
+    ):
+        older("open", mode, {})
+    older.end()
+    assert ringmap.check(path) == []
 
 
 def test_control_a_changed_byte_is_noticed(tmp_path):

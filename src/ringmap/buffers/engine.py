@@ -193,6 +193,7 @@ class Engine(Forkable):
     def episodes(self) -> StoredEpisodes:
         """The stored episodes of the ring, read whole."""
         self.source  # noqa: B018 - a fork or an interrupt may have made another
+        self.settle(_WHERE)
         return self._episodes[0]
 
     @property
@@ -253,6 +254,7 @@ class Engine(Forkable):
     def pin(self, cut: Cut, shared: bool = True) -> Pinned:
         """Return the clips of a cut that exist; see `Pins.of`."""
         self.source  # noqa: B018 - a closed one says so
+        self.settle(_WHERE)  # workers and views of it may be elsewhere
         return self.pins.of(self.reader, cut, shared)
 
     def window(self, cut: Cut) -> ClipRange:
@@ -506,6 +508,13 @@ class Engine(Forkable):
         if owned.disk.volatile:
             self.pins.tell_copies(owned.seq)
 
+    def settle(self, where: str) -> None:
+        """Commit rows that only this handle shows yet, before something reads committed rows alone."""
+        owned = self.owned
+        if owned.pending is not None and isinstance(owned, Store) and self.is_writer:
+            with self.committing() as small:
+                owned.settle(where, small)
+
     def clear(self, where: str) -> None:
         """Drop every episode, in one commit."""
         store, stored = self.writer(where), self._draws_stored
@@ -574,6 +583,8 @@ class Engine(Forkable):
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "threads": self.threads,
             "loader_state": self.pins.loader_state,
         }  # fmt: skip
+        if not self.is_closed:
+            self.settle(_WHERE)  # what this handle shows, the copy shows, too
         if not isinstance(owned, Store) or not owned.disk.volatile:
             uuid = owned.manifest.uuid
             return {**state, "path": owned.folder, "mapped": owned.mapped, "uuid": uuid}

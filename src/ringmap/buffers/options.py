@@ -194,7 +194,8 @@ def must_agree(
             )
     if fixed.schema is None:
         return
-    if schema is not None and schema != fixed.schema:
+    known = fixed.schema
+    if schema is not None and (schema != known or schema.mutable != known.mutable):
         raise InputError(
             f"{where}: schema {[str(c) for c in schema.columns]}, but the buffer on disk has "
             f"{[str(c) for c in fixed.schema.columns]}; {ways}"

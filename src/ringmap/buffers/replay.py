@@ -36,6 +36,7 @@ from ringmap.buffers.options import (
     spare_of,
 )
 from ringmap.buffers.sampled import Sampled
+from ringmap.buffers.updates import updated
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClosedError, InputError
@@ -84,8 +85,8 @@ class ReplayBuffer(Sampled):
         path: directory of the buffer; None for RAM.
         storage: how columns are stored: "memmap", "zarr" (compressed; strings and dates stay memmaps),
             `ringmap.Zarr(...)` with options, or column -> one of these (the rest "memmap").
-        schema: fixes the columns at creation: column -> (shape, dtype), a Gymnasium space or an example
-            episode. Without it, the first episode fixes them.
+        schema: fixes the columns at creation: column -> (shape, dtype) or `ringmap.Column`, a Gymnasium space or an example
+            episode. Columns that `update` may change need it. Without it, the first episode fixes them.
         durability: "process": a kill of the process loses no write that has returned, and a power cut at
             most those of the last `sync_every_s` seconds. "power": a power cut loses none either.
         casting: "safe" refuses values that the column's dtype can't hold; "unsafe" converts them.
@@ -436,6 +437,49 @@ class ReplayBuffer(Sampled):
             episode = dict(stored_layout(dataset.load_episode(i)))
             data = {n: v[0] for n, v in dataset.get_episode_data(i).items() if v[0] is not None}
             self.write_episode({**episode, EPISODE_DATA_KEY: data} if data else episode)
+
+    def update(self, ids: Any, values: Mapping[str, Any]) -> int:
+        """Change values of stored steps, in columns that were made with `ringmap.Column(..., mutable=True)`.
+
+        Each value is old or new as a whole, for readers in other processes, too, and after a kill. At durability "process" a
+        power cut may bring back values from before the last sync; at "power" none. `sample`, `load_episode`, `dump` and all other
+        reads show the newest values.
+
+        Args:
+            ids: of the steps, integers: `batch.ids`, which are the anchors of the batch: a clip's first step, or the step t of a window.
+                The step after a step has the next number, so `batch.ids[:, None] + np.arange(T)` are all steps of clips of T.
+            values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named twice the last
+                value counts. The other mutable columns keep their values.
+
+        Returns:
+            The number of steps updated: steps that were evicted are left out.
+
+        Raises:
+            InputError: a column is unknown or not mutable; a value has another shape, or a dtype that does not fit; an id is of
+                another buffer. Nothing was changed.
+            ReadOnlyError, ClosedError: this handle may not write.
+            EnvironmentFault: the disk is full or fails. Nothing was changed, if the disk can still be written at all.
+
+        Cost: one checksum for each step, one write for each run of steps that lie side by side; no commit. At "power" one sync.
+
+        Processes and threads: may be called while other threads sample.
+
+        Example:
+            >>> from ringmap import Column
+            >>> schema = {"obs": ((4,), "float32"), "latent": Column((8,), "float32", mutable=True)}
+            >>> buf = ReplayBuffer(max_steps=100, history_len=5, schema=schema, seed=0)
+            >>> buf.write_episode({"obs": np.zeros((30, 4), np.float32)})
+            >>> batch = buf.sample(16)
+            >>> batch["latent"].shape
+            (16, 5, 8)
+            >>> buf.update(batch.ids[:, None] + np.arange(5), {"latent": batch["latent"] + 1})
+            80
+        """
+        where = "ReplayBuffer.update"
+        store = self.engine.writer(where)
+        store.recover_if_stale()
+        positions, fitted = updated(store.schema, ids, values, self.options.casting, where)
+        return store.update(positions, fitted, where)
 
     def clear(self) -> None:
         """Drop every episode in one commit; columns, schema and the sampling counter remain."""

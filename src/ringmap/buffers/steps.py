@@ -41,6 +41,9 @@ __all__ = ["ROW", "StepRing", "numpy_rows", "whole"]
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 
+_AT_ONCE_NBYTES = 8 << 20
+"""Rows that are committed together are also in memory, and in a file of this size."""
+
 ROW = Cut({}, ANCHOR)
 """Single rows."""
 
@@ -312,13 +315,53 @@ class StepRing:
             buffer.write_episode(part, notes=notes if last or not store.seq else None)
         return np.arange(first, first + count)
 
-    def commit(self, arrays: list[Array], data: bytes, where: str) -> None:
+    def append(
+        self, rows: Mapping[str, Any], notes: Mapping[str, Any] | None = None, where: str = "StepRing.append"
+    ) -> Array:  # fmt: skip
+        """Store rows as `add` does, to be committed later, together with those of other calls. This handle shows them at once.
+
+        Args:
+            rows: as for `add`.
+            notes: as for `add`; they join when a call commits the rows of earlier calls.
+            where: the method to name in an error.
+
+        Raises:
+            InputError: as for `add`.
+            EnvironmentFault: the disk is full or fails. Nothing was stored by this call.
+
+        Cost: one write; at durability "power" one sync.
+        """
+        store = self.engine.writer(where)
+        store.refuse_within(where)
+        store.recover_if_stale()
+        schema = store.schema
+        if schema is None or (self._noted and not store.head):  # the first rows carry notes
+            return self.add(rows, notes, where)
+        arrays: Mapping[str, Array] = as_columns(numpy_rows(rows, where), where)
+        count = len(next(iter(arrays.values()))) if arrays else 0
+        limit = self.at_once(sum(spec.row_nbytes for spec in schema.columns))
+        if not 0 < count <= limit:
+            return self.add(arrays, notes, where)
+        fitted = schema.fit(arrays, self.buffer.options.casting, where)
+        first = store.append(
+            list(fitted.values()), count, limit, where, small=lambda: self.engine.committing(notes)
+        )
+        return np.arange(first, first + count)
+
+    def at_once(self, row_nbytes: int) -> int:
+        """Return how many rows of this size are committed together; a call with more is a commit of its own."""
+        return min(self.group, _AT_ONCE_NBYTES // row_nbytes) if row_nbytes else 0
+
+    def commit(
+        self, arrays: list[Array], data: bytes, where: str, following: Mapping[str, Array]
+    ) -> None:
         """Store rows of a ring with fixed columns in one commit, however many they are.
 
         Args:
             arrays: one per column, in the schema's order and dtypes, C-contiguous.
             data: encoded episode data.
             where: the method to name in an error.
+            following: the next observations of the newest rows.
 
         Raises:
             EnvironmentFault: as `ReplayBuffer.write_episode`. Nothing was stored.
@@ -327,7 +370,9 @@ class StepRing:
         store = engine.writer(where)
         assert store.schema is not None
         with engine.committing() as small:
-            store.commit(store.schema, arrays, data, 0, where=where, small=small)
+            store.commit(
+                store.schema, arrays, data, 0, where=where, small=small, following=following
+            )
 
     def notes(self) -> dict[str, Any]:
         """Return the notes of the newest rows; for a reader, as of its last refresh."""

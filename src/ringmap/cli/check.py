@@ -21,22 +21,32 @@ def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Find what is wrong with a buffer or a dataset, file by file.
 
     Reads every live byte, takes no lock and changes nothing: a writer may be at work. Works on a directory that can't
-    be opened, too. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.
+    be opened, too. Rows of an open group are counted, and are no finding. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.
     """
     found = findings_at(path, "check")
+    pending = 0 if found or is_dataset(path) else pending_at(path)
     if as_json:
         show_json(
             {
                 "path": path,
                 "sound": not found,
                 "findings": [{"file": f, "what": x.what, "record": x.seq} for f, x in found],
+                "pending": pending,
             }
         )
     elif not quiet:
         for file, finding in found:
             show(f"{file}: {finding.what}")
-        show(f"{path}: {count(len(found), 'finding')}" if found else f"{path}: sound")
+        more = f"; {count(pending, 'row')} not committed yet" if pending else ""
+        show(f"{path}: {count(len(found), 'finding')}" if found else f"{path}: sound{more}")
     raise typer.Exit(bool(found))
+
+
+def pending_at(path: str) -> int:
+    """Return how many rows of the buffer at a path are stored, but not committed yet."""
+    from ringmap.storage.inspect import describe
+
+    return sum(describe.pending_at(folder) for folder in folders_of(path).values())
 
 
 def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:

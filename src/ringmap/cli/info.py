@@ -31,7 +31,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
     described: dict[str, Any] = {
         "path": path, "kind": found.kind, "format": "ringmap", "format_version": facts.version, "uuid": facts.uuid,
         "capacity": _capacity(found, facts), "max_steps": facts.max_steps,
-        "steps": facts.steps, "steps_written": facts.steps_written,
+        "steps": facts.steps, "steps_written": facts.steps_written, "pending": facts.pending,
         "episodes": len(facts.lengths) if episodic else None, "commits": facts.commits,
         "lengths": _spread(facts.lengths) if episodic else None,
         "settings": facts.settings, "nbytes": taken, "nbytes_full": full,
@@ -70,6 +70,8 @@ def _show_buffer(described: dict[str, Any], facts: Facts) -> None:
     _fact("fill", filled + (f"; {count(len(facts.lengths), 'episode')}" if episodic else ""))
     gone = facts.steps_written - stored
     _fact("written", f"{count(facts.steps_written)} so far, of which {count(gone)} are gone")
+    if facts.pending:
+        _fact("pending", f"{count(facts.pending, 'row')} not committed yet")
     if episodic and described["lengths"]:
         least, median, most = described["lengths"].values()
         _fact("lengths", f"{least:,} to {most:,}, median {median:,g}")

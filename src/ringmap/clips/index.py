@@ -30,7 +30,7 @@ import numpy as np
 
 from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
-from ringmap.storage.ring.integers import ClipNumber, Position
+from ringmap.storage.ring.integers import ClipNumber, Ordinal, Position
 from ringmap.storage.ring.live import GrowingArray, LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "counts", "why_no_clips"]
@@ -101,7 +101,8 @@ class SpanIndex:
     """
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_guide", "_upto", "base", "first", "last", "least", "live", "numbering", "span",
+        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_upto", "base", "first", "last", "least", "live",
+        "numbering", "span",
     )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int, least: int = 0) -> None:
@@ -115,6 +116,8 @@ class SpanIndex:
         live = self.live
         self._era = _BETWEEN
         self._upto = self.first = self.last = live.first
+        self._num_steps = self._length = 0
+        """Steps of all episodes, and of the newest one: it grows while it is an open group."""
         self.base = ClipNumber(0)
         self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
@@ -128,7 +131,12 @@ class SpanIndex:
         over; the interrupted update detects this, and starts over too.
         """
         live = self.live
-        if live.era == self._era and live.first == self.first and live.last == self._upto:
+        if (
+            live.era == self._era
+            and live.first == self.first
+            and live.last == self._upto
+            and live.num_steps == self._num_steps
+        ):
             return
         while True:
             mine = self._follower = object()  # a handler that interrupts takes its place
@@ -147,6 +155,9 @@ class SpanIndex:
         if live.era != self._era:
             self._restart()
         self._era = _BETWEEN
+        newest = Ordinal(self._upto - 1)
+        if first < self._upto and (length := live.length(newest)) != self._length:
+            self._grow(newest, length)
         if last != self._upto:
             seen: int = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
             fresh = max(self._upto, first)
@@ -171,9 +182,17 @@ class SpanIndex:
             if first > self.first:
                 self.base = self._ends.at(first - 1)
             self.first = first
-        self.last = last
+        self.last, self._num_steps = last, live.num_steps
+        self._length = live.length(live.newest) if first < last else 0
         if not self._guide.fit(self.base, last - first):
             self._rebuild_guide()
+
+    def _grow(self, newest: Ordinal, length: int) -> None:
+        """Add the clips of the steps that the newest known episode got since."""
+        before, now = counts(np.array([self._length, length]), self.span, self.least).tolist()
+        end = self._ends.at(newest) + now - before
+        self._ends.put(newest, end)
+        self._guide.append(newest, end, self.base)
 
     def _rebuild_guide(self) -> None:
         """Rebuild the guide table: episodes became many times longer, or shorter."""

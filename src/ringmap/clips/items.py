@@ -68,7 +68,7 @@ class RingRows:
         self._source, self._rows = source, source.rows
         self.names: Collection[str] = source.rows.by_name
         self.size = source.rows.ring.rows
-        self.key = source
+        self.key = source if source.rows.changes is None else None
         self.memory: AbstractContextManager[Any] = source.memory
         self.newest_tail = source.newest_tail
 
@@ -79,9 +79,7 @@ class RingRows:
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes."""
-        stored = self._rows.by_name[column]
-        pieces = [stored.read(*piece) for piece in self._rows.ring.pieces(Position(start), length)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return self._rows.read_column(column, Position(start), length)
 
     def episodes(self, starts: Array) -> Array:
         """Return the numbers of the episodes among those stored now, oldest first."""

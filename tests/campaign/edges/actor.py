@@ -64,7 +64,7 @@ class Actor:
     def keep(self):
         """Let the host know which buffers to judge."""
         told = [
-            {"kind": h.kind, "path": None if h.in_ram else h.lies_at, "root": h.path, "world": h.world, "max_steps": h.max_steps}
+            {"kind": h.kind, "path": None if h.in_ram else h.lies_at, "root": h.path, "world": h.world, "max_steps": h.max_steps, "slack": h.slack}
             for h in self.homes
         ]  # fmt: skip
         path = os.path.join(self.folder, "homes.json")
@@ -170,6 +170,8 @@ class Caller:
 
 class Home(Caller):
     """A buffer's directory, or RAM, and the handle that writes it."""
+
+    slack = 0
 
     def __init__(self, actor, name="buf", world=0, **settings):
         rng = actor.rng

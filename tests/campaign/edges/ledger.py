@@ -120,7 +120,7 @@ class Ledger:
         return dict(zip(TALLIES, self._tallies.tolist(), strict=True))
 
 
-def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0):
+def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0, slack=0):
     """Return what is wrong with the stored episodes, `(judge, text)`, if these calls were made.
 
     Args:
@@ -130,6 +130,7 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0):
         home: of the buffer: entries of others do not count.
         began: tick; calls that began later do not count (of a snapshot: when it returned).
         since: tick; calls that ended later than this may count or not (of a snapshot: when it began). 0: none.
+        slack: rows that may be evicted together, before there is no room for one of them.
     """
     calls = [e for e in entries if e[6] == home and e[3] < began]
     if since:
@@ -179,7 +180,7 @@ def faults(entries, stored, max_steps, home=0, began=_NEVER, since=0):
         # What may stand behind it, and be gone as well, or have made its room and not be stored yet.
         rest = (e for n, e in writes.items() if n not in set(numbers) and e[5] != REFUSED)
         after = sum(e[2] for e in rest if e is not write and e[4] > write[3])
-        if write[2] + total + after <= max_steps:
+        if write[2] + total + after <= max_steps - slack:
             found.append(
                 (
                     "lost",

@@ -76,6 +76,7 @@ class Other(Caller):
         self.calls = 0
         self.buffer = self.made({} if self.in_ram else {"path": self.path})
         self.max_steps = self.ring.max_steps
+        self.slack = self.ring.engine.owned.manifest.spare
         self.lies_at = None if self.in_ram else str(self.ring.path)
 
     def write(self, rng):

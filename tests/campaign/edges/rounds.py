@@ -307,23 +307,23 @@ def of_home(home, ledger):
         there, found = stored(path, "r+", home["world"])
     else:
         with contextlib.closing(ReplayBuffer.open(path, "r+")) as buffer:
-            there = [
-                (call_of(episode), len(next(iter(episode.values()))))
-                for episode in buffer.episodes()
-            ]
+            there = [call for episode in buffer.episodes() for call in calls_of(episode)]
         found += of_other(home)
-    found += faults(ledger.entries, there, home["max_steps"], home["world"])
+    found += faults(ledger.entries, there, home["max_steps"], home["world"], slack=home["slack"])
     if findings := ringmap.check(path):
         found.append(("check", f"{[str(f) for f in findings]}"))
     return found
 
 
-def call_of(episode):
-    """Return the number of the call that a group of rows came with."""
+def calls_of(episode):
+    """Return `(number, rows)` of the calls whose rows were committed together."""
     for name in ("obs", "student_observations", "who"):
         for column, values in episode.items():
             if name in column and "next" not in column:
-                return int(np.asarray(values[0]).reshape(-1)[0])
+                numbers = np.stack(values).reshape(len(values), -1)[:, 0].astype(int)
+                first = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
+                counts = np.diff([*first, len(numbers)])
+                return list(zip(numbers[first].tolist(), counts.tolist(), strict=True))
     raise AssertionError(list(episode))
 
 

@@ -9,10 +9,11 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
+from ringmap.storage.columns.schema import Column
 from ringmap.storage.sidecars import priorities
 from tests.crash import labels, transitions
-from tests.crash.kill.script import MAX_STEPS, SPARE
-from tests.crash.kill.verdict import must
+from tests.crash.kill.script import MAX_STEPS, SCHEMA, SPARE
+from tests.crash.kill.verdict import must, observe
 from tests.crash.kill.victim import Hands
 
 
@@ -36,6 +37,7 @@ class TransitionHands(Hands):
     def write(self, buffer, k, steps):
         calls, _ = transitions.look(buffer)
         buffer.add(*transitions.call_of(k, steps, calls[-1] if calls else None))
+        buffer.engine.settle("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         calls, lost = transitions.look(buffer)
@@ -100,6 +102,38 @@ class PriorityHands(Hands):
         return values
 
 
+class ValueHands(Hands):
+    """An update gives the first row of each episode the number of the call, in the order of the episodes."""
+
+    def open(self):
+        schema = {**SCHEMA, "latent": Column((40,), "int64", mutable=True)}
+        return ReplayBuffer(
+            MAX_STEPS, seed=0, spare_rows=SPARE, sync_every_s=0, schema=schema, **self.options
+        )
+
+    def do_now(self, index, op):
+        if op[0] != "put":
+            self.do(op)
+            return
+        starts = self.store(self.buffer).live.starts.tolist()
+        at = {k: p for (k, _, _), p in zip(self.see(self.buffer), starts, strict=True)}
+        ids = [place for k, place in at.items() if k in op[1:] or not op[1:]]
+        done = self.buffer.update(ids, {"latent": np.full((len(ids), 40), index + 1)})
+        must(done == len(ids), "updated", done, "of", ids)
+
+    def see(self, buffer):
+        return observe(buffer, ["latent"])
+
+    def given(self, buffer):
+        found = {}
+        for episode in buffer.episodes():
+            first, *others = episode["latent"]
+            must((first == first[0]).all(), "a value is torn:", first)
+            must(not np.any(others), "an update of another row was applied:", others)
+            found[int(episode["obs"][0][0])] = int(first[0])
+        return found
+
+
 class LabelHands(Hands):
     """A write is an episode of one actor; a relabelling gives all its rows the number of the call."""
 
@@ -127,6 +161,7 @@ class LabelHands(Hands):
             labels.rows_of(k, steps, buffer.round), np.zeros(steps, np.int64),
             actor_id=np.full(steps, k), dones=np.arange(steps) == steps - 1,
         )  # fmt: skip
+        buffer._ring.engine.settle("a test")  # a commit for each call, as the model has it
 
     def see(self, buffer):
         return tuple((k, steps, True) for k, steps in labels.look(buffer)[0])
@@ -161,4 +196,5 @@ class LabelHands(Hands):
 
 FAMILIES = {
     "episodes": Hands, "transitions": TransitionHands, "priorities": PriorityHands, "labels": LabelHands,
+    "values": ValueHands,
 }  # fmt: skip

@@ -7,6 +7,8 @@ the store is needed; the rest replace one method.
 import functools
 import os
 
+import numpy as np
+
 from ringmap.buffers import engine
 from ringmap.buffers.distillation.labels import LabelLog
 from ringmap.buffers.replay import ReplayBuffer
@@ -17,7 +19,7 @@ from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RETIRE, EpisodeTable
 from ringmap.storage.ring import live
-from ringmap.storage.sidecars import priorities
+from ringmap.storage.sidecars import mutable, priorities
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash.kill import victim
@@ -274,6 +276,18 @@ def labels_row_by_row():
     LabelLog.write = wrong
 
 
+def values_in_place():
+    mutable._PLACES = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+
+    def write_each(self, pieces, offsets):
+        for piece, offset in zip(pieces, offsets, strict=True):
+            half = len(piece) // 2
+            self.write(piece[:half], offset)
+            self.write(piece[half:], offset + half)
+
+    FileHandle.write_each = write_each
+
+
 PLANTS = {
     "record before rows": hold("rows", until="record"),
     "record before blob": hold("blob write", until="record"),
@@ -302,6 +316,7 @@ PLANTS = {
     "unfinished chunk never removed": leftovers_refused,
     "successors written after the commit": successors_after_the_commit,
     "leaves of priorities written in place": leaves_in_place,
+    "values written over the newest, in two pieces": values_in_place,
     "each row relabelled for itself": labels_row_by_row,
 }  # fmt: skip
 """Name -> what plants it in this process."""

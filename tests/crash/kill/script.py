@@ -84,8 +84,8 @@ class Model:
             return replace(self, episodes=(), saved=index if self.episodes else self.saved)
         if kind in ("flush", "close"):
             return replace(self, saved=index)
-        if kind in ("update", "relabel"):
-            reached = self.reached(args, MAX_STEPS if kind == "update" else MAX_STEPS // 2)
+        if kind in ("update", "relabel", "put"):
+            reached = self.reached(args, MAX_STEPS // 2 if kind == "relabel" else MAX_STEPS)
             return replace(self, also=(*self.also, *((k, index + 1) for k in reached)))
         if kind == "round":
             return replace(self, saved=index)
@@ -113,7 +113,7 @@ class Model:
     def allowed(self, op, index, keep=False):
         """Return every model that a kill in the middle of the call may leave."""
         after = self.after(op, index, keep)
-        if op[0] == "relabel":  # an episode after the other
+        if op[0] in ("relabel", "put"):  # an episode after the other
             new = after.also[len(self.also) :]
             return [replace(self, also=(*self.also, *new[:n])) for n in range(len(new) + 1)]
         if op[0] == "open":
@@ -304,6 +304,22 @@ SCENARIOS_OF_OTHERS = {
             family="priorities",
         ),
         Scenario("priorities: open", [OPEN], [*FULL, SAMPLE, *UPDATES * 4], family="priorities"),
+        Scenario("values: birth", [OPEN, *writes(3), ("put",)], family="values"),
+        Scenario(
+            "values: updates",
+            [("put", 2, 3), ("put",), *writes(5, first=9), ("put",), ("flush",), *[("put", 9), ("put",)] * 2],
+            [*FULL, ("put",)],
+            [OPEN],
+            family="values",
+        ),
+        Scenario("values: open", [OPEN], [*FULL, ("put",), ("put", 2)], family="values"),
+        Scenario(
+            "values: clear, close, open",
+            [("clear",), *writes(4, 4, first=9), ("put",), ("close",), OPEN, ("put",)],
+            [*FULL, ("put",)],
+            [OPEN],
+            family="values",
+        ),
         Scenario("labels: birth", [OPEN, *writes(3)], family="labels"),
         Scenario("labels: first relabelling", [("relabel",)], [OPEN, *writes(4, 3)], [OPEN], family="labels"),
         Scenario(

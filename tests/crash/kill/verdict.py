@@ -21,11 +21,13 @@ def must(holds, what, *seen):
         raise Violation(" ".join([what, *(repr(s) for s in seen)]))
 
 
-def observe(buffer):
-    """Return `((number, steps), ...)` of the stored episodes, after comparing every byte of them."""
+def observe(buffer, without=()):
+    """Return `((number, steps), ...)` of the stored episodes, after comparing every byte of them, but for the columns `without`."""
     seen, lengths = [], []
     for index, found in enumerate(buffer.episodes()):
         data = found.pop("_episode_data", None)
+        for name in without:
+            found.pop(name)
         must(list(found) == ["obs", "action"], "columns are", list(found))
         k, steps = int(found["obs"][0][0]), len(found["obs"])
         made = episode(k, steps)

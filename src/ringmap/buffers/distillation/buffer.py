@@ -295,7 +295,7 @@ class DistillationBuffer(Unindexed):
         arrays = row_columns(given, ring.schema, self._obs_shape, self.round, version, where)
         self._retention.check_room(ring, self._first(), len(arrays["round"]), where)
         state = {**self._noted(), "round": self.round}
-        ids = ring.add(arrays, {"distillation": state}, where)
+        ids = ring.append(arrays, {"distillation": state}, where)
         self._rounds.number = self.round  # rows before any start_round() belong to round 0
         return ids
 

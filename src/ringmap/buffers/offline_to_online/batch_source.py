@@ -206,7 +206,12 @@ class StepsHalf(_Base):
         # First: another thread that draws the new rows returns them in the type of the input.
         self.deep, self.tensordict = kinds["deep"], kinds["tensordict"]
         try:
-            ids = self.ring.add(rows, {**notes, **kinds}, where)
+            add = (
+                self.ring.add
+                if kinds != dict(zip(kinds, before, strict=True))
+                else self.ring.append
+            )
+            ids = add(rows, {**notes, **kinds}, where)
         except BaseException:
             self.deep, self.tensordict = before
             raise

@@ -1,12 +1,12 @@
 """Transitions of many lanes, each observation stored once.
 
-    add:    lane 0 1 2 | 0 1 2 | 0 1 2        one commit for each call, row i is lane i
+    add:    lane 0 1 2 | 0 1 2 | 0 1 2        row i is lane i; many calls are committed together
     rows:   [o r d ..  | o r d | o r d]
                    \\_______/ the next observation of a lane is its following row
 
 Where a lane's observation is not bit for bit the next observation of its last step (an episode ended, an environment
 was reset), the row is marked as fresh, and the next observation of that last step is stored with the commit, as its
-episode data. The next observations of the newest rows are in a file beside the columns until the next call.
+episode data. The next observations of the newest rows are in a file beside the columns until the next commit.
 
     column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call
 
@@ -32,21 +32,31 @@ from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.next_observations import NextObservations, lane_breaks
+from ringmap.buffers.transitions.next_observations import (
+    NextObservations,
+    lane_breaks,
+    nbytes_of,
+    same_bytes,
+)
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.unindexed import Unindexed
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.stream_file import EARLIER_LIMIT
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
 __all__ = ["TransitionReplayBuffer"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_NO_VALUES: dict[str, Array] = {}
+_EARLIER_MOST = EARLIER_LIMIT // 2
 
 _ROOM_LEAST = 256
 """Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
@@ -81,8 +91,11 @@ class TransitionReplayBuffer(Unindexed):
     Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
         evicted whole, so a full buffer may lack up to as many transitions as the call has.
 
-    Cost: `add` is one commit, for any N; observations are stored once. Each call adds about 0.6 KB to the directory
-        besides the rows: one call with many lanes takes less than many with one.
+    Durability: what `add` returned from survives a kill of the process, and at durability "power" a power cut. Calls are
+        committed together: after a second, after as many rows as fit 8 MiB or the room beyond the capacity, and with
+        `flush` and `close`. This handle draws them at once; readers and copies in other processes with the commit.
+
+    Cost: `add` is one write, for any N, and a commit for many calls; observations are stored once.
 
     Processes and threads: as for `ReplayBuffer`: one writer, any number of live readers (`open(path)`); a pickled
         or forked copy only reads.
@@ -179,8 +192,13 @@ class TransitionReplayBuffer(Unindexed):
         self._reader = TransitionReader(
             ring, self._columns, self._following, self.n_step, self.gamma
         )
+        row = sum(
+            spec.row_nbytes
+            for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns)
+        )
+        self._at_once = ring.at_once(row)
         if self.mode == "r+" and ring.engine.writer(type(self).__name__).power:
-            self._sync_following()  # for data written at the other level
+            ring.buffer.flush()  # for data written at the other level
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -209,11 +227,20 @@ class TransitionReplayBuffer(Unindexed):
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
 
-        Cost: one commit and two small writes, about 100 us; O(N).
+        Cost: one write, and a commit for many calls; at durability "power" one sync for each call. O(N).
         """
         where = f"{type(self).__name__}.add"
         ring, columns, following = self._ring, self._columns, self._following
         store = ring.engine.writer(where)
+        if critic_observations is None and next_critic_observations is None and fresh is None:
+            step = columns.as_given(
+                observations, actions, rewards, next_observations, dones, truncated
+            )
+            is_single = step is not None and type(step[2]) is not np.ndarray
+            count = 1 if is_single else len(observations)
+            fits = step is not None and count <= self._at_once
+            if fits and self._add_as_given(store, step, next_observations, count, is_single, where):
+                return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
         )
@@ -225,19 +252,51 @@ class TransitionReplayBuffer(Unindexed):
             raise InputError(
                 f"{where}: {count} transitions exceed capacity={self.capacity}; raise capacity or add fewer at a time"
             )
-        begun = np.zeros(count, np.bool_) if fresh is None else np.asarray(fresh, np.bool_)
-        if begun.shape not in ((), (count,)):
+        begun = None if fresh is None else np.asarray(fresh, np.bool_)
+        if begun is not None and begun.shape not in ((), (count,)):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
         store.refuse_within(where, following.lock)
         with following.lock:
             store.recover_if_stale()
-            parted, apart = lane_breaks(rows, following.before(store), begun)
+            parted, earlier = lane_breaks(rows, following.before(store), begun)
             lanes = np.where(parted, -count, count).astype(np.int32)
             arrays = [*rows.values(), *rest.values(), lanes]
-            following.announce(store.head + count, arrays, after, store.power, where)
-            data = encode_data(apart, where) if apart else b""
-            ring.commit(arrays, data, where)
-            following.committed(store.head, after)
+            if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
+                store.append(
+                    [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
+                )  # fmt: skip
+            else:
+                store.use(["groups"], where)
+                ring.commit(arrays, encode_data(earlier, where), where, after)
+            following.committed(store, after)
+
+    def _add_as_given(
+        self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str
+    ) -> bool:
+        """Store a step, or a batch, whose values have their columns' types; False if it must be a commit of its own."""
+        following, name = self._following, self._columns.observed[0]
+        store.refuse_within(where, following.lock)
+        with following.lock:
+            store.recover_if_stale()
+            lanes: Any = count
+            before, earlier = following.before(store), _NO_VALUES
+            if (
+                before is None
+                or len(before[name]) != count
+                or not same_bytes(before[name], step[0])
+            ):
+                now = step[0][None] if is_single else step[0]
+                parted, earlier = lane_breaks({name: now}, before)
+                lanes = np.where(parted, -count, count)
+                lanes = lanes[0] if is_single else lanes
+                if nbytes_of(earlier) > _EARLIER_MOST:
+                    return False
+            store.append(
+                (*step, lanes, after), count, self._at_once, where, self._columns.apart, earlier, self.engine.committing,
+                is_single,
+            )  # fmt: skip
+            following.committed(store, {name: after[None] if is_single else after})
+        return True
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
@@ -412,13 +471,7 @@ class TransitionReplayBuffer(Unindexed):
 
     def flush(self) -> None:
         """Force all stored data, and the sampling state, to the disk."""
-        if self.mode == "r+":
-            self._sync_following()
         self._ring.buffer.flush()
-
-    def _sync_following(self) -> None:
-        where = f"{type(self).__name__}.flush"
-        self._following.sync(self.engine.writer(where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer to a directory that is new or empty; `open` opens the copy.
@@ -447,13 +500,9 @@ class TransitionReplayBuffer(Unindexed):
 
     def close(self) -> None:
         """Flush, and release files and lock; a refused close (see `ReplayBuffer.close`) changes nothing."""
-        self._ring.refuse_close_within(type(self).__name__)
         try:
-            poisoned = self.engine.owned.is_poisoned  # nothing is left to flush
-            if not self._ring.closed and self.mode == "r+" and not poisoned:
-                self._sync_following()
-        finally:
             self._ring.close()
+        finally:
             if self._ring.closed:
                 self._following.close()
 
@@ -480,7 +529,7 @@ class TransitionReplayBuffer(Unindexed):
         self.__dict__.update(state)
         self._set_up(ring)
         if newest is not None:
-            self._following.put_back(ring.engine.source, newest)
+            self._following.put_back(ring.engine.writer(type(self).__name__), newest)
 
     def __repr__(self) -> str:
         if self._ring.closed:

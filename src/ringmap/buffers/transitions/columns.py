@@ -19,10 +19,15 @@ from ringmap.buffers.nested import Leaves, as_array, dtype_of, root
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.records.stream_file import Apart
 
 __all__ = ["TransitionColumns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_WHOLE, _REAL, _TRUTH = {int, np.int64, np.int32}, {float, np.float32, np.float64}, {bool, np.bool_}
+_MOST_REWARD = 3.4e38
+"""A larger one, or a NaN, takes the path of casts."""
 
 _OBS, _CRITIC = "observations", "critic_observations"
 _SCALARS = (
@@ -76,6 +81,12 @@ class TransitionColumns:
         return [name for tree in self.trees for name in tree.names]
 
     @cached_property
+    def apart(self) -> Apart:
+        """The next observations, which a row has while it is pending."""
+        specs = tuple(spec for tree in self.trees for spec in tree.columns)
+        return Apart(Schema(specs), _LANES.name)
+
+    @cached_property
     def action(self) -> ColumnSpec:
         """The column of actions."""
         return next(spec for spec in self.schema.columns if spec.name == "actions")
@@ -105,6 +116,73 @@ class TransitionColumns:
             sizes |= {f"next_{name}": len(values) for name, values in later.items()}
             raise InputError(f"{where}: expected as many rows of each, got {sizes}")
         return rows, later
+
+    @cached_property
+    def _alone(self) -> tuple[ColumnSpec, ColumnSpec, int, int] | None:
+        """The columns of observations and actions, and the range of an action, if there is one array of observations."""
+        if len(self.observed) > 1 or self.trees[0].is_nested:
+            return None
+        action, low, high = self.action, 0, -1
+        if action.dtype.kind in "iu" and not action.shape:
+            limits = np.iinfo(action.dtype)
+            low, high = int(limits.min), int(limits.max)
+        return self.trees[0].columns[0], action, low, high
+
+    def as_given(
+        self, now: Any, action: Any, reward: Any, after: Any, done: Any, truncated: Any
+    ) -> tuple[Any, ...] | None:
+        """Return the values of a step, or of a batch of them, but for their lanes, if each has its column's type as it is.
+
+        Else None: `observations` and `rest` decide. Most calls are like this, and a general check of each array costs as much
+        as all else that is done with them.
+        """
+        if self._alone is None:
+            return None
+        spec, column, low, high = self._alone
+        if type(now) is not np.ndarray or type(after) is not np.ndarray:
+            return None
+        shape = now.shape
+        if now.dtype != spec.dtype or after.dtype != spec.dtype or after.shape != shape:
+            return None
+        if shape != spec.shape:
+            return self._as_given(now, action, reward, after, done, truncated)
+        if type(action) is np.ndarray:
+            if action.dtype != column.dtype or action.shape != column.shape:
+                return None
+        elif type(action) not in _WHOLE or not low <= action <= high:
+            return None
+        if type(reward) not in _REAL or not -_MOST_REWARD <= reward <= _MOST_REWARD:
+            return None
+        if type(done) not in _TRUTH or (truncated is not None and type(truncated) not in _TRUTH):
+            return None
+        return now, action, reward, done, bool(truncated)
+
+    def _as_given(
+        self, now: Array, action: Any, reward: Any, after: Array, done: Any, truncated: Any
+    ) -> tuple[Any, ...] | None:
+        """Do the work of `as_given` for a batch."""
+        assert self._alone is not None
+        spec, column, _, _ = self._alone
+        if now.ndim != len(spec.shape) + 1 or now.shape[1:] != spec.shape or not len(now):
+            return None
+        lanes = now.shape[:1]
+        given = (action, reward, done) if truncated is None else (action, reward, done, truncated)
+        for value in given:
+            if type(value) is not np.ndarray:
+                return None
+        if action.dtype != column.dtype or action.shape != lanes + column.shape:
+            return None
+        if reward.shape != lanes or done.shape != lanes or done.dtype != np.bool_:
+            return None
+        if reward.dtype != np.float32 and (
+            reward.dtype != np.float64 or not np.abs(reward).max() <= _MOST_REWARD
+        ):  # else one of them may not fit
+            return None
+        if truncated is None:
+            return now, action, reward, done, False
+        if truncated.shape != lanes or truncated.dtype != np.bool_:
+            return None
+        return now, action, reward, done, truncated
 
     def rest(
         self, actions: Any, rewards: Any, dones: Any, truncated: Any, count: int, where: str
@@ -140,6 +218,13 @@ class TransitionColumns:
 
 def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:
     """Return a value as `(count, *shape)` of the column's dtype; one step may lack the first axis."""
+    if (
+        type(value) is np.ndarray
+        and value.dtype == spec.dtype
+        and value.shape == (count, *spec.shape)
+        and value.flags.c_contiguous
+    ):
+        return value
     array = as_array(value, where, spec.name)
     if count == 1 and array.shape == spec.shape:
         array = array[None]

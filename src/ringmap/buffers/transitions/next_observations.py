@@ -1,12 +1,19 @@
 """Next observations that are not rows, stored separately.
 
-    calls:  [lane 0 1 2][lane 0 1 2][lane 0 1 2]  ->  successors file: the next observations of the newest call
-                             ^ fresh: this call's episode data hold the next observation of lane 1's last step
+    calls:   [lane 0 1 2][lane 0 1 2] | [lane 0 1 2] ...      several calls are committed together
+                              ^ fresh: the next observation of lane 1's last step is not the row after it
+
+    where the next observation of a step is           while its row is pending   once it is committed
+    any step                                          in the open group          -
+    its lane goes on                                                             its following row
+    its lane broke                                                               data of its commit, or of the next one
+    a step of the newest call                                                    successors file, of the newest commit
 
 Invariants: the state in memory belongs to the head that it names; both are in one object that never changes, and
 it is returned for that head alone; a call after a dropped one continues nothing; a fork has its own lock and
 memory.
-Not here: the files (storage/sidecars/successors.py), how a following row is found (nstep.py).
+Not here: the files (storage/sidecars/successors.py), which values a commit keeps (storage/commit/group.py), how a following
+row is found (nstep.py).
 """
 
 from __future__ import annotations
@@ -14,15 +21,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.errors import CorruptError, RingmapError
-from ringmap.storage.columns.rows import combine, sum_of
+from ringmap.errors import CorruptError
 from ringmap.storage.commit.store import Store
-from ringmap.storage.disk.advice import clear_error
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
@@ -31,7 +36,7 @@ from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["NextObservations", "lane_breaks"]
+__all__ = ["NextObservations", "lane_breaks", "nbytes_of", "same_bytes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Observations = Mapping[str, Array]
@@ -45,10 +50,14 @@ _SMALL_NBYTES = 1 << 14
 
 
 class Newest(NamedTuple):
-    """The next observations of the rows that end at `head`; None if unknown."""
+    """The next observations of the newest live rows, as of a head; None if unknown.
+
+    `stop`: where these rows end: before the head if the newest call was dropped.
+    """
 
     head: int
     observations: Observations | None
+    stop: int = -1
 
 
 class NextObservations:
@@ -70,6 +79,8 @@ class NextObservations:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._newest = Newest(-1, None)
+        self._era = -1
+        """The era of the store in which its newest call was this handle's."""
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._kept_nbytes = 0
 
@@ -83,59 +94,38 @@ class NextObservations:
     # -- writing -----------------------------------------------------------------------------
 
     def before(self, store: Handle) -> Observations | None:
-        """Return the next observations of the newest rows, as of the last commit; None if there are none, or they were lost."""
-        if not store.seq or not len(store.live):
-            self._newest = Newest(store.head, None)
-        elif self._newest.observations is None or self._newest.head != store.head:
-            self._newest = self._stored(store)
-        if self._newest.observations is not None and _stop(store) != store.head:
-            return (
-                None  # the newest call was dropped: the next call does not follow the one before it
-            )
-        return self._newest.observations
+        """Return the next observations of the newest rows; None if there are none, or they were lost."""
+        newest = self._newest
+        if newest.head == store.head and self._era == store.live.era:
+            return newest.observations  # of a call of this handle
+        if newest.head != store.head or newest.observations is None:
+            newest = self._newest = self._stored(store)
+        if newest.observations is None or _stop(store) != store.head:
+            return None  # if the newest call was dropped, the next call does not follow the one before it
+        return newest.observations
 
     def _stored(self, source: Handle) -> Newest:
-        """Return the next observations of the newest rows from the files, with the head of that time."""
+        """Return the next observations of the newest rows from what is stored, with the head of that time."""
         with source.memory:
-            head = source.head
+            head, pending = source.head, source.pending
+            if pending is not None and pending.count:
+                return Newest(head, pending.newest_apart(), head)
             record = source.record_of(source.live.newest) if len(source.live) else None
         if record is None:
             return Newest(head, None)
-        return Newest(head, self.files.find(record.head, record.rows_sum))
+        return Newest(head, self.files.find(record.head, record.rows_sum), record.head)
 
-    def announce(
-        self, head: int, rows: Sequence[Array], after: Observations, durably: bool, where: str
-    ) -> None:
-        """Write the next observations of these rows, up to `head`, before their commit.
+    def committed(self, store: Store, after: Observations) -> None:
+        """Record that the newest rows of a store are stored. Copies."""
+        self._era = -1  # an interrupt may come in between
+        copied = {name: values.copy() for name, values in after.items()}
+        self._newest = Newest(store.head, copied, store.head)
+        self._era = store.live.era
 
-        Raises:
-            EnvironmentFault: the disk is full or fails.
-        """
-        try:
-            self.files.write(head, combine([sum_of(values) for values in rows]), after)
-            if durably:
-                self.files.sync()
-        except RingmapError:
-            raise
-        except OSError as error:
-            became, then = (
-                "nothing was stored by this call",
-                "free space or mend the disk, then call it again",
-            )
-            raise clear_error(error, where, self._folder, became, then) from error
-
-    def committed(self, head: int, after: Observations) -> None:
-        """Record that the rows up to `head` are stored. Copies."""
-        self.files.turn()  # first: an interrupt after this is detected by the head
-        self._newest = Newest(head, {name: np.array(values) for name, values in after.items()})
-
-    def put_back(self, source: Handle, newest: Observations) -> None:
+    def put_back(self, source: Store, newest: Observations) -> None:
         """Start a buffer in RAM with the next observations of its newest rows."""
-        self._newest = Newest(source.head, newest)
-        record = source.record_of(source.live.newest)
-        assert record is not None
-        self.files.write(record.head, record.rows_sum, newest)
-        self.files.turn()
+        self._newest = Newest(source.head, newest, source.head)
+        source.follow_with(newest)
 
     def forget(self) -> None:
         """Record that all rows were removed."""
@@ -143,35 +133,67 @@ class NextObservations:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def at(self, source: Handle, position: int, head: int, newest: int) -> Observations | None:
+    def at(self, source: Handle, position: int, head: int) -> Observations | None:
         """Return the next observation of a step, one array per leaf; None if it was evicted, was lost, or is a row now.
 
         Args:
             source: the buffer.
             position: of a step without a following row.
             head: of the buffer at the time of the look.
-            newest: the start of the newest call at that time.
         """
-        if position >= newest:
-            return _one(self._of_newest(source, head), position - newest)
+        pending = source.pending
+        if pending is not None and (found := pending.apart_at(position)) is not None:
+            return found
+        newest = self._of_newest(source, head)
+        if newest is not None and newest.observations:
+            count = len(next(iter(newest.observations.values())))
+            lane = position - (newest.stop - count)
+            if 0 <= lane < count:
+                return _one(newest.observations, lane)
         with source.memory:
             live = source.live
             at = int(live.starts.searchsorted(position, side="right")) - 1
-            if at < 0 or at + 1 >= len(live):
+            if at < 0:
                 return None
             ordinal, after = Ordinal(live.first + at), Ordinal(live.first + at + 1)
-            start, stop = live.start(ordinal), live.start(ordinal) + live.length(ordinal)
-            if not start <= position < stop or live.start(after) != stop:
+            start = live.start(ordinal)
+            stop = start + live.length(ordinal)
+            if position >= stop:
                 return None
-        apart = self._apart(source, after, stop)
-        if apart is None or "lanes" not in apart:
-            return None
-        lane = int(np.searchsorted(apart["lanes"], position - start))
-        if lane == len(apart["lanes"]) or apart["lanes"][lane] != position - start:
-            return None
-        return _one({name: apart[name] for name in self._names}, lane)
+            is_followed = after < live.last and live.start(after) == stop
+            pending = source.pending
+            if pending is not None and pending.start == stop:
+                is_followed = False  # the group has no record yet
+                found = pending.earlier_at(position)
+                if found is not None:
+                    return found
+        kept = self._kept_with(source, ordinal, start, position, start)
+        if kept is None and is_followed:
+            kept = self._kept_with(source, after, stop, position, start)
+        return kept
 
-    def _of_newest(self, source: Handle, head: int) -> Observations | None:
+    def _kept_with(
+        self, source: Handle, ordinal: Ordinal, start: int, position: int, before: int
+    ) -> Observations | None:
+        """Return the next observation of a step from the data of a commit whose first row is at `start`.
+
+        `before`: where the call before it starts, of which a commit of version 1 counts the rows.
+        """
+        apart = self._apart(source, ordinal, start)
+        if not apart:
+            return None
+        if "rows" in apart:
+            numbers, wanted = apart["rows"], position - start
+        elif "lanes" in apart and before < start:
+            numbers, wanted = apart["lanes"], position - before
+        else:
+            return None
+        at = int(np.searchsorted(numbers, wanted))
+        if at == len(numbers) or numbers[at] != wanted:
+            return None
+        return _one({name: apart[name] for name in self._names}, at)
+
+    def _of_newest(self, source: Handle, head: int) -> Newest | None:
         """Return the next observations of the newest call, as of this head; None if the head has changed."""
         newest = self._newest
         if newest.head != head or newest.observations is None:
@@ -179,7 +201,7 @@ class NextObservations:
                 if self._newest.head != head or self._newest.observations is None:
                     self._newest = self._stored(source)
                 newest = self._newest
-        return newest.observations if newest.head == head else None
+        return newest if newest.head == head else None
 
     def _apart(self, source: Handle, ordinal: Ordinal, start: int) -> dict[str, Any] | None:
         """Return the observations stored separately with the call whose first row is at `start`."""
@@ -197,21 +219,12 @@ class NextObservations:
             with self.lock:
                 if start not in self._kept:  # else another thread read them meanwhile
                     self._kept[start] = found
-                    self._kept_nbytes += _nbytes(found)
+                    self._kept_nbytes += nbytes_of(found)
                 while self._kept_nbytes > _KEPT_NBYTES:
-                    self._kept_nbytes -= _nbytes(self._kept.popitem(last=False)[1])
+                    self._kept_nbytes -= nbytes_of(self._kept.popitem(last=False)[1])
         return found
 
     # -- whole buffers -----------------------------------------------------------------------
-
-    def sync(self, store: Store, where: str) -> None:
-        """Force both files, whichever is valid, to the disk.
-
-        Raises:
-            SyncFailedError: a sync failed; open the buffer again.
-        """
-        with self.lock:
-            store.sync_too(where, self.files.sync_both)
 
     def close(self) -> None:
         """Release the files."""
@@ -225,7 +238,7 @@ def _stop(source: Handle) -> int:
 
 
 def lane_breaks(
-    rows: Observations, before: Observations | None, begun: Any = False
+    rows: Observations, before: Observations | None, begun: Any = None
 ) -> tuple[Array, dict[str, Array]]:
     """Return which lanes break, and their last next observations, to be stored separately.
 
@@ -235,33 +248,50 @@ def lane_breaks(
         begun: `(N,)`, lanes that begin an episode, whatever their observations.
 
     Returns:
-        bool `(N,)`; and `lanes` with their observations, {} for none.
+        bool `(N,)`; and `rows`, numbered from the end of the last call (-1 is its last row), with their observations, {} for none.
     """
     count = len(next(iter(rows.values())))
     if before is None:
         return np.ones(count, np.bool_), {}
     lanes = len(next(iter(before.values())))
     if lanes != count:
-        return np.ones(count, np.bool_), {"lanes": np.arange(lanes, dtype=np.int32), **before}
-    if not np.any(begun) and all(_same_bytes(rows[name], then) for name, then in before.items()):
-        return np.zeros(count, np.bool_), {}
-    fresh = np.zeros(count, np.bool_) | begun
+        return np.ones(count, np.bool_), {"rows": np.arange(-lanes, 0, dtype=np.int32), **before}
+    fresh = np.zeros(count, np.bool_)
+    if begun is not None:
+        fresh |= begun
     for name, then in before.items():
-        now, was = rows[name].reshape(count, -1), then.reshape(count, -1)
-        fresh |= (now.view(np.uint8) != was.view(np.uint8)).any(axis=1)
+        if not same_bytes(rows[name], then):
+            fresh |= _different(rows[name], then)
     left = np.flatnonzero(fresh)
-    return fresh, {"lanes": left.astype(np.int32), **{n: v[left] for n, v in before.items()}}
+    if not len(left):
+        return fresh, {}
+    return fresh, {
+        "rows": (left - lanes).astype(np.int32),
+        **{n: v[left] for n, v in before.items()},
+    }
 
 
-def _same_bytes(one: Array, other: Array) -> bool:
+def same_bytes(one: Array, other: Array) -> bool:
+    """Tell whether two arrays of one dtype and as many values have the same bytes."""
     if one.nbytes <= _SMALL_NBYTES:
         return one.tobytes() == other.tobytes()
     return bool((one.reshape(-1).view(np.uint8) == other.reshape(-1).view(np.uint8)).all())
 
 
-def _one(values: Observations | None, lane: int) -> Observations | None:
-    return None if values is None else {name: v[lane] for name, v in values.items()}
+def _different(rows: Array, others: Array) -> Array:
+    """Tell for each row whether its bytes differ from those of the other array's row."""
+    if not rows.nbytes:
+        return np.zeros(len(rows), np.bool_)
+    whole = np.dtype((np.void, rows.nbytes // len(rows)))
+    one, other = (np.ascontiguousarray(a).reshape(len(rows), -1) for a in (rows, others))
+    different: Array = one.view(whole)[:, 0] != other.view(whole)[:, 0]
+    return different
 
 
-def _nbytes(values: Mapping[str, Any]) -> int:
+def _one(values: Observations, at: int) -> Observations:
+    return {name: v[at] for name, v in values.items()}
+
+
+def nbytes_of(values: Mapping[str, Any]) -> int:
+    """Return the size of the arrays among some values."""
     return sum(v.nbytes for v in values.values() if isinstance(v, np.ndarray))

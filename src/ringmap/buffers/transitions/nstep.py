@@ -105,29 +105,28 @@ class TransitionReader:
         assert rows is not None
         with source.memory:
             head, live = source.head, source.live
-            newest: int = head
             stop: int = head
             if len(live):  # else another thread cleared the buffer meanwhile
-                newest = live.start(live.newest)
-                stop = newest + live.length(live.newest)
+                stop = live.start(live.newest) + live.length(live.newest)
             dense = live.is_dense
-        ring = rows.ring.rows
+        is_single = self.n_step == 1
+        names = ["lanes", *observed, "actions", "rewards", *(["dones"] if is_single else [])]
+        batch = dict(zip(names, rows.take_all(names, positions, head), strict=True))
+        lanes = np.abs(batch.pop("lanes")).astype(np.int64)
 
         def take(name: str, at: Array) -> Array:
-            taken = rows.by_name[name].take((at % ring)[:, None], None, head)
-            return taken.reshape(len(at), *taken.shape[2:])
+            return rows.take_all([name], at, head)[0]
 
-        lanes = np.abs(take("lanes", positions)).astype(np.int64)
-
-        def goes_on(at: Array) -> Array:
-            """Tell which rows have a following row that is their next observation."""
+        def next_of(at: Array, names: list[str]) -> tuple[Array, list[Array]]:
+            """Tell which rows have a following row that is their next observation; return columns of these."""
             after = at + lanes
-            inside = (at < newest) & (after < stop)  # rows damaged by a power cut may lie beyond
-            found: Array = inside & (take("lanes", np.where(inside, after, at)) == lanes)
-            return found if dense else found & _are_live(source, after)
+            inside = after < stop  # rows damaged by a power cut may lie beyond
+            where = after if inside.all() else np.where(inside, after, at)
+            then, *values = rows.take_all(["lanes", *names], where, head)
+            found: Array = inside & (then == lanes)
+            return (found if dense else found & _are_live(source, after)), values
 
-        batch = {name: take(name, positions) for name in [*observed, "actions"]}
-        rewards = take("rewards", positions).astype(np.float64)
+        rewards = batch["rewards"].astype(np.float64)
         last, discounts = positions.copy(), np.full(len(positions), self.gamma)
         for power in range(1, self.n_step):
             ended = (
@@ -135,30 +134,29 @@ class TransitionReader:
                 | take("truncated", last)
                 | (last < positions + (power - 1) * lanes)
             )
-            on = ~ended & goes_on(last)
+            on = ~ended & next_of(last, [])[0]
             if not on.any():
                 break
             last = np.where(on, last + lanes, last)
             rewards[on] += self.gamma**power * take("rewards", last[on])
             discounts[on] *= self.gamma
         batch["rewards"] = rewards.astype(np.float32)
-        batch["dones"] = take("dones", last).astype(np.float32)
+        dones = batch["dones"] if is_single else take("dones", last)
+        batch["dones"] = dones.astype(np.float32)
         if self.n_step > 1:
             batch["discounts"] = discounts.astype(np.float32)
-        on = goes_on(last)
-        after = np.where(on, last + lanes, last)
-        for name in observed:
-            batch[f"next_{name}"] = take(name, after)
+        on, following = next_of(last, observed)
+        batch |= {f"next_{name}": values for name, values in zip(observed, following, strict=True)}
         good = None
         if not on.all():
             good = on.copy()
             for i in np.flatnonzero(~on).tolist():
-                led_to = self.following.at(source, int(last[i]), head, newest)
+                led_to = self.following.at(source, int(last[i]), head)
                 if led_to is not None:
                     good[i] = True
                     for name in observed:
                         batch[f"next_{name}"][i] = led_to[name]
-        return _Found(batch, good, last >= newest, head)
+        return _Found(batch, good, last + lanes >= stop, head)
 
 
 def _are_live(source: Handle, positions: Array) -> Array:

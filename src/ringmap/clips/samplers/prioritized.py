@@ -268,13 +268,9 @@ class PrioritizedSampler(DrawingSampler):
 
     def _are_stored(self, places: Array, window: ClipRange) -> Array:
         """Tell of each position whether a step is stored there: it may be an anchor of another window than the last one drawn from."""
-        live = window.source.live
-        if window.capacity is not None or not len(live):
+        if window.capacity is not None:
             return np.zeros(len(places), np.bool_)
-        episodes = live.starts.searchsorted(places, side="right") - 1
-        steps = places - live.starts.take(episodes)
-        found: Array = (steps >= 0) & (steps < live.lengths.take(episodes))
-        return found
+        return window.source.live.has(places)
 
     def _masses(self, priorities: Array) -> Array:
         if self.kind == "proportional":

@@ -10,7 +10,7 @@ Not here: which positions are live.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
+from ringmap.storage.columns.changed import ChangedColumn, Changes
 from ringmap.storage.columns.codecs import Undecodable
+from ringmap.storage.columns.pending import PendingColumn, PendingRows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arithmetic import Ring
@@ -54,12 +56,17 @@ class Rows:
         ring: how positions map to slots.
     """
 
+    changes: Changes | None = None
+    """Newer values of mutable columns."""
+
     def __init__(self, schema: Schema, columns: list[Column], ring: Ring) -> None:
         self.schema = schema
         self.columns = columns
         self.ring = ring
-        self.by_name = dict(zip(schema.names, columns, strict=True))
+        self._files: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
+        self.by_name = self._files
         self.large = [name for name, column in self.by_name.items() if column.is_large]
+        self._pending: Callable[[], PendingRows | None] | None = None
         self.row_nbytes = sum(spec.row_nbytes for spec in schema.columns)
 
     @classmethod
@@ -89,6 +96,26 @@ class Rows:
             raise
         return cls(schema, columns, ring)
 
+    def with_changes(self, changes: Changes) -> Rows:
+        """Return these rows so that reads find the newer values of mutable columns."""
+        rows = Rows(self.schema, self.columns, self.ring)
+        rows.changes = changes
+        for name in changes.columns:
+            rows.by_name[name] = ChangedColumn(rows.by_name[name], changes)
+        return rows
+
+    def showing(self, pending: Callable[[], PendingRows | None]) -> Rows:
+        """Return these rows so that reads by name find rows that are in memory, too; see `PendingColumn`."""
+        rows = Rows(self.schema, self.columns, self.ring)
+        rows.by_name = {name: PendingColumn(c, pending) for name, c in self.by_name.items()}
+        rows._pending = pending
+        return rows
+
+    @property
+    def shows_pending(self) -> bool:
+        """Whether reads by name find rows that are in memory."""
+        return self._pending is not None
+
     def reserve(self, position: Position, count: int) -> None:
         """Make sure that rows can be written, or raise OSError."""
         for slot, steps in self.ring.pieces(position, count):
@@ -108,8 +135,29 @@ class Rows:
             column.write(slot, values[:steps], live)
             column.write(begin, values[steps:], live)
 
+    def renew(self, position: Position, steps: list[Array]) -> None:
+        """Give rows that `read` returned the newest values of the mutable columns."""
+        if self.changes is not None:
+            for spec, values in zip(self.schema.columns, steps, strict=True):
+                if spec.name in self.changes.columns:
+                    positions = np.arange(position, position + len(values))
+                    self.changes.put_into(spec.name, positions, values)
+
+    def read_column(self, name: str, position: Position, count: int) -> Array:
+        """Return a copy of one column's rows, with the newest values."""
+        pieces = [self.by_name[name].read(*piece) for piece in self.ring.pieces(position, count)]
+        values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if self.changes is not None and name in self.changes.columns:
+            self.changes.put_into(name, np.arange(position, position + count), values)
+        return values
+
+    def take_stored(self, name: str, positions: Array) -> Array:
+        """Return a copy of one column's rows as they were stored."""
+        column = self.columns[self.schema.names.index(name)]
+        return column.take(positions % self.ring.rows)
+
     def read(self, position: Position, count: int) -> list[Array]:
-        """Return a copy of the rows of every column, schema order."""
+        """Return a copy of the rows of every column as they were stored, schema order; see `renew`."""
         pieces = self.ring.pieces(position, count)
         if len(pieces) == 1:
             slot, steps = pieces[0]
@@ -120,7 +168,34 @@ class Rows:
 
     def take(self, name: str, positions: Array) -> Array:
         """Return a copy of one column's rows at positions `(n,)` in any order, `(n, ...)`."""
+        if self.changes is not None and len(positions):  # which are less than a lap apart
+            head = int(positions.max()) + 1
+            return self.by_name[name].take(positions % self.ring.rows, None, head)
         return self.by_name[name].take(positions % self.ring.rows)
+
+    def take_all(self, names: Sequence[str], positions: Array, head: int) -> list[Array]:
+        """Return copies of rows of several columns at positions `(n,)` in any order, `(n, ...)` each.
+
+        Args:
+            names: of the columns.
+            positions: of the rows.
+            head: of the ring, at a look before this.
+        """
+        slots = positions % self.ring.rows
+        pending = None if self._pending is None else self._pending()
+        if pending is None:
+            return [self._files[name].take(slots, None, head) for name in names]
+        head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        here = (positions >= pending.start).nonzero()[0]
+        rows = pending.rows_of(names, positions.take(here) - pending.start) if len(here) else []
+        if len(here) == len(positions) and rows:
+            return [np.ascontiguousarray(values) for values in rows]
+        if rows:
+            slots[here] = slots[positions.argmin()]  # not from a chunk that has no file yet
+        taken = [self._files[name].take(slots, None, head) for name in names]
+        for values, ours in zip(taken, rows, strict=False):
+            values[here] = ours
+        return taken
 
     def sums(self, position: Position, count: int) -> list[int]:
         """Return the present checksum of each column's rows; UNREADABLE where they can't be decoded."""

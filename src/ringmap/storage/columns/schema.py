@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 
-__all__ = ["ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
+__all__ = ["Column", "ColumnSpec", "Schema", "as_columns", "portable", "stored_spec"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,13 +33,44 @@ _STORED_DTYPE = re.compile(r"[<|][biufcSUMm][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}
 _ROW_LIMIT = 1 << 40
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column in the `schema=` of a buffer: `{"latent": ringmap.Column((512,), "float32", mutable=True)}`.
+
+    Args:
+        shape: of a step.
+        dtype: of its values.
+        mutable: whether `ReplayBuffer.update` may change values of stored steps. An episode may then leave the column out: its values
+            are zeros until an update.
+
+    Example:
+        >>> import numpy as np, ringmap
+        >>> schema = {"obs": ((3,), "float32"), "value": ringmap.Column((), "float32", mutable=True)}
+        >>> buf = ringmap.ReplayBuffer(max_steps=100, schema=schema, seed=0)
+        >>> buf.write_episode({"obs": np.zeros((10, 3), np.float32)})
+        >>> batch = buf.sample(4)
+        >>> buf.update(batch.ids, {"value": np.full(4, 0.5)})
+        4
+        >>> float(buf.load_episode(0)["value"].max())
+        0.5
+    """
+
+    shape: Any
+    dtype: Any
+    mutable: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column: its name, the shape of a step and the dtype (little-endian)."""
+    """One column: its name, the shape of a step and the dtype (little-endian).
+
+    `mutable`: whether values of stored steps may change. It does not count for equality: rows are the same either way.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    mutable: bool = field(default=False, compare=False)
 
     @property
     def row_nbytes(self) -> int:
@@ -47,7 +78,7 @@ class ColumnSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.name!r} {self.shape} {self.dtype}"
+        return f"{self.name!r} {self.shape} {self.dtype}{' mutable' if self.mutable else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +92,11 @@ class Schema:
         """Column names in order."""
         return [spec.name for spec in self.columns]
 
+    @property
+    def mutable(self) -> Schema:
+        """The columns whose values may change."""
+        return Schema(tuple(spec for spec in self.columns if spec.mutable))
+
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Schema:
         """Infer the schema of an episode whose values are already arrays."""
@@ -73,7 +109,7 @@ class Schema:
         """Read a schema in the form that a user gives.
 
         Args:
-            given: column -> `(shape, dtype)`; or a Gymnasium space (a Dict space: its keys; any
+            given: column -> `(shape, dtype)` or `Column`; or a Gymnasium space (a Dict space: its keys; any
                 other: the column `observation`); or an example episode, column -> array or list.
             where: the caller to name in an error.
 
@@ -94,8 +130,13 @@ class Schema:
         example: dict[str, Any] = {}
         for name, value in given.items():
             _check_name(name, where)
-            if _is_shape_and_dtype(value):
-                shape, dtype = value
+            if isinstance(value, Column) or _is_shape_and_dtype(value):
+                mutable = isinstance(value, Column) and value.mutable
+                shape, dtype = (value.shape, value.dtype) if isinstance(value, Column) else value
+                if not _is_shape_and_dtype((shape, dtype)) or type(mutable) is not bool:
+                    raise InputError(
+                        f"{where}: column {name!r}: expected Column(shape, dtype, mutable=True or False), got {value!r}"
+                    )
                 try:
                     kind = portable(np.dtype(dtype))
                 except TypeError as error:
@@ -106,7 +147,7 @@ class Schema:
                 if any(n < 0 for n in sizes):
                     raise InputError(f"{where}: column {name!r}: negative size in shape {sizes}")
                 _check_dtype(name, kind, where)
-                specs.append(ColumnSpec(name, sizes, kind))
+                specs.append(ColumnSpec(name, sizes, kind, mutable))
             else:
                 example[name] = value
         if specs and example:
@@ -119,10 +160,14 @@ class Schema:
     def fit(self, arrays: Mapping[str, Array], casting: str, where: str) -> dict[str, Array]:
         """Return `arrays` in this schema's order and dtypes, or raise before anything changes.
 
+        A mutable column that is missing is filled with zeros.
+
         Raises:
             InputError: a column is missing or extra, a step has another shape, or (with
                 casting="safe") a value can't be held by the column's dtype.
         """
+        if len(arrays) != len(self.columns) or any(s.name not in arrays for s in self.columns):
+            arrays = self._completed(arrays)
         if len(arrays) != len(self.columns) or any(s.name not in arrays for s in self.columns):
             missing = [s.name for s in self.columns if s.name not in arrays]
             extra = [name for name in arrays if name not in set(self.names)]
@@ -145,8 +190,14 @@ class Schema:
             fitted[spec.name] = values
         return fitted
 
+    def _completed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the arrays with zeros for the mutable columns that are missing."""
+        steps = len(next(iter(arrays.values()), ()))
+        left_out = (s for s in self.mutable.columns if s.name not in arrays)
+        return {**arrays, **{s.name: np.zeros((steps, *s.shape), s.dtype) for s in left_out}}
 
-def stored_spec(name: Any, shape: Any, dtype: Any) -> ColumnSpec:
+
+def stored_spec(name: Any, shape: Any, dtype: Any, mutable: bool = False) -> ColumnSpec:
     """Read a column's description from a file, with all checks: the file may be damaged or forged.
 
     Raises:
@@ -174,7 +225,7 @@ def stored_spec(name: Any, shape: Any, dtype: Any) -> ColumnSpec:
     room = math.prod(max(n, 1) for n in shape) * kind.itemsize
     if len(shape) > 63 or room > _ROW_LIMIT:  # NumPy takes 64 axes, and time is one
         raise ValueError(f"column {name!r}: shape {shape!r} is too large")
-    return ColumnSpec(name, tuple(shape), kind)
+    return ColumnSpec(name, tuple(shape), kind, mutable)
 
 
 def portable(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -3,6 +3,7 @@
     create            turns a directory into a buffer, in steps that a kill may interrupt
     commit_files      the files of a commit, in order, and which of their content is durable
     background_sync   makes commits durable every few seconds
+    group             rows that are stored alone, and committed together
     store             the writer: commits, clears, flushes, closing
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.

@@ -1,9 +1,9 @@
-"""The background sync: makes committed data durable every few seconds.
+"""The background thread: does some work for a store every few seconds, such as making committed data durable.
 
-A daemon thread per open buffer, started by its first commit. It holds no strong reference, so that a buffer that
+A daemon thread per open buffer and kind of work, started by its first commit. It holds no strong reference, so that a buffer that
 is no longer referenced ends its thread. Where no thread can start (a limit on processes), commits do the work: one that
-comes when a sync is due waits for it.
-Not here: what a sync does (store.py).
+comes when it is due waits for it.
+Not here: what the work is (store.py).
 """
 
 from __future__ import annotations
@@ -13,35 +13,44 @@ import queue
 import threading
 import time
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["BackgroundSync"]
 
 log = logging.getLogger("ringmap")
 
 
-class Syncable(Protocol):
-    """An object that can be synced in the background."""
+class Named(Protocol):
+    """An object with a folder, to be named in messages."""
 
     folder: str
 
-    def sync_behind(self) -> None:
-        """Sync without blocking the writer."""
-        ...
+
+T = TypeVar("T", bound=Named)
 
 
-class BackgroundSync:
-    """Call `target.sync_behind()` every `every_s` seconds (of the monotonic clock) until stopped."""
+class BackgroundSync(Generic[T]):
+    """Call `work(target)` every `every_s` seconds (of the monotonic clock) until stopped.
 
-    def __init__(self, target: Syncable, every_s: float) -> None:
+    Args:
+        target: kept by a weak reference.
+        every_s: seconds.
+        work: a function of the target, which does not block its writer for long.
+        name: of the thread.
+    """
+
+    def __init__(
+        self, target: T, every_s: float, work: Callable[[T], None], name: str = "ringmap-sync"
+    ) -> None:
         # A simple queue may be put to anywhere, also in the middle of a `get` of the same thread; an event may not.
         stop = self._stop = queue.SimpleQueue[None]()
         self._target = weakref.ref(target, lambda _: stop.put(None))
-        self._every_s = every_s
+        self._every_s, self._work, self._name = every_s, work, name
         self._waiting: set[int] = set()
         self._thread: threading.Thread | None = None
         self._due: float | None = None
-        """The time at which a commit must sync, where no thread could start."""
+        """The time at which a commit must do the work, where no thread could start."""
 
     def committed(self) -> None:
         """Record a commit, which stands: a failure here is not raised."""
@@ -50,11 +59,11 @@ class BackgroundSync:
         if self._due is not None:
             if time.monotonic() < self._due:
                 return
-            _sync(self._target)
+            _do(self._work, self._target)
         thread = self._thread = threading.Thread(
             target=_run,
-            args=(self._target, self._stop, self._every_s),
-            name="ringmap-sync",
+            args=(self._work, self._target, self._stop, self._every_s),
+            name=self._name,
             daemon=True,
         )
         try:
@@ -92,12 +101,14 @@ class BackgroundSync:
             self._waiting.discard(me)
 
 
-def _run(target: weakref.ref[Syncable], stop: queue.SimpleQueue[None], every_s: float) -> None:
+def _run(
+    work: Callable[[T], None], target: weakref.ref[T], stop: queue.SimpleQueue[None], every_s: float
+) -> None:
     while True:
         try:
             stop.get(timeout=every_s)
         except queue.Empty:
-            if not _sync(target):
+            if not _do(work, target):
                 return
         else:
             stop.put(
@@ -106,13 +117,13 @@ def _run(target: weakref.ref[Syncable], stop: queue.SimpleQueue[None], every_s: 
             return
 
 
-def _sync(target: weakref.ref[Syncable]) -> bool:
-    """Sync the target; tell whether it still exists."""
+def _do(work: Callable[[T], None], target: weakref.ref[T]) -> bool:
+    """Do the work on the target; tell whether it still exists."""
     alive = target()
     if alive is None:
         return False
     try:
-        alive.sync_behind()
+        work(alive)
     except Exception:
-        log.exception("the background sync failed")
+        log.exception("the work in the background failed")
     return True

@@ -112,7 +112,7 @@ class CommitFiles:
             if self.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
             self.table.write(record)
-        with self._poisoning():
+        with self.poisoning():
             if rows is not None:
                 behind = found.records[found.records["seq"] > found.mark]
                 if len(behind):  # last before the sync: the rewrites above must not be rushed
@@ -125,7 +125,7 @@ class CommitFiles:
             self.table.sync()
         self._show(found, NO_BOOT)
         self._show(found, self.disk.boot_id() or NO_BOOT)
-        with self._poisoning():
+        with self.poisoning():
             self.state_file.sync()
         self._synced_tail, self._synced_first = found.tail, found.first
         self.unpublished = False
@@ -177,7 +177,7 @@ class CommitFiles:
             len(finished) >= _FINISHED_MAX
         ):  # else each blob would name all streams since the last sync
             gone = self.finished_streams_gone()
-            with self._poisoning():
+            with self.poisoning():
                 self.disk.sync_folder(self.paths.open)
             finished = [name for name in finished if name not in gone]
         self.carry({"finished": [*finished, stream]})
@@ -192,7 +192,7 @@ class CommitFiles:
 
         Without the blob, a power cut could leave no whole blob: the older ones are deleted with their segments.
         """
-        with self._poisoning():
+        with self.poisoning():
             self._sync_blobs()
             self.table.sync()
         self._table_is_synced(now)
@@ -232,7 +232,7 @@ class CommitFiles:
 
     def sync_written(self, rows: Rows | None) -> None:
         """Make rows and blob durable, before the record that names them."""
-        with self._poisoning():
+        with self.poisoning():
             if rows is not None:
                 rows.sync()
             self._sync_blobs()
@@ -241,7 +241,7 @@ class CommitFiles:
         """Write the record, which is the commit, then show it to readers."""
         self.table.write(record)
         if self.power:
-            with self._poisoning():
+            with self.poisoning():
                 self.table.sync()
         old = self.state
         mark = record.seq if self.power else old.mark
@@ -275,6 +275,13 @@ class CommitFiles:
             self.state_file.write(state)
             self.state, self.unpublished = state, False
 
+    def begin_era(self) -> None:
+        """Let readers read everything again, the manifest too. Raises OSError: nothing has changed for them."""
+        old = self.state
+        state = replace(old, generation=old.generation + 1, era=old.era + 1)
+        self.state_file.write(state)
+        self.state = state
+
     # -- syncs -------------------------------------------------------------------------------
 
     def sync_all(self, rows: Rows | None, segments: Mapping[int, File]) -> None:
@@ -306,16 +313,17 @@ class CommitFiles:
 
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
-        with self._poisoning():
+        with self.poisoning():
             self.disk.sync_folder(path)
 
     def sync_state(self) -> None:
         """Make the mark durable."""
-        with self._poisoning():
+        with self.poisoning():
             self.state_file.sync()
 
     @contextlib.contextmanager
-    def _poisoning(self) -> Any:
+    def poisoning(self) -> Any:
+        """Stop writing for good if a sync in the block fails."""
         try:
             yield
         except OSError as error:

@@ -24,6 +24,8 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
+from ringmap.storage.sidecars import Home
+from ringmap.storage.sidecars.mutable import MutableValues
 
 __all__ = [
     "make_columns",
@@ -82,7 +84,9 @@ def make_parts(disk: Disk, paths: Paths, manifest: Manifest) -> None:
 def sizes_when_full(manifest: Manifest) -> dict[str, int]:
     """Return the size of each file of a full ring in bytes, without episode data."""
     sizes = {one.file: one.backend.nbytes_when_full(*one.about) for one in manifest.columns}
-    return {**sizes, **manifest.fixed_sizes}
+    newest = MutableValues.nbytes(manifest.schema, manifest.rows)
+    beside = {MutableValues.names[0]: newest} if newest else {}
+    return {**sizes, **manifest.fixed_sizes, **beside}
 
 
 def warn_of_space(disk: Disk, folder: str, manifest: Manifest) -> None:
@@ -116,6 +120,10 @@ def make_columns(
     disk.rename(paths.new_columns, paths.columns)
     sync_folder(paths.folder)
     manifest = manifest.with_sizes()
+    if "mutable" in manifest.features:
+        MutableValues.create(
+            Home(disk, paths.folder, manifest.uuid, manifest.rows, manifest.schema), sync_folder
+        )
     disk.put(paths.manifest, paths.new_manifest, manifest.encode(), synced=True)
     sync_folder(paths.folder)
     return manifest

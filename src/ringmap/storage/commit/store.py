@@ -25,9 +25,11 @@ import logging
 import os
 import sys
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,22 +51,28 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.background_sync import BackgroundSync
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.create import make_columns, make_folder, make_home, warn_of_space
+from ringmap.storage.commit.group import GroupFile, OpenGroup, Values, follows, kept_apart
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import examine, hold, read_manifest
-from ringmap.storage.disk.advice import clear_error, clear_errors
+from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, bad_episodes
+from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.names import STREAM
+from ringmap.storage.records.stream_file import Apart, Stream, read_stream
 from ringmap.storage.records.table import (
     CLEAR,
+    DROPPED,
     RETIRE,
     SPARE_SLOTS,
     Record,
 )
-from ringmap.storage.ring.integers import Position
+from ringmap.storage.ring.integers import Ordinal, Position
 from ringmap.storage.sidecars import SIDECARS
+from ringmap.storage.sidecars.successors import Successors
 
 __all__ = ["Settings", "Store"]
 
@@ -79,7 +87,8 @@ _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 class Settings:
     """The settings of a store beyond those fixed on disk.
 
-    `power`: sync each commit; `sync_every_s`: seconds between background syncs, 0 for none;
+    `power`: sync each commit; `sync_every_s`: seconds between background syncs, 0 for none; `group_s`: seconds after
+    which single rows are committed, 0 for no such limit;
     `remembered`: the caller's settings, stored in the manifest; `progress`: called while verifying;
     `mapped`: read through maps.
     """
@@ -90,6 +99,7 @@ class Settings:
     remembered: Mapping[str, Any] | None = None
     progress: Progress | None = None
     mapped: bool = True
+    group_s: float = 1.0
 
 
 class Store(Handle):
@@ -120,12 +130,26 @@ class Store(Handle):
         self.made_room = False
         self._writing = False
         self._stale = True
+        self._trusted = True
+        """Whether the recovery found that no power cut, and no failed sync, came since the last writer."""
         self._torn_memory = False
         self._closed = False
         self._child = False
-        self._background: BackgroundSync | None = None
+        self._group: OpenGroup | None = None
+        self._spent: GroupFile | None = None
+        """The file of a group that is committed, for the next one."""
+        self._held_until = 0.0
+        self._following = Successors(self.home)
+        self._following_of = -1
+        """The number of the record for which the files of next observations were last turned."""
+        self._background: BackgroundSync[Store] | None = None
+        self._grouping: BackgroundSync[Store] | None = None
         if settings.sync_every_s > 0 and not self.power and not disk.volatile:
-            self._background = BackgroundSync(self, settings.sync_every_s)
+            self._background = BackgroundSync(self, settings.sync_every_s, Store.sync_behind)
+        if settings.group_s > 0 and not disk.volatile:
+            self._grouping = BackgroundSync(
+                self, settings.group_s / 2, Store.commit_behind, "ringmap-group"
+            )
         _stores.add(self)
 
     # -- opening -----------------------------------------------------------------------------
@@ -200,7 +224,9 @@ class Store(Handle):
             prepare()
             store = cls(disk, folder, read_manifest(disk, folder), settings, lock)
             store._recover()
+            store._finish_groups()
             store._recover_sidecars()
+            store._open_values()
             store._fix_schema(schema)
             return store
         except BaseException:
@@ -211,12 +237,66 @@ class Store(Handle):
                 lock.release()
             raise
 
+    def _finish_groups(self) -> None:
+        """Commit the rows of a group that a killed process left open, and remove its file."""
+        with clear_reads("ReplayBuffer", self.folder):
+            for name in self.disk.names(self.paths.open):
+                folder = os.path.join(self.paths.open, name)
+                path = os.path.join(folder, STREAM)
+                if not self.disk.is_folder(folder) or not self.disk.is_file(path):
+                    continue
+                stream = read_stream(self.disk, path, self.ring.spare)
+                may_be_one = stream.schema is None and "groups" in self.manifest.features
+                if stream.fault and (stream.after is not None or may_be_one):
+                    log.warning(
+                        "%s: %s; the %d rows before it count", path, stream.fault, len(stream.steps)
+                    )
+                if stream.after is None:
+                    continue
+                newest = self._newest_record()
+                # After one that a power cut spoiled it would be a call without those before it.
+                fits = newest is None or not newest.flags & DROPPED
+                fits &= stream.schema == self.schema and self.rows is not None
+                if fits and stream.steps and stream.after == follows(newest):
+                    self._commit_stream(stream, folder)
+                    self.flush(folder)  # what an opening shows is durable
+                elif stream.steps and stream.after[0] >= self.seq:  # else they were committed
+                    log.warning(
+                        "%s: dropped %d rows of an open group: the rows before them are lost",
+                        self.folder, len(stream.steps),
+                    )  # fmt: skip
+                self.disk.remove_folder(folder)
+                # Else a power cut could bring it back, when the record that it follows is the newest one again.
+                self.disk.sync_folder(self.paths.open)
+
+    def _newest_record(self) -> Record | None:
+        """Return the newest record, None if there is none."""
+        return self.table.read(self.seq) if self.seq else None
+
+    def _commit_stream(self, stream: Stream, folder: str) -> None:
+        schema, arrays = stream.schema, stream.arrays()
+        assert schema is not None
+        count, data, following = len(schema.columns), b"", None
+        if stream.apart is not None:
+            lanes = arrays[schema.names.index(stream.apart.lanes)]
+            apart = dict(zip(stream.apart.schema.names, arrays[count:], strict=True))
+            kept, following = kept_apart(lanes, apart, stream.earlier)
+            data = encode_data(kept, folder)
+        self.commit(schema, arrays[:count], data, 0, where=folder, following=following)
+        log.info("%s: stored %d rows of a group that was open", self.folder, len(arrays[0]))
+
     def _recover_sidecars(self) -> None:
         """Make sure that no new row gets a sidecar value of a row that was lost."""
         for sidecar in () if self.disk.volatile else SIDECARS:
             for fault in sidecar.recover(self.home, self.head):
                 path = self.home.path(sidecar.names[0])
                 log.warning("%s: %s; run ringmap.check on the buffer", path, fault)
+
+    def _open_values(self) -> None:
+        before = self.values
+        super()._open_values()
+        if self.values is not None and self.values is not before and not self.disk.volatile:
+            self.values.begin(self.head, self._trusted)
 
     def _fix_schema(self, schema: Schema | None) -> None:
         if schema is not None and self.schema is None:
@@ -236,6 +316,7 @@ class Store(Handle):
                 self.is_open = True
             files = self.files
             found = files.find(manifest)
+            self._trusted = found.clean
             if not found.seq and not manifest.locked_by_argument:
                 manifest = self.manifest = manifest.without_columns()
             if self.rows is not None and self.rows.schema != manifest.schema:
@@ -275,6 +356,10 @@ class Store(Handle):
             with self.memory:
                 self._torn_memory = True
                 self._take(found, bad)
+                group = self._group
+                if group is not None and group.after != follows(self._newest_record()):
+                    self._group = None  # the interrupted call committed it
+                self._show_group()
                 self._torn_memory = False
             self._stale = False
 
@@ -333,7 +418,9 @@ class Store(Handle):
         def whole() -> None:
             self.made_room = False
             try:
-                work(self._ready(where))
+                files = self._ready(where)
+                self._commit_group(files, where)
+                work(files)
             except RingmapError:
                 raise
             except OSError as error:
@@ -370,8 +457,11 @@ class Store(Handle):
             where: the method to name in the message.
             locks: further reentrant locks that such a call holds.
         """
-        if self._is_in_use or any(map(is_mine, locks)):
+        if self._is_in_use:
             self._refuse(where)
+        for lock in locks:
+            if is_mine(lock):
+                self._refuse(where)
 
     @property
     def _is_in_use(self) -> bool:
@@ -404,7 +494,7 @@ class Store(Handle):
     def commit(
         self, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str = "ReplayBuffer.write_episode", finished: str | None = None,
-        small: Mapping[str, Any] | None = None,
+        small: Mapping[str, Any] | None = None, following: Values | None = None,
     ) -> None:  # fmt: skip
         """Store one episode: its rows, its data and the buffer's small state, or none of these.
 
@@ -416,6 +506,7 @@ class Store(Handle):
             where: the method to name in an error.
             finished: the open episode that this commit ends.
             small: sections of the small state (JSON) that changed.
+            following: the next observations of the newest rows, for `Successors`.
 
         Raises:
             InputError: another thread locked another schema first.
@@ -429,15 +520,16 @@ class Store(Handle):
         self.exclusively(
             where,
             lambda files: self.commit_within(
-                files, schema, arrays, data, flags, where, finished, small
+                files, schema, arrays, data, flags, where, finished, small, following=following
             ),
         )
 
     def commit_within(
         self, files: CommitFiles, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
+        group: OpenGroup | None = None, following: Values | None = None,
     ) -> None:  # fmt: skip
-        """Do the work of `commit`, inside `exclusively`."""
+        """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
         sums = [sum_of(values) for values in arrays]
         if self.rows is None:
@@ -449,11 +541,12 @@ class Store(Handle):
             )
         rows = self.rows
         assert rows is not None
-        need = self.ring.overwritten(self.head + length)
-        rows.reserve(self.head, length)
+        start = self.head if group is None else group.start
+        need = self.ring.overwritten(start + length)
+        rows.reserve(start, length)
         if need > self.tail:
             self._retire(files, need)
-        seq, start = self.seq + 1, self.head
+        seq = self.seq + 1
         tail, first = self._after(seq, start + length, self.tail)
         self._stale = True
         files.protect(need, seq, files.state)
@@ -463,14 +556,95 @@ class Store(Handle):
             files.carry_finished(finished)
         record = Record(seq, start, length, tail, first, combine(sums), flags=flags)
         record = files.write_blob(record, sums, data)
+        if following is not None:
+            self._write_following(files, record, following)
         if self.power:
             files.sync_written(rows)
         files.append(record)
         self._remember(record)
+        if following is not None:
+            self._following.turn()
+            self._following_of = record.seq
         files.drop_retired()
         self._stale = False
         if self._background is not None:
             self._background.committed()
+
+    def _write_following(self, files: CommitFiles, record: Record, following: Values) -> None:
+        """Write the next observations of a record's newest rows, over those that the newest record does not need."""
+        if self._following_of != self.seq:  # this handle has not written yet, or was interrupted
+            newest = self.newest_rows()
+            if newest is not None:
+                self._following.find(newest.head, newest.rows_sum)
+        self._following.write(record.head, record.rows_sum, following)
+        if self.power:
+            try:
+                self._following.sync()
+            except OSError as error:
+                files.poisoned(error)
+
+    def follow_with(self, following: Values) -> None:
+        """Write the next observations of the newest rows, for a ring in RAM that was copied."""
+        newest = self.newest_rows()
+        if newest is not None:
+            self._following.write(newest.head, newest.rows_sum, following)
+            self._following.turn()
+
+    def newest_rows(self) -> Record | None:
+        """Return the record of the newest committed rows, None if there are none. O(log episodes)."""
+        with self.memory:
+            live = self.live
+            last = int(live.starts.searchsorted(self.committed_head)) - 1
+            return self.record_of(Ordinal(live.first + last)) if last >= 0 else None
+
+    def update(self, positions: Array, values: Mapping[str, Array], where: str) -> int:
+        """Store newer values of rows, in mutable columns; return how many: rows that were evicted are left out.
+
+        Args:
+            positions: int64 `(n,)`.
+            values: column -> `(n, *shape)`, of its dtype: mutable columns.
+            where: the method to name in an error.
+
+        Raises:
+            InputError: a position that no row has had yet.
+            EnvironmentFault: the disk is full or fails. Nothing was changed, if the disk can still be written at all.
+            SyncFailedError: a sync failed; open the buffer again.
+
+        Cost: see `MutableValues.update`; at durability "power" one sync.
+        """
+        counts: list[int] = []
+        self.exclusively(where, lambda files: counts.append(self._update(files, positions, values, where)))  # fmt: skip
+        return counts[0]
+
+    def _update(
+        self, files: CommitFiles, positions: Array, values: Mapping[str, Array], where: str
+    ) -> int:
+        rows, newest = self.rows, self.values
+        if not len(positions):
+            return 0
+        steps = (positions - self.tail).view(np.uint64)  # a negative one is huge
+        if steps.max() >= self.head - self.tail or not self.live.is_dense:
+            wrong = (positions < 0) | (positions >= self.head)
+            if wrong.any():
+                raise InputError(
+                    f"{where}: id {int(positions[wrong][0])} is of another buffer: the steps stored here have ids from "
+                    f"{self.tail} up to, and without, {self.head}; give the ids of a batch of this buffer"
+                )
+            kept = self.live.has(positions)
+            positions, values = positions[kept], {n: v[kept] for n, v in values.items()}
+            if not len(positions):
+                return 0
+        assert rows is not None
+        assert newest is not None
+        newest.update(positions, values, rows.take_stored)
+        if self.power:
+            try:
+                newest.sync(mark=False)
+            except OSError as error:
+                files.poisoned(error)
+        elif self._background is not None:
+            self._background.committed()
+        return len(positions)
 
     def clear(self, small: Mapping[str, Any] | None = None) -> None:
         """Retire every episode, in one commit."""
@@ -483,6 +657,216 @@ class Store(Handle):
                 self._stale = False
 
         self.exclusively("ReplayBuffer.clear", work)
+
+    # -- rows stored alone -------------------------------------------------------------------
+
+    @property
+    def pending(self) -> OpenGroup | None:
+        """The rows of the open group."""
+        return self._group
+
+    @property
+    def committed_head(self) -> Position:
+        """One past the newest committed row."""
+        group = self._group
+        return self.head if group is None else group.start
+
+    def append(
+        self, arrays: Sequence[Any], count: int, limit: int, where: str, apart: Apart | None = None,
+        earlier: Values | None = None,
+        small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
+        is_single: bool = False,
+    ) -> Position:  # fmt: skip
+        """Store the rows of one call, which are committed later, together with those of other calls.
+
+        The caller has called `refuse_within`. The rows are safe when this returns, and this handle shows them at once; others with the commit. That comes once there
+        are `limit` such rows, before anything else is stored, with `flush` and `close`, and after `group_s` seconds.
+
+        Args:
+            arrays: one per column, `(count, *shape)`, in the schema's dtypes; then one per column of `apart`.
+            count: 1 to `limit`.
+            limit: at most the spare rows.
+            where: the method to name in an error.
+            apart: further columns; see `kept_apart`.
+            earlier: values apart of rows of earlier calls, in case that this call begins a group.
+            small: provides the small state for a commit of the rows of earlier calls.
+            is_single: whether the arrays are values of one row, without the first axis.
+
+        Returns:
+            The position of the first row.
+
+        Raises:
+            EnvironmentFault: disk full, I/O error. Nothing was stored by this call.
+            SyncFailedError: a sync failed; open the buffer again.
+
+        Cost: one write, at durability "power" with one sync; one commit for `limit` rows.
+        """
+        with self._mutex:
+            try:
+                self._writing = True
+                group = self._group
+                if group is None or group.count + count > group.limit or not self._is_ready(group):
+                    group = self._next_group(count, limit, where, apart, earlier or {}, small)
+                position = Position(group.start + group.count)
+                self._stale = True
+                try:
+                    self._append_to(group, arrays, count, is_single)
+                except OSError:
+                    with clear_errors(where, self.folder, self._what_became):
+                        raise
+                self._stale = False
+                return position
+            finally:
+                self._writing = False
+
+    def _append_to(
+        self, group: OpenGroup, arrays: Sequence[Any], count: int, is_single: bool
+    ) -> None:
+        try:
+            group.append(arrays, count, is_single)
+        except OSError:
+            self._stale = False  # nothing changed
+            raise
+        if self.power:
+            assert self.files is not None
+            try:
+                if group.file is not None:
+                    group.file.sync(self.disk)
+            except OSError as error:
+                self.files.poisoned(error)
+        self._show_group()
+
+    def _is_ready(self, group: OpenGroup) -> bool:
+        """Tell whether this handle may write, and the group goes on; without a system call, but for one every 100 ms."""
+        files, now = self.files, time.monotonic()
+        if files is None or self._closed or self._child or self._stale or now > self._held_until:
+            self._held_until = now + 0.1
+            return False
+        return files.poison is None and not files.unpublished
+
+    def _next_group(
+        self, count: int, limit: int, where: str, apart: Apart | None, earlier: Values,
+        small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]],
+    ) -> OpenGroup:  # fmt: skip
+        """Return the open group if it goes on; else commit it, and begin another."""
+        self.made_room = False
+        with clear_errors(where, self.folder, self._what_became):
+            files = self._ready(where)
+            group = self._group
+            if group is None or group.count + count > group.limit or self._is_due(group):
+                if group is not None:
+                    with small() as state:
+                        self._commit_group(files, where, state)
+                group = self._begin_group(files, limit, apart, earlier)
+            return group
+
+    def _is_due(self, group: OpenGroup) -> bool:
+        """Tell whether a call commits the group before it adds to another; the thread does that for an idle writer."""
+        age, most = time.monotonic() - group.begun_at, self.settings.group_s
+        return bool(group.count) and not self.disk.volatile and 0 < most < 2 * age
+
+    def _begin_group(
+        self, files: CommitFiles, limit: int, apart: Apart | None, earlier: Values
+    ) -> OpenGroup:
+        rows, start = self.rows, self.head
+        assert rows is not None
+        self._use(files, ["groups"])
+        rows.reserve(start, limit)
+        after = follows(self._newest_record())
+        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier)
+        if not self.disk.volatile:
+            spent, self._spent = self._spent, None
+            try:
+                group.begin(self.disk, self.paths.open, spent)
+                if self.power and group.file is not None:
+                    with files.poisoning():
+                        group.file.sync(self.disk)
+            except BaseException:
+                self._remove(group.file)
+                raise
+        if not rows.shows_pending:
+            self.rows = rows.showing(_pending_of(self))
+        self._group = group
+        if self._grouping is not None:
+            self._grouping.committed()
+        return group
+
+    def use(self, features: Iterable[str], where: str) -> None:
+        """Note in the manifest, durably, that the directory has features that older releases don't know.
+
+        Raises:
+            EnvironmentFault: the manifest can't be written. The directory is sound, with or without the features.
+        """
+        if not self._uses(features):
+            self.exclusively(where, lambda files: self._use(files, features))
+
+    def _uses(self, features: Iterable[str]) -> bool:
+        return self.disk.volatile or not set(features) - set(self.manifest.features)
+
+    def _use(self, files: CommitFiles, features: Iterable[str]) -> None:
+        if self._uses(features):
+            return
+        known = self.manifest.features
+        added = [feature for feature in features if feature not in known]
+        manifest = replace(self.manifest, features=(*known, *added))
+        self._stale = True
+        self.disk.replace_file(self.paths.manifest, manifest.encode())
+        files.begin_era()  # readers that are open read the manifest again
+        self.manifest = manifest
+        self._stale = False
+
+    def _show_group(self) -> None:
+        """Let memory show the rows of the open group."""
+        group = self._group
+        if group is None or not group.count:
+            return
+        with self.memory:
+            self._torn_memory = True
+            if self.head > group.start:  # it is shown already
+                self.live.grow(group.count)
+            else:
+                self.live.append(group.start, group.count)
+            self.head = Position(group.start + group.count)
+            self._torn_memory = False
+
+    def _commit_group(
+        self, files: CommitFiles, where: str, small: Mapping[str, Any] | None = None
+    ) -> None:
+        """Commit the rows of the open group, if there is one."""
+        group = self._group
+        if group is None:
+            return
+        if group.count:
+            kept, following = group.kept()
+            data = encode_data(kept, where)
+            self.commit_within(
+                files, group.schema, group.columns(), data, 0, where, small=small, group=group,
+                following=following,
+            )  # fmt: skip
+        self._group, self._spent = None, group.file
+
+    def _remove(self, file: GroupFile | None) -> None:
+        if file is not None:
+            with contextlib.suppress(OSError, ReplacedError):  # the next opening does it
+                file.remove(self.disk)
+
+    def settle(self, where: str, small: Mapping[str, Any] | None = None) -> None:
+        """Commit the rows of the open group, so that other handles find them."""
+        if self._group is not None and self.writable_here:
+            self.exclusively(where, lambda files: files.carry(small))
+
+    def commit_behind(self) -> None:
+        """Commit the rows of a group that no call has committed in time, in a background thread."""
+        with self._mutex:
+            files, group = self.files, self._group
+            if group is None or files is None or not self._may_sync(files):
+                return
+            if not self._is_due(group):
+                return
+            try:
+                self._commit_group(files, "ReplayBuffer")
+            except (OSError, RingmapError) as error:  # the next writing call tries again
+                log.warning("%s: rows can't be committed yet: %s", self.folder, error)
 
     def _retire(self, files: CommitFiles, need: int) -> None:
         """Retire the oldest episodes up to position `need`, durably: rows below it will be overwritten."""
@@ -514,7 +898,9 @@ class Store(Handle):
         with self.memory:
             self._torn_memory = True
             live.evict_before(record.tail)
-            if record.length:
+            if record.start < self.head:  # the rows of the open group, which are shown already
+                self._group = None
+            elif record.length:
                 live.append(record.start, record.length)
             self.seq, self.first = record.seq, record.first
             self.tail, self.head = record.tail, record.head
@@ -527,7 +913,7 @@ class Store(Handle):
             kept = live.tail_for(head, self.ring.max_steps)
             tail = max(tail, self.head if kept < 0 else kept)
         first = self.first
-        if tail != self.tail or not len(live):
+        if tail != self.tail or not len(live) or live.start(live.first) >= self.committed_head:
             first = table.first_live(first, seq, tail)
         # After many retirements without an episode, the table's slots run out before the steps do.
         while seq - first >= table.slots:
@@ -562,6 +948,7 @@ class Store(Handle):
             self.mapped,
         )
         self.manifest, self.rows = manifest, rows
+        self._open_values()
 
     # -- syncs -------------------------------------------------------------------------------
 
@@ -583,6 +970,9 @@ class Store(Handle):
                 return
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             try:
+                if self.values is not None:
+                    self.values.sync()
+                self._following.sync_both()
                 files.sync_all(self.rows, segments)
             except OSError as error:
                 files.poisoned(error)
@@ -624,13 +1014,20 @@ class Store(Handle):
         """Sync, in the background thread; or within a commit, and then the writer waits for it."""
         files = self.files
         with self._mutex:
-            if files is None or not self._may_sync(files) or files.state.seq <= files.state.mark:
+            values = self.values if self.values is not None and self.values.is_dirty else None
+            if files is None or not self._may_sync(files):
+                return
+            if files.state.seq <= files.state.mark and values is None:
                 return
             upto, rows = files.state, self.rows
             segments, gone = files.segments.unsynced(), files.finished_streams_gone()
             self._syncing.acquire()  # a recovery waits for us; writes from this thread are refused
+            if values is not None:
+                values.promise()
         failed: OSError | None = None
         try:
+            if values is not None:
+                values.sync()
             files.sync_all(rows, segments)
         except OSError as error:
             failed = error
@@ -668,7 +1065,12 @@ class Store(Handle):
         def flush() -> None:
             if not self._child and not self.is_poisoned:
                 with clear_errors(where, self.folder, self._what_became):
-                    self._flush(self._ready(where), small)
+                    files = self._ready(where)
+                    self._commit_group(files, where, small)
+                    self._flush(files, small)
+                    if self.values is not None:
+                        self.values.seal()
+                    self._remove(self._spent)
 
         self._end(where, flush)
 
@@ -681,7 +1083,7 @@ class Store(Handle):
         self._end("ReplayBuffer.close", lambda: None)
 
     def _end(self, where: str, first: Callable[[], None]) -> None:
-        background = self._background
+        threads = [one for one in (self._background, self._grouping) if one is not None]
 
         def end() -> None:
             try:
@@ -690,8 +1092,8 @@ class Store(Handle):
             finally:
                 with self._syncing:  # waits for a running sync
                     self._closed = True
-                    if background is not None:
-                        background.stop()
+                    for thread in threads:
+                        thread.stop()
                     try:
                         self.close_files()
                     finally:  # an interrupt in between must not keep the next writer out
@@ -699,8 +1101,8 @@ class Store(Handle):
                             self._lock.release()
 
         self.alone(where, end)
-        if background is not None:
-            background.join()  # with no lock held: it may be waiting for one
+        for thread in threads:
+            thread.join()  # with no lock held: it may be waiting for one
 
     def newest_tail(self) -> Position:
         """Return the position below which rows may have been overwritten by now.
@@ -719,6 +1121,13 @@ class Store(Handle):
         if self.files is not None:
             self.files.close()
             self.files = None
+        if self._group is not None and self._group.file is not None:
+            self._group.file.file.close()
+        if self._spent is not None:
+            self._spent.file.close()
+        self._following.close()
+        if self.values is not None:
+            self.values.close()
         self.is_open = False
         if not self._child:  # a child continues to read where its parent does
             self.disk.let_go()
@@ -728,10 +1137,11 @@ class Store(Handle):
         self._child, self._writing = True, False
         self._mutex, self._syncing = threading.RLock(), threading.RLock()
         self.memory = threading.RLock()
-        self._background = None
+        self._background = self._grouping = None
         if self._lock is not None:
             self._lock.drop_in_child()
         if not self.disk.volatile:
+            self._group = None
             self.close_files()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -739,6 +1149,17 @@ class Store(Handle):
         if not is_finalizing() and not getattr(self, "_closed", True) and not self._child:
             with contextlib.suppress(Exception):
                 self.abandon()
+
+
+def _pending_of(store: Store) -> Callable[[], OpenGroup | None]:
+    """Return a function that returns the open group of a store, without keeping the store alive."""
+    found = weakref.ref(store)
+
+    def pending() -> OpenGroup | None:
+        store = found()
+        return None if store is None else store.pending
+
+    return pending
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()

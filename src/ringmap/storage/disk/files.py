@@ -24,7 +24,7 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, Self, cast
 
 import numpy as np
@@ -45,6 +45,10 @@ class File(Protocol):
 
     def write(self, data: Data, offset: int) -> None:
         """Write all of `data` at `offset`, or raise OSError."""
+        ...
+
+    def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
+        """Write all of each piece at its offset, one after the other, or raise OSError."""
         ...
 
     def read(self, size: int, offset: int) -> bytes:
@@ -116,6 +120,19 @@ class FileHandle:
         while done < size:  # a disk that fills writes less than asked, and says why at the next try
             rest = memoryview(data).cast("B")[done:]
             done += disk.system.pwrite(self.fd, rest, offset + done)
+
+    def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
+        """Write all of each piece at its offset, one after the other, or raise OSError."""
+        if type(self.disk).before is not Disk.before:  # each write is announced
+            for piece, offset in zip(pieces, offsets, strict=True):
+                self.write(piece, offset)
+            return
+        written = self.disk.system.pwrite_each(self.fd, pieces, offsets)
+        sizes = list(map(len, pieces))
+        if written != sizes:
+            for piece, offset, done in zip(pieces, offsets, written, strict=True):
+                if done < len(piece):
+                    self.write(memoryview(piece)[done:], offset + done)
 
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""

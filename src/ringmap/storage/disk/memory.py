@@ -9,6 +9,7 @@ Not here: faults (nothing can fail), other processes (nothing is shared).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -41,6 +42,11 @@ class MemoryFile:
             self.data = grown
         self.data[offset:stop] = view
         self.used = max(self.used, stop)
+
+    def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
+        """Write all of each piece at its offset."""
+        for piece, offset in zip(pieces, offsets, strict=True):
+            self.write(piece, offset)
 
     def read(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes at `offset`; fewer at the end of the file."""

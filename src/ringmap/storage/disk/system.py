@@ -37,6 +37,8 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Sequence
+from itertools import repeat
 
 from ringmap.errors import CorruptError
 from ringmap.storage.disk.forks import Forkable, Renew
@@ -196,6 +198,14 @@ class System(Forkable):
             os.close(fd)
             raise
         return fd, found
+
+    def pwrite_each(self, fd: int, pieces: Sequence[Data], offsets: Sequence[int]) -> list[int]:
+        """Write pieces at their offsets, and return the bytes written of each; see `pwrite`.
+
+        A Python function per piece would cost a tenth of the write itself.
+        """
+        direct = hasattr(os, "pwrite") and not self.portable
+        return list(map(os.pwrite if direct else self.pwrite, repeat(fd), pieces, offsets))
 
     def pwrite(self, fd: int, data: Data, offset: int) -> int:
         """Write at `offset` and return the bytes written, fewer than requested when the disk fills."""

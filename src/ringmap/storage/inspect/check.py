@@ -22,6 +22,8 @@ sidecars        if one is there: what its own `Sidecar.faults` says
 open/           the frames of an episode being recorded are whole, but for one that was cut at the end
 all over        nothing lies there that is not part of a buffer
 
+Rows of an open group are neither a finding nor lost: a commit stores them, or the next opening for writing
+(describe.py counts them).
 Until a record is stored, `columns/` counts only if a schema was given: else it is made again.
 Not here: how each breach is found (faults.py), mending (repair.py).
 """
@@ -121,11 +123,12 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
         steps, seq, first, tail, head = (
             source.live.num_steps, source.seq, source.first, source.tail, source.head,
         )  # fmt: skip
+        pending, committed = source.pending, source.committed_head
     if steps != int(lengths.sum()):
         yield f"{steps} steps are counted, but the episodes have {int(lengths.sum())}"
     if (lengths <= 0).any() or (np.diff(starts) < lengths[:-1]).any():
         yield "episodes are empty, out of order or overlap"
-    if head - tail > source.manifest.max_steps:
+    if head - tail > source.manifest.max_steps + (0 if pending is None else pending.count):
         yield f"{head - tail} steps are live, expected at most max_steps={source.manifest.max_steps}"
     if not seq:
         return
@@ -134,7 +137,9 @@ def _memory_faults(source: Handle, known: set[int | None]) -> Iterator[str]:
     live = records[valid & are_live(records, oldest)]
     stored = {int(r["start"]): Record.of(r) for r in live}
     held: dict[int, Any] = {
-        int(s): int(n) for s, n in zip(starts, lengths, strict=True) if s >= oldest
+        int(s): int(n)
+        for s, n in zip(starts, lengths, strict=True)
+        if s >= oldest and s < committed
     }
     for start, record in stored.items():
         if start not in held and record.seq not in known:

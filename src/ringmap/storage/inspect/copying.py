@@ -56,12 +56,12 @@ class Look:
 
 
 def look(source: Handle) -> Look:
-    """Return the newest state."""
+    """Return the newest committed state."""
     source.refresh()
     with source.memory:
-        return Look(
-            source.live.era, source.seq, source.first, source.tail, source.head, source.live.starts.copy()
-        )  # fmt: skip
+        live, head = source.live, source.committed_head
+        starts = live.starts[: int(live.starts.searchsorted(head))].copy()
+        return Look(live.era, source.seq, source.first, source.tail, head, starts)
 
 
 class StartOver(Exception):
@@ -294,7 +294,7 @@ class Copy:
         records = (self._table.read(seq) for seq in numbers if len(now.starts))
         live = (r for r in records if r is not None and r.live and r.start >= now.tail)
         state = Copied(now.tail, now.head, next(live, None))
-        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows)
+        target = Home(self.disk, self.paths.folder, manifest.uuid, manifest.rows, manifest.schema)
         for sidecar in SIDECARS:
             sidecar.copy(self.source.home, target, state, kept.get(sidecar))
 

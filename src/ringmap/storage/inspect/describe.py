@@ -8,8 +8,10 @@ Not here: what is wrong with it (check.py), what its rows mean (buffers/).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +19,21 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.commit.create import sizes_when_full
+from ringmap.storage.commit.group import follows
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
 from ringmap.storage.read.reader import Reader
-from ringmap.storage.records.manifest import VERSION, Manifest
+from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.records.names import STREAM
+from ringmap.storage.records.stream_file import Stream, read_stream
+from ringmap.storage.records.table import DROPPED
 
-__all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "writer_of"]  # fmt: skip
+__all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "pending_at", "writer_of"]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Facts:
     `steps_written`: ever, so that `steps_written - steps` are gone: evicted, cleared or dropped; `commits`: ever;
     `nbytes`: what the directory takes on the disk; `nbytes_full`: about what it takes once the ring is full, if
     what comes with the steps (episode data, what is noted of each commit) goes on as it did; None before there are
-    columns; `settings`: as of the last flush; `lengths`: steps of each episode.
+    columns; `settings`: as of the last flush; `lengths`: steps of each episode; `pending`: rows of an open group, which come
+    with its commit, and are not among `steps`.
     """
 
     version: int
@@ -76,6 +85,7 @@ class Facts:
     nbytes: int
     nbytes_full: int | None
     writer: WriterFacts
+    pending: int = 0
 
 
 def facts_of(path: str | os.PathLike[str]) -> Facts:
@@ -105,6 +115,7 @@ def facts_of(path: str | os.PathLike[str]) -> Facts:
         with reader.memory:
             lengths = np.array(reader.live.lengths, np.int64)
             head, commits = reader.head, reader.seq
+        pending = _pending_in(reader)
     specs = () if manifest.schema is None else manifest.schema.columns
     columns = tuple(
         ColumnFacts(spec.name, str(spec.dtype), spec.shape, backend, _codecs(options))
@@ -113,9 +124,45 @@ def facts_of(path: str | os.PathLike[str]) -> Facts:
     steps, nbytes = int(lengths.sum()), nbytes_of(folder)
     full = None if manifest.schema is None else _nbytes_full(folder, manifest, steps, nbytes)
     return Facts(
-        VERSION, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
-        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk),
+        manifest.version, manifest.uuid.hex(), manifest.max_steps, manifest.spare, dict(manifest.settings), columns,
+        lengths, steps, head, commits, nbytes, full, writer_of(folder, disk), pending,
     )  # fmt: skip
+
+
+def pending_at(folder: str) -> int:
+    """Return how many rows of an open group are stored in a directory and not committed yet.
+
+    Its writer commits them soon; if it was killed, the next opening for writing does. O(records).
+
+    Raises:
+        CorruptError, NewerVersionError, EnvironmentFault: as for `facts_of`.
+    """
+    with closing(Reader(Disk(), os.path.abspath(folder))) as reader:
+        return _pending_in(reader)
+
+
+def _pending_in(reader: Reader) -> int:
+    disk, paths = reader.disk, reader.paths
+    if "groups" not in reader.manifest.features:
+        return 0
+    for _ in range(_TRIES):  # a writer may be going on
+        newest = reader.table.read(reader.seq) if reader.seq else None
+        if newest is not None and newest.flags & DROPPED:
+            return 0  # an opening does not take them
+        groups = [s for s in _streams_in(disk, paths, reader) if s.after is not None]
+        rows = [len(s.steps) for s in groups if s.after == follows(newest)]
+        if rows or not groups or not reader.refresh():
+            return sum(rows)
+    return 0
+
+
+def _streams_in(disk: Disk, paths: Paths, reader: Reader) -> Iterator[Stream]:
+    for name in disk.names(paths.open):
+        path = os.path.join(paths.open, name, STREAM)
+        # A link leads elsewhere; a writer may remove the file meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if disk.is_folder(os.path.dirname(path)) and disk.is_file(path):
+                yield read_stream(disk, path, reader.manifest.spare)
 
 
 def _nbytes_full(folder: str, manifest: Manifest, steps: int, nbytes: int) -> int:

@@ -16,7 +16,6 @@ from ringmap.storage.directory.entries import FINE, NAMES
 from ringmap.storage.disk.system import NotAFileError
 from ringmap.storage.inspect.raw_files import Part, words_of
 from ringmap.storage.inspect.scan import Scan
-from ringmap.storage.open_episodes.stream_file import Stream, read_stream
 from ringmap.storage.read.recovery import Progress, broken_order, why_impossible
 from ringmap.storage.records.blobs import segment_number
 from ringmap.storage.records.names import (
@@ -30,6 +29,7 @@ from ringmap.storage.records.names import (
     STREAM,
     TABLE,
 )
+from ringmap.storage.records.stream_file import Stream, read_stream
 from ringmap.storage.records.table import EPISODE, Record
 from ringmap.storage.sidecars import SIDECARS, Home, Sidecar
 
@@ -247,13 +247,13 @@ def _beside(survey: Scan) -> Iterator[Finding]:
 def sidecar_faults(survey: Scan, sidecar: type[Sidecar], newest: Record | None) -> list[str]:
     """Return what is wrong with a sidecar, in words, given the newest live episode; nothing where there is none."""
     home = home_of(survey)
-    return words_of(lambda: sidecar.faults(home, newest)) if sidecar.exists(home) else []
+    return words_of(lambda: sidecar.faults(home, newest)) if sidecar.is_part_of(home) else []
 
 
 def home_of(survey: Scan) -> Home:
     """Return the directory as sidecars know it."""
     files, manifest = survey.files, survey.manifest
-    return Home(files.disk, files.folder, manifest.uuid, manifest.rows)
+    return Home(files.disk, files.folder, manifest.uuid, manifest.rows, manifest.schema)
 
 
 def stream_of(survey: Scan, folder: str) -> Stream | None:

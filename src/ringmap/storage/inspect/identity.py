@@ -11,6 +11,7 @@ Not here: the other files (parts.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -110,7 +111,10 @@ class Identity:
                 return None
             labels = [mine[i] for i in range(len(mine))]
             specs = tuple(
-                stored_spec(label["name"], label["shape"], label["dtype"]) for label in labels
+                stored_spec(
+                    label["name"], label["shape"], label["dtype"], label.get("mutable") is True
+                )
+                for label in labels
             )
             made = Manifest(bytes.fromhex(text), labels[0]["max_steps"], labels[0]["spare"], 1)
             options = [
@@ -118,7 +122,9 @@ class Identity:
                 for label in labels
             ]
             backends = ["zarr" if given else "memmap" for given in options]
-            made = made.with_columns(Schema(specs), backends, options, locked=False)
+            made = made.with_columns(
+                Schema(specs), backends, options, locked=any(s.mutable for s in specs)
+            )
             if [made.label(i) for i in range(len(specs))] != labels:
                 return None
             made = made.with_sizes()
@@ -175,11 +181,11 @@ def _is_newer(data: bytes) -> bool:
     body = json.loads(data)
     if type(body.get("version")) is not int:
         return False
-    try:
-        Manifest.decode(json.dumps({**body, "version": VERSION}).encode(), "")
-    except DamageError:
-        return True
-    return False
+    for version in range(1, VERSION + 1):
+        with contextlib.suppress(DamageError):
+            Manifest.decode(json.dumps({**body, "version": version}).encode(), "")
+            return False
+    return True
 
 
 def _refuse_others(files: Files) -> None:

@@ -1,7 +1,6 @@
 """The open_episodes package: episodes that are still being recorded, step by step.
 
     open_episode   appends steps to a separate file, finishes or abandons it
-    stream_file    reads such a file back after a kill
 
 A finished episode is committed like any other, and the commit names its file, so that it is stored once.
 """

@@ -31,9 +31,9 @@ from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk, File
-from ringmap.storage.open_episodes.stream_file import FRAME, read_stream
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
+from ringmap.storage.records.stream_file import FRAME, read_stream
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED
 
 __all__ = ["OpenEpisode", "finish_open"]

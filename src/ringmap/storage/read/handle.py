@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.errors import ClipIndexError, CorruptError, RoleError
+from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
@@ -33,6 +34,7 @@ from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
+from ringmap.storage.sidecars.mutable import MutableValues
 
 __all__ = ["Handle", "is_mine"]
 
@@ -53,6 +55,7 @@ class Handle:
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.memory = threading.RLock()
         self.rows: Rows | None = None
+        self.values: MutableValues | None = None
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
         self.is_open = True
@@ -67,9 +70,20 @@ class Handle:
         return self.manifest.schema
 
     @property
+    def pending(self) -> PendingRows | None:
+        """Rows that this handle shows and that are not committed yet; None for none. A reader has none."""
+        return None
+
+    @property
+    def committed_head(self) -> Position:
+        """One past the newest committed row: where `pending` begins, or else `head`."""
+        return self.head
+
+    @property
     def home(self) -> Home:
         """The directory, in the form that sidecars need."""
-        return Home(self.disk, self.folder, self.manifest.uuid, self.manifest.rows)
+        manifest = self.manifest
+        return Home(self.disk, self.folder, manifest.uuid, manifest.rows, manifest.schema)
 
     @property
     def is_poisoned(self) -> bool:
@@ -114,6 +128,18 @@ class Handle:
         self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
         self.live.reset(live["start"], live["length"])
 
+    def _open_values(self) -> None:
+        """Open the newer values of mutable columns, where there are such columns, so that reads find them."""
+        schema, rows = self.manifest.schema, self.rows
+        if (
+            self.values is None
+            and rows is not None
+            and schema is not None
+            and schema.mutable.columns
+        ):
+            self.values = MutableValues.open(self.home, self.writable, self.mapped)
+            self.rows = rows.with_changes(self.values)
+
     def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""
         with self.memory:
@@ -153,6 +179,7 @@ class Handle:
         rows = self.rows
         assert rows is not None
         steps = rows.read(position, count)
+        rows.renew(position, steps)
         return steps if is_live(self, position) else None
 
     def episode_from(self, position: Position, stop: int) -> tuple[Position, Record | None] | None:
@@ -183,10 +210,12 @@ class Handle:
         rows = self.rows
         assert rows is not None
         steps = rows.read(record.start, record.length)
+        sums = [sum_of(values) for values in steps]  # as they were stored
+        rows.renew(record.start, steps)
         blob = self.blob_of(record)
         if not is_live(self, record.start):
             return None
-        fault = bad_rows(record, rows.schema.names, [sum_of(s) for s in steps], blob)
+        fault = bad_rows(record, rows.schema.names, sums, blob)
         if fault is not None:
             raise CorruptError(
                 f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
@@ -238,6 +267,8 @@ class Handle:
         """Release all files. A running read keeps them, or raises ClosedError."""
         if self.rows is not None:
             self.rows.close()
+        if self.values is not None:
+            self.values.close()
         self.segments.close()
         self.table.close()
         self.is_open = False

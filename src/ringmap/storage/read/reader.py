@@ -110,9 +110,14 @@ class Reader(Handle):
             )
 
     def _load(self) -> None:
-        """Read the whole state again. O(records)."""
+        """Read the whole state again. O(records).
+
+        Raises:
+            NewerVersionError: its writer began to use a feature that this release does not know.
+        """
         for _ in range(_TRIES):
             shown = self._state_file.look() or self._state_file.newest()
+            self._read_manifest_again()  # after the look: a writer replaces it before it begins an era
             data = self._state_file.data()
             self._lost = None if shown or StateFile.witnesses_commits(data) else data
             boot = self.disk.boot_id()
@@ -136,6 +141,14 @@ class Reader(Handle):
             self._change_to(shown or State(), functools.partial(self._take_found, found, bad))
             return
         self._lapped("opening")
+
+    def _read_manifest_again(self) -> None:
+        manifest = read_manifest(self.disk, self.folder)
+        if manifest.uuid != self.manifest.uuid:
+            raise ReplacedError(
+                f"{self.folder}: another buffer's manifest is there now; open the buffer again"
+            )
+        self.manifest = manifest
 
     def _take_found(self, found: RecoveredState, bad: Collection[int]) -> None:
         self._take(found, bad)
@@ -296,6 +309,7 @@ class Reader(Handle):
         self.rows = Rows.open(
             self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
         )  # fmt: skip
+        self._open_values()
 
     @property
     def schema(self) -> Schema | None:

@@ -1,10 +1,11 @@
 """The records package: the files that describe what is stored, and the bytes of each.
 
-    names      the names of these files
-    manifest   manifest.json: the columns, the capacity, the uuid
-    table      episodes.npy: one record of 128 bytes for each commit
-    blobs      data/N.bin: checksums, episode data and the small state of each commit
-    state      state.bin: the newest committed state, in two slots, for readers
+    names        the names of these files
+    manifest     manifest.json: the columns, the capacity, the uuid
+    table        episodes.npy: one record of 128 bytes for each commit
+    blobs        data/N.bin: checksums, episode data and the small state of each commit
+    stream_file  open/ID/steps.bin: an episode, or a group of rows, that is not committed yet
+    state        state.bin: the newest committed state, in two slots, for readers
 
 Each module knows the bytes of one file: how to write them, how to read them, and how to tell whether they are whole.
 The commit package decides which of them are written, and in which order.

@@ -22,16 +22,28 @@ from typing import Any
 
 from ringmap.errors import CorruptError, NewerVersionError, UnknownFormatError
 from ringmap.storage.columns.backends import StoredColumn
-from ringmap.storage.columns.schema import Schema, stored_spec
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.records.names import COLUMNS, STATE, TABLE
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.ring.arithmetic import Ring
 
-__all__ = ["FORMAT", "VERSION", "Manifest", "column_file", "read_limit", "stored_options"]
+__all__ = [
+    "FEATURES",
+    "FORMAT",
+    "VERSION",
+    "Manifest",
+    "column_file",
+    "read_limit",
+    "stored_options",
+]
 
-FORMAT, VERSION = "ringmap", 1
+FORMAT, VERSION = "ringmap", 2
+
+FEATURES = frozenset({"groups", "mutable"})
+"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group; "mutable", columns whose
+values may change."""
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
@@ -55,6 +67,12 @@ class Manifest:
     settings: dict[str, Any] = field(default_factory=dict)
     table: dict[str, int] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version of the directory's format: 1 until a feature is used."""
+        return VERSION if self.features else 1
 
     @property
     def rows(self) -> int:
@@ -93,7 +111,8 @@ class Manifest:
         assert spec is not None
         return {
             "uuid": self.uuid.hex(), "column": index, "name": spec.name, "dtype": spec.dtype.str,
-            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **self.options[index],
+            "shape": list(spec.shape), "max_steps": self.max_steps, "spare": self.spare, **_mutable(spec),
+            **self.options[index],
         }  # fmt: skip
 
     def with_columns(
@@ -107,9 +126,10 @@ class Manifest:
         files = tuple(
             column_file(i, spec.name, backends[i]) for i, spec in enumerate(schema.columns)
         )
+        features = (*self.features, *("mutable" for _ in schema.mutable.columns[:1]))
         return replace(
             self, schema=schema, backends=tuple(backends), options=tuple(options), files=files,
-            locked_by_argument=locked,
+            locked_by_argument=locked, features=tuple(dict.fromkeys(features)),
         )  # fmt: skip
 
     def with_sizes(self) -> Manifest:
@@ -118,15 +138,18 @@ class Manifest:
 
     def without_columns(self) -> Manifest:
         """Return the manifest as before the columns were fixed."""
+        features = tuple(feature for feature in self.features if feature != "mutable")
         return replace(
-            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False
-        )
+            self, schema=None, backends=(), options=(), files=(), sizes=(), locked_by_argument=False,
+            features=features,
+        )  # fmt: skip
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
         body = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
+            **({"features": list(self.features)} if self.features else {}),
             "about": "A replay buffer of the Python package ringmap. Rows: columns/*.npy (NumPy); "
             "episodes: episodes.npy (NumPy). Edit nothing by hand.",
             "byte_order": "little",
@@ -140,7 +163,7 @@ class Manifest:
             if self.schema is None
             else [
                 {"name": s.name, "file": f, "backend": b, "dtype": s.dtype.str,
-                 "shape": list(s.shape), "nbytes": n, **({"options": o} if o else {})}
+                 "shape": list(s.shape), "nbytes": n, **_mutable(s), **({"options": o} if o else {})}
                 for s, f, b, o, n in zip(
                     self.schema.columns, self.files, self.backends, self.options, self.sizes, strict=True
                 )
@@ -188,6 +211,12 @@ class Manifest:
                 f"{path}: the manifest was edited or damaged: its checksum is {checksum!r}, expected "
                 f"{expected!r}; put the original back, or run ringmap.repair on the buffer"
             )
+        features = body.get("features", [])
+        unknown = [f for f in features if f not in FEATURES] if _are_names(features) else []
+        if unknown:
+            raise NewerVersionError(
+                f"{path}: the buffer uses {unknown}, this ringmap knows {sorted(FEATURES)}; upgrade ringmap"
+            )
         try:
             return cls._parse(body)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -202,7 +231,12 @@ class Manifest:
         files: tuple[str, ...] = ()
         sizes: tuple[int, ...] = ()
         if columns is not None:
-            schema = Schema(tuple(stored_spec(c["name"], c["shape"], c["dtype"]) for c in columns))
+            schema = Schema(
+                tuple(
+                    stored_spec(c["name"], c["shape"], c["dtype"], c.get("mutable") is True)
+                    for c in columns
+                )
+            )
             backends = tuple(c["backend"] for c in columns)
             options = tuple(stored_options(c.get("options", {})) for c in columns)
             files = tuple(c["file"] for c in columns)
@@ -225,6 +259,9 @@ class Manifest:
             raise ValueError(f"sizes {max_steps!r}, {spare!r}, {slots!r}")
         if slots > 4 * (max_steps + spare) + 4096:  # it is read into memory when it is checked
             raise ValueError(f"table_slots {slots} for {max_steps + spare} rows")
+        features = body.get("features", [])
+        if not _are_names(features) or (body["version"] < 2) != (not features):
+            raise ValueError(f"version {body['version']!r} with features {features!r}")
         table, carried = dict(body["table"]), dict(body["carried"])
         if not _are_counts(*table.values()):
             raise ValueError(f"table {table!r}")
@@ -233,12 +270,21 @@ class Manifest:
         return cls(
             uuids.UUID(body["uuid"]).bytes, max_steps, spare, slots, schema, backends, options, files, sizes,
             body["schema_from"] == "argument", dict(body["settings"]), table, carried,
+            tuple(features),
         )  # fmt: skip
+
+
+def _mutable(spec: ColumnSpec) -> dict[str, bool]:
+    return {"mutable": True} if spec.mutable else {}
 
 
 def _are_counts(*numbers: Any) -> bool:
     """Tell whether all are integers in the range of file sizes: results computed from them fit in 64 bits."""
     return all(type(n) is int and 0 <= n < _MOST for n in numbers)
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(name, str) for name in given)
 
 
 def stored_options(given: Any) -> dict[str, Any]:

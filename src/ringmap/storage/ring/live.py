@@ -67,6 +67,17 @@ class GrowingArray(Generic[N]):
             fresh[: len(kept)] = kept
             self._data, self._offset = fresh, first
 
+    def put(self, ordinal: int, value: int) -> None:
+        """Replace one value. O(1)."""
+        self._data[ordinal - self._offset] = value
+
+    def change(self, ordinal: int, value: int) -> int:
+        """Replace one value; return by how much it is greater. O(1)."""
+        at = ordinal - self._offset
+        before: int = self._data.item(at)
+        self._data[at] = value
+        return value - before
+
     def span(self, first: int, last: int) -> Array:
         """Return the values of ordinals `[first, last)`: a view, valid until the next append."""
         return self._data[first - self._offset : last - self._offset]
@@ -119,6 +130,10 @@ class LiveEpisodes:
         self.last = Ordinal(self.last + 1)
         self.num_steps += length
 
+    def grow(self, length: int) -> None:
+        """Let the newest episode have this many steps, at least as many as before. O(1)."""
+        self.num_steps += self._lengths.change(self.last - 1, length)
+
     def extend(self, starts: Array, lengths: Array) -> None:
         """Add several newest episodes at once."""
         self._starts.extend(starts, self.first)
@@ -162,6 +177,16 @@ class LiveEpisodes:
     def ordinal_from(self, position: Position) -> Ordinal:
         """Return the ordinal of the first episode that starts at or after a position; `last` if there is none."""
         return Ordinal(self.first + int(self.starts.searchsorted(position)))
+
+    def has(self, positions: Array) -> Array:
+        """Tell of each position whether a step of a live episode is there. O(positions log episodes)."""
+        if not len(self):
+            return np.zeros(positions.shape, np.bool_)
+        # Before the first episode the index is -1, the last one, which has no such position either.
+        episodes = self.starts.searchsorted(positions, side="right") - 1
+        steps = positions - self.starts.take(episodes)
+        found: Array = (steps >= 0) & (steps < self.lengths.take(episodes))
+        return found
 
     def start(self, ordinal: Ordinal) -> Position:
         """Return the position of the first step of the episode with this ordinal."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.table import Record
 
@@ -33,12 +34,13 @@ Kept = Callable[["Copied"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The directory of a sidecar. `uuid` and `rows`: the buffer's."""
+    """The directory of a sidecar. `uuid`, `rows` and `schema`: the buffer's."""
 
     disk: Disk
     folder: str
     uuid: bytes
     rows: int
+    schema: Schema | None = None
 
     def path(self, name: str) -> str:
         """Return the path of a file."""
@@ -74,6 +76,11 @@ class Sidecar(ABC):
         return any(home.disk.exists(home.path(name)) for name in cls.names)
 
     @classmethod
+    def is_part_of(cls, home: Home) -> bool:
+        """Tell whether `faults` is asked: the buffer has it, or must have it."""
+        return cls.exists(home)
+
+    @classmethod
     def recover(cls, home: Home, head: int) -> list[str]:
         """Drop, durably, the values of positions from `head` on: a power cut removed them, and others will be written.
 
@@ -85,7 +92,7 @@ class Sidecar(ABC):
     @classmethod
     @abstractmethod
     def faults(cls, home: Home, newest: Record | None) -> list[str]:
-        """Return its faults, in words. It exists; `newest` is the record of the newest live episode."""
+        """Return its faults, in words. It is part of the buffer; `newest` is the record of the newest live episode."""
 
     @classmethod
     @abstractmethod

@@ -1,0 +1,276 @@
+"""Reads back the file of an episode, or of a group of rows, that is not committed yet.
+
+    open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
+    of a group            [frame 0: columns, the record that it follows][frame 1: rows of call 0] ... zeros
+    frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
+
+The seed of a group's frames also has its salt, so that no frame of an earlier group, or block of another file, passes for one.
+
+Invariants: no byte is used before its checksum holds, and no size is used that exceeds the file's own
+size; the first truncated or damaged frame ends the episode.
+Not here: writing, and what is done with the steps (open_episode.py).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records.blobs import decode_data
+
+__all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "Stream", "read_stream", "seed_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FRAME = struct.Struct("<IQ")
+"""The header of a payload: its size, and its checksum."""
+
+_HEAD_LIMIT = 1 << 24
+EARLIER_LIMIT = 1 << 29
+"""Bytes of values of earlier rows in a group, encoded: so much memory a forged file may take."""
+
+_BEGIN = 1 << 16
+"""Of a file that holds something, this much is not all zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Columns of a group that are not the ring's; `lanes` names the column that tells which rows keep their values."""
+
+    schema: Schema
+    lanes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The content of an open episode's file: the steps before the first truncated or damaged frame.
+
+    `after`: the record that a group follows, as `group.follows` names it; None for an episode. `apart`: the columns after the
+    ring's own; `earlier`: their values of rows before the group. `nbytes`: bytes of the whole frames; `fault`: the fault in the bytes after them, in words. A
+    truncated frame is not a fault: a kill causes it.
+    """
+
+    schema: Schema | None
+    steps: list[bytes]
+    nbytes: int
+    fault: str = ""
+    after: list[int] | None = None
+    apart: Apart | None = None
+    earlier: dict[str, Any] = field(default_factory=dict)
+
+    def arrays(self) -> list[Array]:
+        """Return the steps as one array per column, those of `apart` last."""
+        assert self.schema is not None
+        rows = np.frombuffer(b"".join(self.steps), np.uint8).reshape(len(self.steps), -1)
+        arrays, begin = [], 0
+        for spec in _specs(self.schema, self.apart):
+            raw = np.ascontiguousarray(rows[:, begin : begin + spec.row_nbytes])
+            shape = (len(rows), *spec.shape)
+            arrays.append(
+                raw.view(spec.dtype).reshape(shape) if raw.size else np.empty(shape, spec.dtype)
+            )
+            begin += spec.row_nbytes
+        return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The content of frame 0. Of a group: the bytes of frame 1 if it has values of `earlier` rows, its seed, the most rows."""
+
+    schema: Schema
+    apart: Apart | None = None
+    after: list[int] | None = None
+    earlier: int = 0
+    seed: int = 0
+    rows: int = 0
+
+    @property
+    def specs(self) -> tuple[ColumnSpec, ...]:
+        """The columns of a row in the file."""
+        return _specs(self.schema, self.apart)
+
+
+def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
+    """Return the content of an open episode's file. No byte is used before its checksum and its size are verified.
+
+    Cost: reads the file, but at most `max_steps` steps of it.
+    """
+    with closing(disk.open(path)) as file:
+        size = file.size()
+        head = file.read(FRAME.size, 0)
+        if len(head) < FRAME.size:
+            return Stream(None, [], 0)
+        if not any(head) and not any(file.read(_BEGIN, 0)):
+            return Stream(None, [], 0)  # a kill came before frame 0
+        nbytes, check = FRAME.unpack(head)
+        described = file.read(min(nbytes, _HEAD_LIMIT), FRAME.size)
+        if xxhash.xxh3_64_intdigest(described, seed=0) != check:
+            cut = FRAME.size + nbytes > size and not _holds_json(described)
+            return Stream(
+                None, [], 0, "" if cut else "frame 0, which names the columns, is damaged"
+            )
+        try:
+            begun = _contents_of(described)
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            return Stream(
+                None, [], 0, f"frame 0, which names the columns, does not make sense: {error}"
+            )
+        at, row = FRAME.size + nbytes, sum(spec.row_nbytes for spec in begun.specs)
+        most = FRAME.size + begun.earlier + (max_steps + 1) * (FRAME.size + row)
+        data = memoryview(file.read(min(size - at, most), at))
+        again = described if begun.after is None else file.read(len(described), FRAME.size)
+    if begun.after is not None:
+        found = Stream(begun.schema, [], at, after=begun.after, apart=begun.apart)
+        if again != described:
+            return found  # a writer has begun the next group
+        full = (
+            at + begun.earlier + FRAME.size * bool(begun.earlier) + begun.rows * (FRAME.size + row)
+        )
+        return _group_in(data, begun, found, row, max_steps, size < full)
+    steps: list[bytes] = []
+    fault, where = "", 0
+    while where + FRAME.size <= len(data):
+        nbytes, check = FRAME.unpack_from(data, where)
+        payload = bytes(data[where + FRAME.size : where + FRAME.size + row])
+        number = len(steps)
+        if nbytes != row:
+            fault = f"the frame of step {number} has {nbytes} bytes, expected {row}"
+        elif number == max_steps:
+            fault = f"holds more than max_steps={max_steps} steps"
+        elif len(payload) == row and xxhash.xxh3_64_intdigest(payload, seed=number + 1) != check:
+            fault = f"the frame of step {number} is damaged"
+        if fault or len(payload) < row:
+            break
+        steps.append(payload)
+        where += FRAME.size + row
+    return Stream(begun.schema, steps, at + where, fault)
+
+
+def _group_in(
+    data: memoryview, begun: _Begun, found: Stream, row: int, most: int, cut: bool
+) -> Stream:
+    """Return the rows of a group, given the bytes after frame 0. `cut`: whether the file is shorter than it was."""
+    begin, number = 0, 1
+    if begun.apart is not None and begun.earlier:
+        begin, number = FRAME.size + begun.earlier, 2
+        payload = _frame(data, 0, 1, begun.seed)
+        if payload is None or len(payload) != begun.earlier:
+            is_followed = _frame(data, begin, 2, begun.seed) is not None
+            return replace(found, fault="frame 1 is damaged" if is_followed else "")
+        try:
+            found = replace(found, earlier=_earlier_in(payload, begun.apart))
+        except (ValueError, LookupError, AttributeError) as error:
+            return replace(found, fault=f"frame 1 does not make sense: {error}")
+    rows, end, fault = _calls(data, begin, row, most, begun.seed, number, cut)
+    return replace(found, steps=rows, nbytes=found.nbytes + end, fault=fault)
+
+
+def seed_of(salt: str) -> int:
+    """Return what is added to the numbers of a group's frames, for their checksums."""
+    return xxhash.xxh3_64_intdigest(salt.encode()) >> 1
+
+
+def _frame(data: memoryview, at: int, number: int, seed: int) -> bytes | None:
+    """Return the payload of a group's frame, None if it is not whole."""
+    if at + FRAME.size > len(data):
+        return None
+    nbytes, check = FRAME.unpack_from(data, at)
+    payload = bytes(data[at + FRAME.size : at + FRAME.size + nbytes])
+    if not nbytes or len(payload) < nbytes:
+        return None
+    return payload if xxhash.xxh3_64_intdigest(payload, seed + number) == check else None
+
+
+def _why_it_ends(data: memoryview, at: int, row: int, number: int, seed: int, cut: bool) -> str:
+    """Return the fault in the bytes after the whole frames of a group, in words.
+
+    The file has its full size from the start, and bytes of earlier groups. So a frame that is not whole is a fault only if
+    another frame of this group follows, or if the file was cut in it: else a kill left it. O(bytes).
+    """
+    if cut and any(data[at:]):
+        return f"the file is cut in frame {number}"
+    starts = np.arange(at + FRAME.size + row, len(data) - FRAME.size, row)
+    values = np.frombuffer(data, np.uint8)
+    sizes = sum(values[starts + i].astype(np.int64) << 8 * i for i in range(4))
+    for start in starts[(sizes > 0) & (sizes % row == 0)].tolist():
+        if _frame(data, start, number + 1, seed) is not None:
+            return f"frame {number} is damaged"
+    return ""
+
+
+def _calls(
+    data: memoryview, at: int, row: int, most: int, seed: int, number: int, cut: bool
+) -> tuple[list[bytes], int, str]:
+    """Return the rows of the whole frames of a group, where these end, and the fault of the bytes after them."""
+    rows: list[bytes] = []
+    if not row:
+        return rows, at, f"frame {number} has rows of 0 bytes"
+    while (payload := _frame(data, at, number, seed)) is not None:
+        if len(payload) % row or len(rows) + len(payload) // row > most:
+            return rows, at, f"frame {number} has {len(payload)} bytes, with rows of {row}"
+        rows += (payload[i : i + row] for i in range(0, len(payload), row))
+        at, number = at + FRAME.size + len(payload), number + 1
+    return rows, at, _why_it_ends(data, at, row, number, seed, cut)
+
+
+def _earlier_in(payload: bytes, apart: Apart) -> dict[str, Any]:
+    """Return values apart of rows before the group; raise ValueError for other values."""
+    found = decode_data(payload)
+    rows = found["rows"]
+    if rows.ndim != 1 or rows.dtype.kind != "i" or list(found) != ["rows", *apart.schema.names]:
+        raise ValueError(f"it has {list(found)}")
+    for spec in apart.schema.columns:
+        values = found[spec.name]
+        if values.dtype != spec.dtype or values.shape != (len(rows), *spec.shape):
+            raise ValueError(f"{spec.name} has {values.dtype} {values.shape}")
+    return found
+
+
+def _holds_json(data: bytes) -> bool:
+    """Tell whether the description of the columns is complete: then its size is the fault."""
+    try:
+        json.JSONDecoder().raw_decode(data.decode("latin1"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _contents_of(described: bytes) -> _Begun:
+    """Return the content of frame 0, or raise an error for content that makes no sense."""
+    found = json.loads(described)
+    if isinstance(found, list):
+        return _Begun(_schema_of(found))
+    after, earlier, rows = found["after"], found.get("earlier", 0), found["rows"]
+    counts = all(_is_count(n) for n in (*after, earlier, rows))
+    if len(after) != 4 or not counts or earlier > EARLIER_LIMIT:
+        raise ValueError(f"follows {after!r}, with {earlier!r} bytes and {rows!r} rows")
+    schema, apart = _schema_of(found["columns"]), None
+    if "apart" in found:
+        apart = Apart(_schema_of(found["apart"]), found["lanes"])
+        lanes = next((c for c in schema.columns if c.name == apart.lanes), None)
+        if lanes is None or lanes.shape or lanes.dtype.kind != "i":
+            raise ValueError(f"{apart.lanes!r} is no column of integers")
+    return _Begun(schema, apart, after, earlier, seed_of(found["salt"]), rows)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _specs(schema: Schema, apart: Apart | None) -> tuple[ColumnSpec, ...]:
+    return (*schema.columns, *(apart.schema.columns if apart else ()))
+
+
+def _schema_of(columns: Any) -> Schema:
+    schema = Schema(tuple(stored_spec(name, shape, dtype) for name, shape, dtype in columns))
+    if not schema.columns or len({*schema.names}) < len(schema.columns):
+        raise ValueError(f"columns {schema.names}")
+    return schema

@@ -1,0 +1,489 @@
+"""Rows stored alone: whatever a kill or a power cut leaves, every call that returned is there, whole and in its place.
+
+Scripts of calls run on a recording disk. After each change of the disk a kill, and several power cuts, are tried: what is left
+is opened by the real code, which is killed and cut in its turn. Row number n has n in all its columns and lies at position n.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import TransitionReplayBuffer
+from ringmap.buffers.steps import StepRing
+from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit import group as group_module
+from ringmap.storage.commit import store as store_module
+from ringmap.storage.commit.group import GroupFile, OpenGroup
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.records import stream_file as stream_module
+from ringmap.storage.records.names import STREAM
+from ringmap.storage.records.stream_file import read_stream
+from ringmap.storage.ring.integers import Position
+from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
+from tests.disks import Cut, FaultyDisk, Through, ram_folder
+
+LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
+SCHEMA = Schema.of({"n": np.zeros((1, 3), np.int64), "byte": np.zeros(1, np.uint8)})
+
+
+def rows_of(first, count):
+    n = np.arange(first, first + count)
+    return {"n": np.stack([n, n * 3, n * 5], axis=1), "byte": (n % 251).astype(np.uint8)}
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What a crash may show. `low`: rows that must have been stored; `calls`: numbers of rows at which a call ended, or may have;
+    `synced`: rows that no power cut takes; `gone`: those that an earlier one took."""
+
+    low: int = 0
+    calls: frozenset = frozenset([0])
+    synced: int = 0
+    gone: frozenset = frozenset()
+
+
+def look(ring, capacity):
+    """Return the numbers of the rows, each proven by all its bytes, and compared with its position."""
+    ids = ring.ids()
+    if not len(ids):
+        return []
+    rows = ring.rows(ids)
+    assert (rows["n"][:, 0] == ids).all(), f"{rows['n'][:, 0]} at positions {ids}"
+    for name, expected in rows_of(0, 0).items():
+        del expected
+        want = rows_of(int(ids[0]), int(ids[-1] - ids[0] + 1))[name][ids - ids[0]]
+        assert (rows[name] == want).all(), f"{name} of {ids}"
+    assert len(ids) <= capacity
+    return ids.tolist()
+
+
+class Calls:
+    """Transitions in place of rows: one call per `append`, whose rows are its lanes; most lanes go on.
+
+    Row n led to `[n, 7]`. It begins with what row n - lanes led to if its lane goes on, else with `[n, 0]`.
+    """
+
+    def __init__(self, capacity, path, disk, durability):
+        kind = Through(TransitionReplayBuffer, disk)
+        self.buf = kind(
+            capacity, (2,), device=None, obs_dtype=np.int64, path=path, durability=durability, sync_every_s=0, seed=3,
+            sampler=lambda step, buffer, size, history_len: np.arange(size),
+        )  # fmt: skip
+        self.ring = self.buf._ring
+        self.engine, self.buffer, self.close = self.ring.engine, self.buf, self.buf.close
+        self.lanes = 0
+
+    @property
+    def added(self):
+        return self.ring.added
+
+    def ids(self):
+        return self.ring.ids()
+
+    def append(self, rows):
+        n = rows["n"][:, 0]
+        began = np.stack([n, n * 0], 1)
+        goes_on = (n % 4 != 0)[:, None]
+        obs = np.where(goes_on, np.stack([n - len(n), n * 0 + 7], 1), began)
+        if len(n) == 1:  # the way of single steps
+            self.buf.add(obs[0], int(n[0]), float(n[0]), np.array([n[0], 7]), False)
+        else:
+            self.buf.add(obs, n, n.astype(np.float32), np.stack([n, n * 0 + 7], 1), n < 0)
+
+    def look(self, capacity, proven):
+        ids = self.ids()
+        if len(ids):
+            assert (self.ring.take("actions", ids) == ids).all()
+            if proven:
+                for n_step in (1, 3):
+                    self.buf._reader = replace(self.buf._reader, n_step=n_step, gamma=1.0)
+                    batch = self.buf.sample(len(ids))
+                    assert (batch["actions"] == ids).all(), f"{batch['actions']} of {ids}"
+                    steps = batch["next_observations"][:, 0]
+                    assert (batch["next_observations"][:, 1] == 7).all()
+                    assert (steps == ids).all() if n_step == 1 else (steps >= ids).all()
+        assert len(ids) <= capacity
+        return ids.tolist()
+
+
+class Session:
+    """A ring below `root`, from one crash to the next."""
+
+    def __init__(self, root, tree, boot, power, expect, cut, cheats=None):
+        self.root, self.power, self.cut = root, power, cut
+        self.disk = RecordingDisk(root, boot, tree, cheats)
+        self.expects = [(0, expect)]
+        self.opened_at = 0
+        self.was_cut = cut
+        self.ring = None
+
+    capacity, group = 11, 5
+    of_transitions = False
+
+    def make(self, disk=None):
+        if self.of_transitions:
+            path, level = os.path.join(self.root, "buf"), "power" if self.power else "process"
+            return Calls(self.capacity, path, disk or self.disk, level)
+        return StepRing(
+            self.capacity, path=os.path.join(self.root, "buf"), group=self.group, schema=SCHEMA,
+            durability="power" if self.power else "process", sync_every_s=0, disk=disk or self.disk, seed=3,
+        )  # fmt: skip
+
+    @property
+    def now(self):
+        return self.expects[-1][1]
+
+    def during(self, expect):
+        self.expects.append((len(self.disk.log) + 1, expect))
+
+    def after(self, expect):
+        self.expects.append((len(self.disk.log), expect))
+
+    def expect_at(self, prefix):
+        return next(expect for at, expect in reversed(self.expects) if at <= prefix)
+
+    def open(self):
+        expect = self.now
+        self.ring = self.make()
+        added = self.judge(self.ring, expect, self.cut)
+        self.cut = False
+        self.ring.buffer.flush()  # what was taken of a group is not synced yet, as if just written
+        gone = frozenset(range(added)) - frozenset(self.ring.ids().tolist())
+        self.after(Expect(added, frozenset([added]), added, gone))
+        self.opened_at = len(self.disk.log)
+
+    def judge(self, ring, expect, cut, reader=False):
+        if isinstance(ring, Calls):
+            seen = ring.look(self.capacity, not (cut or self.was_cut) or self.power)
+            self.was_cut |= cut
+        else:
+            seen = look(ring, self.capacity)
+        added = ring.added
+        assert added in expect.calls or cut or reader, f"{added} rows, calls end at {expect.calls}"
+        low = expect.synced if cut and not self.power else expect.low
+        if not reader:
+            assert added >= low, f"{added} rows, expected at least {low}"
+            assert added <= max(expect.calls)
+            least = max(added - self.capacity, 0)
+            missing = set(range(least, added)) - set(seen) - expect.gone
+            assert not missing or (cut and not self.power), f"{missing} are missing"
+            assert not {n for n in missing if n < expect.synced}, f"{missing} were synced"
+        return added
+
+    def call(self, do, count=0, fault=None, synced=False):
+        before = self.now
+        end = max(before.calls) + count
+        self.during(replace(before, calls=before.calls | {end}))
+        if fault is not None:
+            self.disk.fail(*fault)
+        try:
+            do()
+        except (SyncFailedError, Cut):
+            self.disk.lift()
+            self.kill()
+            self.open()
+            return
+        except (EnvironmentFault, KeyboardInterrupt):
+            self.disk.lift()
+            assert fault is not None
+        self.disk.lift()
+        self.ring.engine.owned.recover_if_stale()
+        added = self.judge(self.ring, self.now, False)
+        low = added if synced or self.power else before.synced
+        self.after(Expect(added, frozenset([added]), low, before.gone))
+
+    def kill(self):
+        self.disk.fail(1, Cut(), sticky=True)
+        self.ring.engine.owned.abandon()
+        self.disk.lift()
+
+    def step(self, rng):
+        kind = rng.choices(["append", "flush", "sync", "close", "kill"], [12, 1, 1, 0.7, 0.7])[0]
+        ring = self.ring
+        if kind == "append":
+            count = rng.randint(1, 3)
+            rows = rows_of(ring.added, count)
+            fault = None
+            if rng.random() < 0.25:
+                error = rng.choice(
+                    [
+                        KeyboardInterrupt(),
+                        OSError(errno.ENOSPC, "planted"),
+                        Cut(),
+                        OSError(errno.EIO, "planted"),
+                    ]
+                )
+                fault = (rng.randint(1, 6), error)
+            self.call(lambda: ring.append(rows), count, fault)
+        elif kind == "flush":
+            self.call(ring.buffer.flush, synced=True)
+        elif kind == "sync":
+            self.call(ring.engine.owned.sync_in_background)
+        else:
+            if kind == "close":
+                self.call(ring.buffer.flush, synced=True)
+                ring.close()
+            else:
+                self.kill()
+            self.open()
+
+
+class Campaign:
+    """Runs scripts, and crashes them everywhere."""
+
+    def __init__(self, base, seed, samples=2, share=1.0, cheats=None, session=Session):
+        self.session = session
+        self.base, self.rng, self.samples, self.cheats = base, random.Random(seed), samples, cheats
+        self.share = share
+        self.states = self.roots = 0
+
+    def new_root(self, tree):
+        root = os.path.join(self.base, str(self.roots))
+        self.roots += 1
+        materialise(tree, root)
+        return root
+
+    def run(self, power, calls=9, depth=0):
+        root = self.new_root({})
+        session = self.session(root, {}, 1, power, Expect(), False, self.cheats)
+        session.open()
+        for _ in range(calls):
+            session.step(self.rng)
+        session.kill()
+        self.explore(session, power, depth)
+
+    def explore(self, session, power, depth):
+        model, rng = Model(session.disk.tree), self.rng
+        boot = session.disk.system.boot
+        for prefix in range(len(session.disk.log) + 1):
+            if prefix:
+                model.apply(session.disk.log[prefix - 1])
+            if rng.random() > (0.25 if depth else self.share):
+                continue
+            expect = session.expect_at(prefix)
+            was_cut = session.cut_before if depth and prefix < session.opened_at else False
+            self.examine(model.live(), expect, boot, was_cut, power, depth)
+            for way in [Always(0), Always(1), *[rng] * self.samples]:
+                self.examine(model.crash(way), expect, boot + 1, True, power, depth)
+
+    def examine(self, tree, expect, boot, cut, power, depth):
+        tree.get("buf", {}).pop("lock", None)
+        self.states += 1
+        root = self.new_root(tree)
+        session = self.session(root, tree, boot, power, expect, cut, self.cheats)
+        session.cut_before = cut
+        if not cut and not session.of_transitions and "manifest.json" in tree.get("buf", {}):
+            with (
+                contextlib.suppress(RingmapError),
+                contextlib.closing(
+                    StepRing.open(os.path.join(root, "buf"), "r", disk=session.disk)
+                ) as reader,
+            ):
+                session.judge(reader, expect, cut, reader=True)
+        session.open()
+        if depth < 1 and self.rng.random() < 0.06:
+            for _ in range(3):
+                session.step(self.rng)
+            session.kill()
+            self.explore(session, power, depth + 1)
+        else:
+            session.kill()
+
+
+@pytest.fixture
+def run(monkeypatch):
+    with ram_folder() as folder:
+
+        def run(power, seed, **options):
+            same_ids(monkeypatch, seed)
+            campaign = Campaign(os.path.join(folder, str(seed)), seed, **options)
+            os.mkdir(campaign.base)
+            campaign.run(power)
+            return campaign
+
+        yield run
+
+
+@LEVELS
+@pytest.mark.parametrize("seed", range(2))
+def test_a_call_that_returned_is_there(run, power, seed):
+    assert run(power, seed, samples=0, share=0.15).states > 20
+
+
+class Transitions(Session):
+    of_transitions = True
+
+
+@LEVELS
+@pytest.mark.parametrize("seed", range(2))
+def test_a_transition_that_was_added_is_there_with_its_next_observation(run, power, seed):
+    assert run(power, seed, samples=0, share=0.1, session=Transitions).states > 10
+
+
+@pytest.mark.campaign
+@LEVELS
+def test_of_many_scripts_of_transitions(run, power):
+    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
+    states = sum(run(power, s, session=Transitions).states for s in range(first, first + count))
+    print(f"\n{count} scripts, {states} states")
+
+
+def test_a_full_disk_stores_nothing_of_a_call():
+    """Whichever change of an append fails, nothing of it counts; and none fails for want of room once a group was begun."""
+    with ram_folder() as folder:
+        disk = FaultyDisk()
+        session = Session(str(folder), {}, 1, False, Expect(), False)
+        ring = session.make(disk)
+        for only in ("mkdir", "create", "reserve", "write"):
+            disk.fail(1, OSError(errno.ENOSPC, "planted"), only=only)
+            with pytest.raises(EnvironmentFault):
+                ring.append(rows_of(ring.added, 2))
+            disk.lift()
+            assert ring.added == 0
+            assert look(ring, 11) == []
+        ring.append(rows_of(0, 2))
+        disk.fail(1, OSError(errno.ENOSPC, "planted"), sticky=True, only="reserve")
+        ring.append(rows_of(2, 2))
+        ring.buffer.flush()
+        disk.fail(1, OSError(errno.ENOSPC, "planted"), only="write")
+        with pytest.raises(EnvironmentFault):
+            ring.append(rows_of(4, 1))
+        disk.lift()
+        assert look(ring, 11) == [0, 1, 2, 3]
+        ring.close()
+
+
+def test_the_first_group_makes_it_version_2():
+    with ram_folder() as folder:
+        ring = Session(str(folder), {}, 1, False, Expect(), False).make()
+        ring.add(rows_of(0, 2))
+        manifest = json.loads((folder / "buf" / "manifest.json").read_text())
+        assert (manifest["version"], "features" in manifest) == (1, False)
+        ring.append(rows_of(2, 1))
+        manifest = json.loads((folder / "buf" / "manifest.json").read_text())
+        assert (manifest["version"], manifest["features"]) == (2, ["groups"])
+        ring.close()
+        assert ringmap.check(folder / "buf") == []
+        with contextlib.closing(StepRing.open(folder / "buf", "r")) as reader:
+            assert look(reader, 11) == [0, 1, 2]
+
+
+def test_rows_after_a_clear():
+    with ram_folder() as folder:
+        session = Session(str(folder), {}, 1, False, Expect(), False)
+        ring = session.make()
+        ring.append(rows_of(0, 3))
+        ring.buffer.clear()
+        assert (len(ring), ring.added) == (0, 3)
+        ring.append(rows_of(3, 2))
+        ring.engine.settle("a test")
+        ring.append(rows_of(5, 2))
+        assert look(ring, 11) == [3, 4, 5, 6]
+        assert ring.buffer.check() == []
+        ring.engine.owned.abandon()
+        assert ringmap.check(folder / "buf") == []
+        with contextlib.closing(StepRing.open(folder / "buf", "r")) as reader:
+            assert look(reader, 11) == [3, 4]
+        ring = session.make()
+        assert look(ring, 11) == [3, 4, 5, 6]
+        ring.close()
+        assert os.listdir(folder / "buf" / "open") == []
+
+
+def steps_after_a_shorter_group(folder):
+    """Write three calls, then one call of another group over them; return how many rows the file holds."""
+    disk = Disk()
+    long, short = (OpenGroup(SCHEMA, None, Position(0), 5, 16, [0] * 4) for _ in range(2))
+    long.begin(disk, str(folder))
+    for n in range(3):
+        long.append(list(rows_of(n, 1).values()), 1)
+    short.begin(disk, str(folder), long.file)
+    short.append(list(rows_of(3, 1).values()), 1)
+    found = read_stream(disk, os.path.join(long.file.folder, STREAM), 16)
+    long.file.remove(disk)
+    assert found.fault == ""
+    return len(found.steps)
+
+
+def test_frames_of_an_earlier_group_are_not_taken(monkeypatch, tmp_path):
+    assert steps_after_a_shorter_group(tmp_path) == 1
+    for module in (group_module, stream_module):
+        monkeypatch.setattr(module, "seed_of", lambda salt: 0)
+    assert steps_after_a_shorter_group(tmp_path) == 3, "the control: they have no salt"
+
+
+def test_readers_see_rows_with_their_commit():
+    with ram_folder() as folder:
+        ring = Session(str(folder), {}, 1, False, Expect(), False).make()
+        with contextlib.closing(StepRing.open(folder / "buf", "r")) as reader:
+            ring.append(rows_of(0, 1))
+            assert (reader.buffer.refresh(), len(reader)) == (True, 0)  # it became version 2
+            ring.append(rows_of(1, 1))
+            assert (len(ring), reader.buffer.refresh(), len(reader)) == (2, False, 0)
+            ring.engine.owned.commit_behind()
+            assert not reader.buffer.refresh(), (
+                "a call would have committed it, and none is late yet"
+            )
+            ring.engine.owned.pending.begun_at -= 1
+            ring.engine.owned.commit_behind()
+            assert (reader.buffer.refresh(), look(reader, 11)) == (True, [0, 1])
+        ring.append(rows_of(2, 3))
+        child = os.fork()
+        if not child:  # it has none of the pending rows
+            os._exit(int(len(ring) != 2))
+        assert os.waitpid(child, 0)[1] == 0
+        assert look(ring, 11) == [0, 1, 2, 3, 4]
+        ring.close()
+
+
+@pytest.mark.campaign
+@LEVELS
+def test_of_many_scripts(run, power):
+    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
+    states = sum(run(power, seed).states for seed in range(first, first + count))
+    print(f"\n{count} scripts, {states} states")
+
+
+# -- controls: each guard taken out, and the campaign sees it ----------------------------------------
+
+
+def any_record(record):
+    """Let every group follow every record."""
+    return [0, 0, 0, 0]
+
+
+def commit_nothing_first(self, files, where, small=None):
+    """Remove the file of a group before its commit."""
+    if self._group is not None:
+        self._group.file.remove(self.disk)
+        self._group.file = None
+    COMMIT(self, files, where, small)
+
+
+COMMIT = Store._commit_group
+
+PLANTED = {
+    "any record": (False, [(store_module, "follows", any_record), (group_module, "follows", any_record)]),
+    "not synced": (True, [(GroupFile, "sync", lambda self, disk: None)]),
+    "file removed first": (False, [(Store, "_commit_group", commit_nothing_first)]),
+    "left where it is": (False, [(Store, "_finish_groups", lambda self: None)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_campaign_sees_a_missing_guard(run, monkeypatch, name):
+    power, planted = PLANTED[name]
+    for where, what, instead in planted:
+        monkeypatch.setattr(where, what, instead)
+    with pytest.raises((AssertionError, RingmapError, OSError)):
+        for seed in range(20):
+            run(power, seed, samples=1, share=0.5)

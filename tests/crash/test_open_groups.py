@@ -1,0 +1,505 @@
+"""A group that is open: its file damaged, its directory read, copied, upgraded and mended, its writer interrupted or full."""
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import TransitionReplayBuffer
+from ringmap.errors import EnvironmentFault, LockedError, NewerVersionError, RingmapError
+from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.store import Store
+from ringmap.storage.inspect.describe import facts_of, pending_at
+from ringmap.storage.inspect.upgrade import upgrade_folder
+from ringmap.storage.records import stream_file
+from tests import ROOT
+from tests.crash.kill import blows
+from tests.crash.kill.blows import AtLine
+from tests.disks import Cut, FaultyDisk, ram_folder
+
+CALLS = 7
+
+
+def make(path, **options):
+    return TransitionReplayBuffer(
+        60, (2,), device=None, path=path, sync_every_s=0, seed=0, sampler=in_order, **options
+    )
+
+
+def in_order(step, buffer, batch_size, history_len):
+    return np.arange(batch_size)
+
+
+def add(buf, number, lanes=2):
+    """Store call `number`: each row carries its number, and leads to the next one, but for call 3, which ends an episode."""
+    n = np.arange(number * lanes, (number + 1) * lanes)
+    done = np.full(lanes, number == 3)
+    obs = np.stack([n, n + 0.5 * (number == 4)], 1).astype(np.float32)
+    after = np.stack([n + lanes, n + lanes], 1).astype(np.float32)
+    buf.add(obs, n, n.astype(np.float32), after, done)
+
+
+def numbers(buf):
+    """Return the numbers of the rows, each proven by its values."""
+    if not len(buf):
+        return []
+    batch = buf.sample(len(buf))
+    n = batch["actions"]
+    assert (batch["observations"][:, 0] == n).all()
+    assert (batch["rewards"] == n).all()
+    assert (batch["next_observations"] == (n + 2)[:, None]).all()
+    return n.tolist()
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A directory whose writer was killed: 2 calls are committed, 5 are in an open group."""
+    buf = make(tmp_path / "buf")
+    for number in range(CALLS):
+        if number == 2:
+            buf.flush()
+        add(buf, number)
+    buf.engine.owned.abandon()
+    return tmp_path / "buf"
+
+
+def file_of(path):
+    (folder,) = (path / "open").iterdir()
+    return folder / "steps.bin"
+
+
+def frames_of(raw):
+    """Return where each frame that holds something begins."""
+    at, found = 0, []
+    while at + 12 < len(raw) and (size := int.from_bytes(raw[at : at + 4], "little")):
+        found.append(at)
+        at += 12 + size
+    return [*found, at]
+
+
+# -- what others see -----------------------------------------------------------------------------
+
+
+def test_pending_rows_are_counted_and_are_no_finding(killed):
+    assert ringmap.check(killed) == []
+    assert (pending_at(killed), facts_of(killed).pending, facts_of(killed).steps) == (10, 10, 4)
+    with TransitionReplayBuffer.open(killed, device=None, sampler=in_order) as reader:
+        assert numbers(reader) == [0, 1, 2, 3]
+    with make(killed) as buf:
+        assert numbers(buf) == [*range(2 * CALLS)]
+        assert (pending_at(killed), facts_of(killed).steps) == (0, 14)
+    buf.close()
+    assert ringmap.check(killed) == []
+
+
+def test_pending_rows_of_a_writer_at_work_are_counted(tmp_path):
+    with make(tmp_path / "buf") as buf:
+        add(buf, 0)
+        assert (pending_at(tmp_path / "buf"), ringmap.check(tmp_path / "buf")) == (2, [])
+        assert buf.check() == []
+        with pytest.raises(LockedError):
+            make(tmp_path / "buf")
+        assert numbers(buf) == [0, 1]
+    buf.close()
+
+
+@pytest.mark.parametrize("place", [None, "buf"])
+def test_rows_of_chunks_that_have_no_file_yet(tmp_path, place):
+    """Compressed columns: all rows of a chunk may be pending, or some of it; also over the end of the ring."""
+    buf = make(place and tmp_path / place, storage=ringmap.Zarr(chunk_steps=4))
+    for number in range(60):
+        add(buf, number)
+        if number % 7 == 3:
+            buf.flush()
+        newest = 2 * number + 2
+        assert numbers(buf) == [*range(newest - len(buf), newest)]
+        ids = buf._ring.ids()
+        assert (buf._ring.rows(ids)["actions"] == ids).all()  # column by column
+        assert buf._ring.column("actions", ids[-1:]).tolist() == [newest - 1]
+    buf.close()
+
+
+def test_a_snapshot_has_the_rows_that_its_handle_shows(tmp_path, killed):
+    with make(tmp_path / "other") as buf:
+        for number in range(3):
+            add(buf, number)
+        buf.save(tmp_path / "copy")
+        add(buf, 3)
+        with TransitionReplayBuffer.open(tmp_path / "other", device=None) as reader:
+            reader.save(tmp_path / "read")
+    buf.close()
+    with TransitionReplayBuffer.open(killed, device=None) as reader:
+        reader.save(tmp_path / "of-a-killed")
+    for name, count in (("copy", 6), ("read", 6), ("of-a-killed", 4)):
+        assert ringmap.check(tmp_path / name) == []
+        with make(tmp_path / name) as copy:
+            assert numbers(copy) == [*range(count)]
+            assert copy.engine.owned.manifest.features == ("groups",)
+        copy.close()
+
+
+def test_repair_keeps_an_open_group(killed):
+    (killed / "state.bin").write_bytes(bytes(8192))
+    assert ringmap.check(killed) != []
+    ringmap.repair(killed, dry_run=False)
+    assert ringmap.check(killed) == []
+    with make(killed) as buf:
+        assert numbers(buf) == [*range(2 * CALLS)]
+    buf.close()
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+def opened(path, caplog):
+    """Open a copy for writing; return the numbers of its rows, and whether something was reported."""
+    caplog.clear()
+    found = ringmap.check(path)
+    with caplog.at_level(logging.WARNING, "ringmap"), make(path) as buf:
+        got = numbers(buf)
+    buf.close()
+    assert ringmap.check(path) == []
+    warned = [record for record in caplog.records if "rows before it count" in record.message]
+    assert bool(found) == bool(warned), (found, warned)
+    return got, bool(found)
+
+
+def damages(raw):
+    """Yield bytes with one flipped, or cut short, and how many calls must be there at least, and whether it must be reported."""
+    frames = frames_of(raw)
+    for at in range(frames[-1]):
+        frame = next(i for i, begin in enumerate(frames[1:]) if at < begin)
+        is_last = frame == len(frames) - 2
+        yield bytes([*raw[:at], raw[at] ^ 1 << at % 8, *raw[at + 1 :]]), frame - 1, not is_last
+    for size in range(1, frames[-1], 7):
+        frame = next(i for i, begin in enumerate(frames[1:]) if size < begin)
+        yield raw[:size], frame - 1, frame and size - frames[frame] > 0
+
+
+def run_damages(path, caplog, every):
+    raw = file_of(path).read_bytes()
+    name = file_of(path).relative_to(path)
+    for number, (damaged, calls, is_reported) in enumerate(damages(raw)):
+        if number % every:
+            continue
+        copy = path.with_name(f"copy-{number}")
+        shutil.copytree(path, copy)
+        (copy / name).write_bytes(damaged)
+        got, reported = opened(copy, caplog)
+        assert got == [*range(4 + 2 * max(calls, 0))], f"damage {number}"
+        assert reported or not is_reported, f"damage {number} was not reported"
+        shutil.rmtree(copy)
+
+
+def test_a_flipped_byte_or_a_cut_file_is_named_and_never_served(killed, caplog):
+    run_damages(killed, caplog, 23)
+
+
+@pytest.mark.campaign
+def test_every_flipped_byte(killed, caplog):
+    run_damages(killed, caplog, 1)
+
+
+def test_control_frames_without_a_checksum_are_served(killed, caplog, monkeypatch):
+    monkeypatch.setattr(stream_file.xxhash, "xxh3_64_intdigest", lambda *_, **__: 0)
+    with pytest.raises((AssertionError, RingmapError)):
+        run_damages(killed, caplog, 23)
+
+
+def test_repair_cuts_a_damaged_group(killed):
+    path = file_of(killed)
+    raw = path.read_bytes()
+    at = frames_of(raw)[3] + 20
+    path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    (finding,) = ringmap.check(killed)
+    assert finding.what == "frame 3 is damaged; the 4 steps before it are whole"
+    ringmap.repair(killed, dry_run=False)
+    assert (ringmap.check(killed), pending_at(killed)) == ([], 4)
+    with make(killed) as buf:
+        assert numbers(buf) == [*range(8)]
+    buf.close()
+
+
+# -- a writer that is interrupted ----------------------------------------------------------------
+
+
+def calls_of(buf, say=len):
+    """Make six calls that each store two rows; the third commits them before, the fifth after."""
+    for number in range(1, 7):
+        if number == 3:
+            buf.engine.settle("a test")
+        add(buf, number)
+        if number == 5:
+            buf.flush()
+        say(b".")
+
+
+class WhereASignalCan(AtLine):
+    """Strikes before the N-th line at which an interrupt can come: how many run depends on the clock."""
+
+    def _call(self, frame, event, arg):
+        return super()._call(frame, event, arg) and self._list(frame)
+
+    def here(self, place, possible=True):
+        if possible:
+            super().here(place)
+
+
+def count_lines(path, kind):
+    """Return how many lines the calls run."""
+    buf, lines = make(path), kind(0, None)
+    add(buf, 0)
+    lines.arm()
+    calls_of(buf)
+    lines.disarm()
+    buf.close()
+    return lines.count
+
+
+def kills(folder, step):
+    for at in range(1, count_lines(folder / "count", AtLine), step):
+        path, (ear, mouth) = folder / f"kill-{at}", os.pipe()
+        if not (pid := os.fork()):
+            try:
+                buf, lines = make(path), AtLine(at, blows.kill)
+                add(buf, 0)
+                lines.arm()
+                calls_of(buf, partial(os.write, mouth))
+                os._exit(0)  # it ran fewer lines: whether a group is late depends on the clock
+            finally:
+                os._exit(1)
+        os.close(mouth)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (-signal.SIGKILL, 0)
+        acked = len(os.read(ear, 99)) + 1
+        os.close(ear)
+        assert ringmap.check(path) == []
+        with make(path) as buf:
+            got = numbers(buf)
+            assert got in ([*range(2 * acked)], [*range(2 * acked + 2)]), f"line {at}: {got}"
+            add(buf, len(got) // 2)
+            assert numbers(buf) == [*got, len(got), len(got) + 1]
+        buf.close()
+        assert ringmap.check(path) == []
+
+
+def interrupts(folder, step):
+    for at in range(1, count_lines(folder / "count", WhereASignalCan), step):
+        path, acked = folder / f"interrupt-{at}", [0]
+        lines = WhereASignalCan(at, blows.interrupt)
+        buf = make(path)
+        add(buf, 0)
+        lines.arm()
+        try:
+            calls_of(buf, acked.append)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            lines.disarm()
+        count = 2 * len(acked)
+        got = numbers(buf)
+        assert got in ([*range(count)], [*range(count + 2)]), f"line {at}: {got}"
+        add(buf, len(got) // 2)
+        assert numbers(buf) == [*got, len(got), len(got) + 1]
+        assert buf.check() == []
+        buf.engine.owned.abandon()
+        with make(path) as again:
+            assert numbers(again) == [*range(len(got) + 2)]
+        again.close()
+        assert ringmap.check(path) == []
+
+
+def test_a_kill_at_any_line_leaves_the_calls_that_returned():
+    with ram_folder() as folder:
+        kills(folder, 227)
+
+
+def test_an_interrupt_at_any_line_leaves_the_calls_that_returned():
+    with ram_folder() as folder:
+        interrupts(folder, 227)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("strike", [kills, interrupts])
+def test_every_line(strike):
+    with ram_folder() as folder:
+        strike(folder, 1)
+
+
+def test_control_a_recovery_that_leaves_groups_alone_loses_calls(monkeypatch):
+    monkeypatch.setattr(Store, "_finish_groups", lambda self: None)
+    with ram_folder() as folder, pytest.raises(AssertionError):
+        kills(folder, 227)
+
+
+HANDLER = """
+import signal, sys
+from tests.crash.test_open_groups import add, make, numbers
+from ringmap.errors import RoleError
+buf, refused = make(sys.argv[1]), 0
+def handler(*_):
+    global refused
+    try:
+        if sys.argv[2] == "add":
+            add(buf, 1000)
+        else:
+            len(buf), numbers(buf)
+    except RoleError:
+        refused += 1
+signal.signal(signal.SIGALRM, handler)
+for number in range(300):
+    signal.setitimer(signal.ITIMER_REAL, 2e-6 + number % 50 * 3e-6)  # once: somewhere in the call
+    add(buf, number)
+    if number % 60 == 59:
+        buf.engine.settle("a test")
+signal.setitimer(signal.ITIMER_REAL, 0)
+if sys.argv[2] == "read":
+    assert numbers(buf) == list(range(600 - len(buf), 600)), numbers(buf)
+print(buf._ring.added, refused)
+buf.close()
+"""
+
+
+def test_a_signal_handler_that_reads_in_the_middle_of_an_add(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HANDLER, tmp_path / "buf", "read"], cwd=ROOT, capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "600"
+    assert ringmap.check(tmp_path / "buf") == []
+
+
+def test_a_signal_handler_that_adds_in_the_middle_of_an_add_is_refused(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HANDLER, tmp_path / "buf", "add"], cwd=ROOT, capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    added, refused = map(int, done.stdout.split())
+    assert added >= 600
+    assert refused > 0
+    assert ringmap.check(tmp_path / "buf") == []
+
+
+def test_threads_draw_while_another_adds(tmp_path):
+    buf, wrong, is_done = make(tmp_path / "buf"), [], threading.Event()
+    add(buf, 0)
+
+    def draw():
+        while not is_done.is_set():
+            try:
+                numbers(buf)
+            except Exception as error:
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=draw) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 400):
+        add(buf, number)
+        if number % 50 == 0:
+            buf.engine.owned.pending.begun_at -= 1
+            buf.engine.owned.commit_behind()
+    is_done.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert numbers(buf)[-1] == 799
+    buf.close()
+
+
+def test_a_full_disk_before_and_after_the_room_is_reserved(tmp_path):
+    disk = FaultyDisk()
+    buf = make(tmp_path / "buf", disk=disk)
+    disk.fail(1, OSError(errno.ENOSPC, "planted"), only="reserve", sticky=True)
+    with pytest.raises(EnvironmentFault, match="planted"):
+        add(buf, 0)
+    assert (len(buf), numbers(buf)) == (0, [])
+    disk.lift()
+    add(buf, 0)
+    disk.fail(1, OSError(errno.ENOSPC, "planted"), only="reserve", sticky=True)
+    add(buf, 1)  # the room is there
+    buf.engine.settle("a test")
+    disk.lift()
+    buf.close()
+    with make(tmp_path / "buf") as again:
+        assert numbers(again) == [0, 1, 2, 3]
+    again.close()
+
+
+# -- upgrades ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A directory of version 1."""
+    with ringmap.ReplayBuffer(60, path=tmp_path / "plain", sync_every_s=0) as buf:
+        for number in range(3):
+            buf.write_episode({"obs": np.full((5, 2), number)})
+    buf.close()
+    return tmp_path / "plain"
+
+
+def features_of(path):
+    return facts_of(path).version, ringmap.ReplayBuffer.open(path).engine.owned.manifest.features
+
+
+def test_whichever_change_of_an_upgrade_fails_it_can_be_done_again(plain):
+    for at in range(1, 60):
+        copy, disk = plain.with_name(f"copy-{at}"), FaultyDisk()
+        shutil.copytree(plain, copy)
+        what = OSError(errno.EROFS, "Read-only file system") if at % 2 else Cut()
+        disk.fail(at, what, sticky=True)
+        with contextlib.suppress(EnvironmentFault, Cut):
+            upgrade_folder(disk, str(copy))
+        struck = disk.struck
+        disk.lift()
+        assert ringmap.check(copy) == []
+        assert features_of(copy) in [(1, ()), (2, ("groups",))]
+        ringmap.upgrade(copy)
+        assert (features_of(copy), ringmap.upgrade(copy)) == ((2, ("groups",)), [])
+        with ringmap.ReplayBuffer.open(copy, "r+") as buf:
+            assert [int(e["obs"][0][0]) for e in buf.episodes()] == [0, 1, 2]
+        buf.close()
+        if not struck:
+            break
+    assert 5 < at < 59
+
+
+def test_an_upgrade_of_a_directory_that_another_handle_writes_is_refused(plain):
+    with ringmap.ReplayBuffer.open(plain, "r+") as buf:
+        with pytest.raises(LockedError, match="is being written by"):
+            ringmap.upgrade(plain)
+        assert features_of(plain) == (1, ())
+    buf.close()
+
+
+def test_an_open_reader_refuses_a_feature_that_it_does_not_know(plain):
+    """A writer of a later release begins to use one: the reader sees a new era, and reads the manifest again."""
+    writer = ringmap.ReplayBuffer.open(plain, "r+")
+    reader = ringmap.ReplayBuffer.open(plain)
+    store = writer.engine.owned
+    store.use(["groups"], "a test")
+    assert reader.refresh() is True  # one that it knows
+    assert reader.engine.owned.manifest.features == ("groups",)
+    store.use(["telepathy"], "a test")
+    for _ in range(2):
+        with pytest.raises(NewerVersionError, match="telepathy"):
+            reader.refresh()
+    reader.close()
+    store.abandon()
+
+
+def test_control_without_an_era_the_reader_goes_on(plain, monkeypatch):
+    monkeypatch.setattr(CommitFiles, "begin_era", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_an_open_reader_refuses_a_feature_that_it_does_not_know(plain)

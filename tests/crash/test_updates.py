@@ -1,0 +1,262 @@
+"""Values that change, in a whole buffer: what a kill or a power cut may leave of them.
+
+Scripts of episodes, updates, syncs, closes, kills and errors run on a recording disk. After each change of the disk a kill, and
+several power cuts, are tried: what is left is opened by the real code, which is killed and cut in its turn. A value tells its
+episode, its step and its update, in all its bytes.
+"""
+
+import errno
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import Column, ReplayBuffer
+from ringmap.errors import EnvironmentFault, SyncFailedError
+from ringmap.storage.sidecars.mutable import MutableValues
+from tests.crash.recording import Always, Model, materialise, same_ids
+from tests.crash.test_groups import LEVELS, Campaign, Session
+from tests.disks import Cut, ram_folder
+
+SCHEMA = {
+    "at": ((2,), "<i8"),
+    "latent": Column((20,), "<i8", mutable=True),
+    "label": Column((), "<i4", mutable=True),
+}
+
+
+@dataclass(frozen=True)
+class Values:
+    """Numbers of updates by row, `(episode, step)`: `last`, that have returned; `synced`, that no cut takes; `most`, that were begun."""
+
+    last: dict = field(default_factory=dict)
+    synced: dict = field(default_factory=dict)
+    most: dict = field(default_factory=dict)
+
+
+def latent_of(rows, update):
+    values = [episode * 10**6 + step * 1000 + update for episode, step in rows]
+    return np.repeat(np.array(values)[:, None], 20, 1)
+
+
+def look(buf):
+    """Return the number of each row's newest update, having compared every byte; -1 where it was stored without a value."""
+    found, position = {}, 0
+    whole = [buf.load_episode(i) for i in range(buf.num_episodes)]
+    names = ("at", "latent", "label") if whole else ()
+    quick = {name: buf.get_col_data(name) for name in names}
+    for episode in whole:
+        for at, latent, label in zip(*(episode[name] for name in names), strict=True):
+            row = tuple(at.tolist())
+            value = int(latent[0])
+            assert (latent == value).all(), f"torn at {row}: {latent}"
+            assert value == 0 or value // 1000 == row[0] * 1000 + row[1], f"{value} at {row}"
+            assert label == value % 1000, f"{label} and {value} at {row}"
+            assert (quick["latent"][position] == value).all(), f"{row} read in two ways"
+            found[row] = value % 1000 if value else -1
+            position += 1
+    return found
+
+
+class Updates(Session):
+    """A buffer with values that change, from one crash to the next."""
+
+    of_transitions = True  # for the campaign: no ring of rows reads it
+    max_steps = 9
+
+    def __init__(self, root, tree, boot, power, expect, cut, cheats=None):
+        expect = expect if isinstance(expect, Values) else Values()
+        super().__init__(root, tree, boot, power, expect, cut, cheats)
+        self.updates = max(expect.most.values(), default=0)
+        self.episodes = max((episode for episode, _ in expect.most), default=0)
+
+    def make(self, disk=None):
+        return ReplayBuffer(
+            self.max_steps, path=os.path.join(self.root, "buf"), schema=SCHEMA, spare_rows=4, seed=3, sync_every_s=0,
+            durability="power" if self.power else "process", disk=disk or self.disk,
+        )  # fmt: skip
+
+    def open(self):
+        expect = self.now
+        self.ring = self.make()
+        self.during(expect)
+        seen = self.judge(expect, self.cut)
+        findings = [f for f in ringmap.check(self.ring.path) if f.file == "mutable.bin"]
+        assert not findings, findings
+        self.cut = False
+        self.ring.flush()
+        self.after(Values(seen, dict(seen), {**expect.most, **seen}))
+        self.opened_at = len(self.disk.log)
+
+    def judge(self, expect, cut):
+        """Return what is there, having compared it with what a crash may show."""
+        seen = look(self.ring)
+        low = expect.synced if cut else expect.last
+        for row, update in seen.items():
+            least, most = low.get(row, -1), expect.most.get(row, -1)
+            assert least <= update <= most, f"{row} has {update}, expected {least} to {most}"
+        return seen
+
+    def call(self, do, begun=None, fault=None, synced=False):
+        before = self.now
+        self.during(Values(before.last, before.synced, {**before.most, **(begun or {})}))
+        if fault is not None:
+            self.disk.fail(*fault, partial=True)
+        try:
+            do()
+            returned = True
+        except (SyncFailedError, Cut):
+            self.disk.lift()
+            self.kill()
+            self.open()
+            return
+        except (EnvironmentFault, KeyboardInterrupt):
+            assert fault is not None
+            returned = False
+        self.disk.lift()
+        self.ring.engine.owned.recover_if_stale()
+        seen = self.judge(self.now, False)
+        durable = returned and (synced or self.power)
+        done = dict(seen) if durable else {r: n for r, n in before.synced.items() if r in seen}
+        self.after(Values(seen, done, self.now.most))
+
+    def fault(self, rng):
+        error = rng.choice([KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")])  # fmt: skip
+        return (rng.randint(1, 5), error) if rng.random() < 0.25 else None
+
+    def step(self, rng):
+        kinds, odds = ["write", "update", "flush", "sync", "clear", "close", "kill"], [4, 8, 1, 1.5, 0.3, 0.7, 0.7]  # fmt: skip
+        kind, ring = rng.choices(kinds, odds)[0], self.ring
+        if kind == "write":
+            self.episodes += 1
+            rows = [(self.episodes, step) for step in range(rng.randint(1, 5))]
+            given = {"at": np.array(rows)}
+            if rng.random() < 0.5:
+                given |= {"latent": latent_of(rows, 0), "label": np.zeros(len(rows))}
+            number = 0 if "latent" in given else -1
+            self.call(
+                lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng)
+            )
+        elif kind == "update" and ring.num_episodes:
+            self.updates += 1
+            rows = sorted(look(ring))
+            count = rng.randint(1, min(3, len(rows)))
+            first = rng.randrange(len(rows) - count + 1)
+            some = rows[first : first + count] if rng.random() < 0.5 else rng.sample(rows, count)
+            live = ring.engine.source.live
+            by_episode = {ring.load_episode(i)["at"][0, 0]: int(s) for i, s in enumerate(live.starts)}  # fmt: skip
+            ids = [by_episode[episode] + step for episode, step in some]
+            values = {"latent": latent_of(some, self.updates), "label": np.full(count, self.updates)}  # fmt: skip
+            begun = dict.fromkeys(some, self.updates)
+            self.call(lambda: ring.update(ids, values), begun, self.fault(rng))
+        elif kind == "flush":
+            self.call(ring.flush, synced=True)
+        elif kind == "sync":
+            self.call(ring.engine.owned.sync_in_background, synced=True)
+        elif kind == "clear":
+            self.call(ring.clear)
+        elif kind in ("close", "kill"):
+            if kind == "close":
+                self.call(ring.flush, synced=True)
+                ring.close()
+            else:
+                self.kill()
+            self.open()
+
+
+@pytest.fixture
+def run(monkeypatch):
+    with ram_folder() as folder:
+
+        def run(power, seed, calls=9, **options):
+            same_ids(monkeypatch, seed)
+            campaign = Campaign(
+                os.path.join(folder, f"{seed}-{power}"), seed, session=Updates, **options
+            )
+            os.mkdir(campaign.base)
+            campaign.run(power, calls)
+            return campaign
+
+        yield run
+
+
+@LEVELS
+def test_a_value_is_whole_and_never_older_than_the_last_sync(run, power):
+    assert run(power, 1, samples=0, share=0.08).states > 10
+
+
+@pytest.mark.campaign
+@LEVELS
+def test_values_at_length(run, power):
+    assert sum(run(power, seed, 12, samples=1, share=0.4).states for seed in range(100, 160)) > 5000
+
+
+# -- one cut each, and its control ------------------------------------------------------------------
+
+
+def cut_after(folder, power, *calls):
+    """Return what is there after a power cut that loses all that no sync covers, but for the values."""
+    root = os.path.join(folder, "first")
+    materialise({}, root)
+    session = Updates(root, {}, 1, power, Values(), False)
+    session.open()
+    for call in calls:
+        call(session.ring)
+    session.kill()
+    model = Model({})
+    for change in session.disk.log:
+        model.apply(change)
+    tree, kept = model.crash(Always(0)), model.live()
+    if not power:
+        tree["buf"]["mutable.bin"] = kept["buf"]["mutable.bin"]
+    tree["buf"].pop("lock", None)
+    again = os.path.join(folder, "again")
+    materialise(tree, again)
+    session = Updates(again, tree, 2, power, Values(), False)
+    session.ring = session.make()
+    return session.ring
+
+
+def store(number, length=3):
+    rows = [(number, step) for step in range(length)]
+    return lambda buf: buf.write_episode({"at": np.array(rows)})
+
+
+def put(number, position, update):
+    rows = [(number, 0)]
+    values = {"latent": latent_of(rows, update), "label": [update]}
+    return lambda buf: buf.update([position], values)
+
+
+def the_next_row_has_no_value_of_one_that_was_lost(folder):
+    buf = cut_after(folder, False, store(1), ReplayBuffer.flush, store(2), put(2, 3, 1))
+    assert look(buf) == dict.fromkeys([(1, 0), (1, 1), (1, 2)], -1)
+    store(3)(buf)
+    assert look(buf)[3, 0] == -1
+    buf.close()
+
+
+def an_update_at_power_is_durable(folder):
+    buf = cut_after(folder, True, store(1), put(1, 0, 1), put(1, 0, 2))
+    assert look(buf)[1, 0] == 2
+    buf.close()
+
+
+CUTS = [the_next_row_has_no_value_of_one_that_was_lost, an_update_at_power_is_durable]
+
+
+@pytest.mark.parametrize("judge", CUTS)
+def test_one_cut(judge):
+    with ram_folder() as folder:
+        judge(str(folder))
+
+
+@pytest.mark.parametrize("judge", CUTS)
+def test_a_missing_guard_is_seen(monkeypatch, judge):
+    whole = MutableValues.begin
+    monkeypatch.setattr(MutableValues, "begin", lambda self, head, trusted: whole(self, head, True))
+    monkeypatch.setattr(MutableValues, "sync", lambda self, mark=True: None)
+    with ram_folder() as folder, pytest.raises(AssertionError):
+        judge(str(folder))

@@ -1,0 +1,461 @@
+"""Values that change: whole after every kill and cut, of their own row, and never older than the last sync.
+
+The file is written through a recording disk; after each change what a kill or a cut may leave is opened by the real code.
+"""
+
+import contextlib
+import errno
+import os
+import random
+
+import numpy as np
+import pytest
+
+from ringmap.errors import CorruptError
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.sidecars import mutable
+from ringmap.storage.sidecars.base import Copied, Home
+from ringmap.storage.sidecars.mutable import MutableValues
+from tests.crash.recording import Always, Model, RecordingDisk, materialise
+from tests.disks import ram_folder
+
+SCHEMA = Schema(
+    (
+        ColumnSpec("obs", (), np.dtype("<f4")),
+        ColumnSpec("latent", (30,), np.dtype("<i8"), True),
+        ColumnSpec("label", (), np.dtype("<i4"), True),
+    )
+)
+NAMES = ("latent", "label")
+ROWS = 4
+
+
+def home_of(disk, root, rows=ROWS):
+    return Home(disk, os.path.join(root, "buf"), b"u" * 16, rows, SCHEMA)
+
+
+def values_of(numbers):
+    numbers = np.asarray(numbers)
+    return {"latent": np.repeat(numbers[:, None], 30, 1), "label": numbers.astype(np.int32)}
+
+
+def stored(name, positions):
+    """Return what rows were stored with: 0."""
+    return values_of(positions * 0)[name]
+
+
+def look(file, positions):
+    """Return the value of each position, 0 for none; each is proven by all its bytes."""
+    found = values_of(positions * 0)
+    for name in NAMES:
+        file.put_into(name, positions, found[name])
+    latent, label = found["latent"], found["label"]
+    assert (latent == latent[:, :1]).all(), f"torn: {latent}"
+    assert (label == latent[:, 0]).all()
+    return dict(zip(positions.tolist(), latent[:, 0].tolist(), strict=True))
+
+
+@contextlib.contextmanager
+def a_file(disk=None, rows=ROWS):
+    with ram_folder() as folder:
+        os.mkdir(folder / "buf")
+        home = home_of(disk or Disk(), str(folder), rows)
+        MutableValues.create(home)
+        with opened(home) as file:
+            yield file, home
+
+
+@contextlib.contextmanager
+def opened(home, head=0, trusted=True):
+    """Open the file as a writer does."""
+    with contextlib.closing(MutableValues.open(home, write=True)) as file:
+        file.begin(head, trusted)
+        yield file
+
+
+def recorded(folder, name="root"):
+    """Return a recording disk, with the file on it."""
+    root = os.path.join(folder, name)
+    materialise({"buf": {}}, root)
+    disk = RecordingDisk(root, tree={"buf": {}})
+    home = home_of(disk, root)
+    MutableValues.create(home)
+    return disk, home
+
+
+def reader(home, mapped=True):
+    return contextlib.closing(MutableValues.open(home, write=False, mapped=mapped))
+
+
+def update(file, positions, numbers):
+    file.update(np.asarray(positions), values_of(numbers), stored)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_the_newest_value_of_a_row_counts(mapped):
+    with a_file() as (file, home), reader(home, mapped) as other:
+        assert look(file, np.arange(4)) == {0: 0, 1: 0, 2: 0, 3: 0}
+        for number in range(1, 9):
+            update(file, [1, 2], [number, number + 10])
+            assert look(file, np.arange(4)) == {0: 0, 1: number, 2: number + 10, 3: 0}
+        file.update(np.array([2]), {"label": np.array([18], np.int32)}, stored)
+        update(file, [5], [50])  # evicts position 1
+        assert look(file, np.arange(4) + 2) == {2: 18, 3: 0, 4: 0, 5: 50}
+        assert look(other, np.arange(4) + 2) == {2: 18, 3: 0, 4: 0, 5: 50}
+
+
+def test_a_column_that_is_left_out_keeps_its_value():
+    with a_file() as (file, _):
+        file.update(np.array([1, 3]), {"label": np.array([4, 4], np.int32)}, stored)
+        update(file, [2], [5])
+        file.update(np.array([1, 2]), {"latent": values_of([6, 7])["latent"]}, stored)
+        label, latent = np.zeros(4, np.int32), np.zeros((4, 30), np.int64)
+        file.put_into("label", np.arange(4), label)
+        file.put_into("latent", np.arange(4), latent)
+        assert label.tolist() == [0, 4, 5, 4]
+        assert latent[:, 0].tolist() == [0, 6, 7, 0]
+
+
+def test_the_last_value_of_a_row_that_is_named_twice_counts():
+    with a_file() as (file, _):
+        update(file, [1, 2, 3, 1, 2], [1, 2, 3, 4, 5])
+        assert look(file, np.arange(4)) == {0: 0, 1: 4, 2: 5, 3: 3}
+
+
+def test_a_position_that_is_given_again_has_no_value():
+    with a_file() as (file, home):
+        update(file, np.arange(4), [1, 2, 3, 4])
+        for _ in range(2):
+            with opened(home, 2, trusted=False), reader(home) as again:
+                assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 0}
+        with opened(home, 2, trusted=False) as again:
+            update(again, [3], [9])
+            assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}
+            assert look(file, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}  # opened long before
+        with opened(home, 2) as again:  # no row was lost since
+            assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}
+
+
+def test_many_openings_fit_in_the_header(monkeypatch):
+    monkeypatch.setattr(mutable, "_VOIDS_MOST", 3)
+    monkeypatch.setattr(mutable, "_TORN_MOST", 3)
+    with a_file() as (file, home):
+        update(file, np.arange(4), [1, 2, 3, 4])
+        for head in (3, 4, 5, 3, 6, 5, 3, 6):
+            with opened(home, head, trusted=False):
+                pass
+        with opened(home, 6) as again:
+            assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 0}
+            assert MutableValues.faults(home, None) == []
+
+
+def test_a_copy_has_the_newest_values():
+    with a_file() as (file, home), ram_folder() as folder:
+        update(file, np.arange(4), [1, 2, 3, 4])
+        update(file, [1], [7])
+        os.mkdir(folder / "buf")
+        target = home_of(Disk(), str(folder))
+        MutableValues.copy(home, target, Copied(1, 3, None), None)
+        assert MutableValues.faults(target, None) == []
+        with reader(target) as made:
+            assert look(made, np.arange(4)) == {0: 0, 1: 7, 2: 3, 3: 0}
+
+
+def test_rows_side_by_side_are_one_write():
+    class Counting(Disk):
+        writes = 0
+
+        def before(self, change, path, *details):
+            self.writes += change == "write"
+
+    disk = Counting()
+    with a_file(disk, 100) as (file, _):
+        for number in range(1, 6):
+            before = disk.writes
+            update(file, np.arange(10, 60), np.arange(50) + number)
+            assert disk.writes == before + 1 + (number == 1)  # the marks
+        assert look(file, np.arange(10, 60)) == {p: p - 5 for p in range(10, 60)}
+
+
+# -- errors and damage -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_an_update_that_the_disk_refuses_changes_nothing(partial):
+    with ram_folder() as folder:
+        disk, home = recorded(str(folder))
+        with opened(home) as file:
+            update(file, np.arange(4), [1, 2, 3, 4])
+            for at in (1, 2, 3):
+                disk.fail(at, OSError(errno.ENOSPC, "planted"), partial=partial)
+                with pytest.raises(OSError, match="planted"):
+                    update(file, [0, 2, 1], [7, 8, 9])
+                disk.lift()
+                assert look(file, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 4}
+            file.sync()
+            assert MutableValues.faults(home, None) == []
+            update(file, [0, 2, 1], [7, 8, 9])
+            assert look(file, np.arange(4)) == {0: 7, 1: 9, 2: 8, 3: 4}
+
+
+def test_an_update_that_can_not_be_undone_is_old_or_new_row_by_row():
+    with ram_folder() as folder:
+        disk, home = recorded(str(folder))
+        with opened(home) as file:
+            update(file, np.arange(4), [1, 2, 3, 4])
+            disk.fail(2, OSError(errno.EIO, "planted"), sticky=True, partial=True)
+            with pytest.raises(OSError, match="planted"):
+                update(file, [0, 2, 1], [7, 8, 9])
+            disk.lift()
+            seen = look(file, np.arange(4))
+            assert seen in ({0: first, 1: 2, 2: 3, 3: 4} for first in (1, 7))
+            file.sync()  # the copy that is torn is no damage
+            assert look(file, np.arange(4)) == seen
+            assert MutableValues.faults(home, None) == []
+            update(file, [0, 2, 1], [17, 18, 19])
+            assert look(file, np.arange(4)) == {0: 17, 1: 19, 2: 18, 3: 4}
+
+
+def places_of(home):
+    """Return the offsets of all copies that were written."""
+    size = mutable._copy_of(SCHEMA.mutable).itemsize
+    with contextlib.closing(home.disk.open(home.path("mutable.bin"))) as file:
+        offsets = range(8192 + 4096, file.size(), size)
+        return [at for at in offsets if file.read(8, at + 16).strip(b"\0")], size
+
+
+def flip(home, offset):
+    with contextlib.closing(home.disk.open(home.path("mutable.bin"), write=True)) as file:
+        file.write(bytes([file.read(1, offset)[0] ^ 4]), offset)
+
+
+def test_damage_is_found_never_served_and_mended():
+    with a_file() as (file, home):
+        update(file, np.arange(4), [1, 2, 3, 4])
+        update(file, [1], [7])
+        file.sync()
+        file.seal()
+        assert MutableValues.faults(home, None) == []
+        offsets, size = places_of(home)
+        assert len(offsets) == 5
+        older = offsets[1]  # of position 1
+        for offset in offsets:
+            for at in (0, 8, 9, 16, 22, 23, 24, size - 6):
+                flip(home, offset + at)
+                # An older one is not served, and no damage: it is torn while it is written over.
+                old = offset == older and not 16 <= at < 24
+                assert len(MutableValues.faults(home, None)) == (not old), f"{offset} + {at}"
+                with reader(home) as again, contextlib.suppress(CorruptError):
+                    seen = look(again, np.arange(4))
+                    assert all(
+                        seen[p] in {0: (0, 1), 1: (0, 2, 7), 2: (0, 3), 3: (0, 4)}[p] for p in seen
+                    )
+                flip(home, offset + at)
+        flip(home, offsets[-1] + 40)  # the newest one of position 1
+        with reader(home) as again, pytest.raises(CorruptError, match="position 1 .* is damaged"):
+            look(again, np.arange(4))
+        what, mend = MutableValues.mend(home, None)
+        assert "drop" in what
+        mend()
+        assert MutableValues.faults(home, None) == []
+        with reader(home) as again:
+            assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 4}
+
+
+def test_a_mark_that_is_damaged_is_found_and_mended():
+    with a_file() as (file, home):
+        update(file, [0, 1, 3], [1, 2, 4])
+        file.sync()
+        with contextlib.closing(home.disk.open(home.path("mutable.bin"), write=True)) as raw:
+            assert raw.read(5, 8192) == b"\xff\xff\0\xff\0"
+            raw.write(b"\0", 8193)
+        assert MutableValues.faults(home, None) == ["the mark of slot 1 is damaged"]
+        MutableValues.mend(home, None)[1]()
+        assert MutableValues.faults(home, None) == []
+        assert look(file, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 4}
+
+
+def test_a_header_that_is_damaged_is_found_and_mended():
+    with a_file() as (file, home):
+        update(file, np.arange(4), [1, 2, 3, 4])
+        for _ in range(2):
+            file.sync()
+        for slot in (0, 4096):
+            flip(home, slot + 40)
+            assert MutableValues.faults(home, None) == ["a header is damaged"]
+            MutableValues.mend(home, None)[1]()
+            assert MutableValues.faults(home, None) == []
+            with reader(home) as again:
+                assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 4}
+        for slot in (0, 4096):
+            flip(home, slot + 40)
+        with pytest.raises(CorruptError, match="neither header"):
+            MutableValues.open(home, write=False)
+        what, mend = MutableValues.mend(home, None)
+        assert "empty" in what
+        mend()
+        assert MutableValues.faults(home, None) == []
+
+
+def test_a_file_that_is_missing_or_cut_is_refused_and_made_again():
+    with a_file() as (_, home):
+        for spoil in (os.remove, lambda path: os.truncate(path, 5000)):
+            spoil(home.path("mutable.bin"))
+            assert len(MutableValues.faults(home, None)) == 1
+            with pytest.raises(CorruptError, match=r"mutable\.bin"):
+                MutableValues.open(home, write=True)
+            MutableValues.mend(home, None)[1]()
+            assert MutableValues.faults(home, None) == []
+
+
+def test_after_a_failed_sync_the_next_opening_writes_all_values_again():
+    with ram_folder() as folder:
+        disk, home = recorded(str(folder))
+        with opened(home) as file:
+            update(file, [1, 2], [1, 2])
+            file.sync()
+            update(file, [1, 2], [3, 4])
+            disk.fail(1, OSError(errno.EIO, "planted"), only="sync")
+            with pytest.raises(OSError, match="planted"):
+                file.sync()
+            disk.lift()
+        with opened(home) as file:
+            assert look(file, np.arange(4)) == {0: 0, 1: 3, 2: 4, 3: 0}
+            file.sync()
+        model = Model(disk.tree)
+        for change in disk.log:
+            model.apply(change)
+        place = os.path.join(folder, "cut")
+        materialise(model.crash(Always(0)), place)
+        with reader(home_of(Disk(), place)) as again:
+            assert look(again, np.arange(4)) == {0: 0, 1: 3, 2: 4, 3: 0}
+
+
+# -- kills and cuts --------------------------------------------------------------------------------
+
+
+def crash_everywhere(base, seed, calls=7):
+    """Run a script and crash it after each change; returns how many states were judged."""
+    rng = random.Random(seed)
+    disk, home = recorded(base, str(seed))
+    file = MutableValues.open(home, write=True)
+    file.begin(0, True)
+    born, number, head = len(disk.log), 0, ROWS
+    positions = np.arange(head)
+    low, high = dict.fromkeys(range(head), 0), dict.fromkeys(range(head), 0)
+    synced = dict(low)
+    failed = []  # updates that raised since the last sync: a cut may bring them back
+    marks = [(born, dict(low), dict(synced), dict(high), ())]
+    for _ in range(calls):
+        fate = rng.random()
+        if fate < 0.25:
+            file.sync()
+            synced, failed = dict(low), []
+        elif fate < 0.35:  # another writer
+            file.close()
+            file = MutableValues.open(home, write=True)
+            file.begin(head, rng.random() < 0.5)
+            synced, failed = dict(low), []
+        else:
+            which = rng.sample(range(head), rng.randint(1, 2))
+            number += 1
+            high = {**low, **dict.fromkeys(which, number)}
+            marks.append((len(disk.log) + 1, dict(low), dict(synced), dict(high), tuple(failed)))
+            if fate > 0.85:  # torn by an error
+                error = rng.choice([OSError(errno.EIO, "planted"), KeyboardInterrupt()])
+                disk.fail(rng.randint(1, 2), error, partial=True)
+                with contextlib.suppress(OSError, KeyboardInterrupt):
+                    update(file, which, [number] * len(which))
+                disk.lift()
+                low = look(file, positions)
+                failed.append(number)
+            else:
+                update(file, which, [number] * len(which))
+                low = dict(high)
+        assert look(file, positions) == low
+        marks.append((len(disk.log), dict(low), dict(synced), dict(low), tuple(failed)))
+    file.close()
+    model, states = Model(disk.tree), 0
+    for prefix, change in enumerate(disk.log, 1):
+        trees = []
+        if (
+            prefix > born and change[0] == "write" and change[2] >= 8192 + 4096
+        ):  # a kill in its middle
+            _, _, offset, data = change
+            half, torn = data[: rng.randrange(0, len(data), 8)], model.live()  # no word is torn
+            content = bytearray(torn["buf"]["mutable.bin"])
+            content[offset : offset + len(half)] = half
+            torn["buf"]["mutable.bin"] = bytes(content)
+            trees = [torn]
+        model.apply(change)
+        if prefix < born:
+            continue
+        _, least, safe, most, odd = next(mark for mark in reversed(marks) if mark[0] <= prefix)
+        before = next(mark for mark in reversed(marks) if mark[0] < prefix or mark == marks[0])
+        trees = [(tree, before[1], True) for tree in trees] + [(model.live(), least, True)]
+        cuts = (Always(0), Always(1), rng, rng, rng)
+        trees += [(model.crash(way), safe, False) for way in cuts]
+        for tree, floor, trusted in trees:
+            states += 1
+            place = os.path.join(base, f"{seed}-{states}")
+            materialise(tree, place)
+            found = home_of(Disk(), place)
+            with opened(found, head, trusted), reader(found) as file:
+                seen = look(file, positions)
+                assert MutableValues.faults(found, None) == []
+            good = [floor[p] <= n <= most[p] or (not trusted and n in odd) for p, n in seen.items()]
+            assert all(good), f"{seen}, {floor} to {most}, or {odd}"
+    return states
+
+
+def test_whatever_a_crash_leaves():
+    with ram_folder() as folder:
+        assert sum(crash_everywhere(str(folder), seed) for seed in range(4)) > 250
+
+
+@pytest.mark.campaign
+def test_whatever_a_crash_leaves_at_length():
+    with ram_folder() as folder:
+        assert sum(crash_everywhere(str(folder), seed, 12) for seed in range(100, 500)) > 40_000
+
+
+@pytest.mark.parametrize(
+    "planted", ["two copies", "no checksum", "never durable", "the durable one is not spared"]
+)
+def test_a_missing_guard_is_seen(monkeypatch, planted):
+    if planted == "two copies":
+        monkeypatch.setattr(mutable, "_PLACES", np.array([1, 0, 0, 1, 0, 0, 0, 0, 0]))
+    elif planted == "no checksum":
+        monkeypatch.setattr(mutable, "_checks_of", lambda rows, seed: np.full(len(rows), 7))
+    elif planted == "never durable":
+        whole = MutableValues.sync
+
+        def sync(self, mark=True):
+            before = self._durable
+            whole(self, mark)
+            self._durable = before
+
+        monkeypatch.setattr(MutableValues, "sync", sync)
+    else:
+        monkeypatch.setattr(mutable, "_PLACES", np.array([1, 1, 1, 2, 2, 2, 0, 0, 0]))
+    with ram_folder() as folder, pytest.raises((AssertionError, IndexError, CorruptError)):
+        for seed in range(60):
+            crash_everywhere(str(folder), seed)
+
+
+def test_an_update_waits_for_a_sync_that_needs_the_copy():
+    """The newest, the durable one, and the one that the sync makes durable are all needed."""
+    with a_file() as (file, _):
+        update(file, [1, 2], [1, 1])
+        file.sync()
+        update(file, [1, 2], [2, 2])
+        file.promise()
+        promised = file._promised.copy()
+        update(file, [1], [3])
+        assert file._places_for(np.array([2])).size
+        assert (file._promised == promised).all()
+        assert mutable._PLACES[file._newest[1] * 3 + file._durable[1]] == promised[1]
+        file.sync()
+        update(file, [1], [4])
+        assert look(file, np.arange(4)) == {0: 0, 1: 4, 2: 2, 3: 0}
