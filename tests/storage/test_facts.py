@@ -37,7 +37,7 @@ def test_facts(tmp_path, rng):
 
 @pytest.mark.parametrize("filled", [100, 400])
 def test_what_a_buffer_will_take_when_full_is_what_it_takes_then(tmp_path, filled):
-    # Given transitions, one commit each, whose notes outweigh their rows
+    # Given transitions in groups
     with contextlib.closing(
         TransitionReplayBuffer(1000, (4,), path=tmp_path / "b", device=None)
     ) as buf:
