@@ -46,6 +46,7 @@ def test_what_a_buffer_will_take_when_full_is_what_it_takes_then(tmp_path, fille
         def add(count):
             for _ in range(count):
                 buf.add(row, np.zeros(1, np.int64), none, row, none)
+            buf.flush()
 
         add(filled)
         early = facts_of(tmp_path / "b")
