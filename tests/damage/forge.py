@@ -388,7 +388,7 @@ class Bench:
             forged = forger.forge_state()
             shown = max(map(forger.state, (0, 1)), key=lambda fields: fields[1])[2]
             if forged[0].startswith("generation") and shown == numbers[-1] - 1:
-                # It is the state before the newest commit, as if nobody had been told of that.
+                # This is the state before the newest commit: its episode may be lost.
                 seq = numbers[-1]
         elif where == "added":
             forged = forger.add_record()
