@@ -22,7 +22,7 @@ def ram_folder():
 
 
 def undisturbed(set=setattr, looks=5):
-    """Let nothing wait for a writer in another process, of which there is none, nor a check start threads for a few rows.
+    """Keep readers from waiting for a writer, and `check` from starting threads: no other process writes here.
 
     Args:
         set: as `setattr`; `monkeypatch.setattr` undoes it.

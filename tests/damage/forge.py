@@ -388,9 +388,8 @@ class Bench:
             forged = forger.forge_state()
             shown = max(map(forger.state, (0, 1)), key=lambda fields: fields[1])[2]
             if forged[0].startswith("generation") and shown == numbers[-1] - 1:
-                seq = numbers[
-                    -1
-                ]  # as the state before the newest commit, which nobody was told of then
+                # This is the state before the newest commit: its episode may be lost.
+                seq = numbers[-1]
         elif where == "added":
             forged = forger.add_record()
         elif where == "stream":

@@ -153,10 +153,22 @@ class DyingDisk(Disk):
             raise Killed
 
 
+def readable(buf):
+    """Yield `(number, columns, data)` of every episode that a buffer does not refuse as damaged."""
+    for i in range(buf.num_episodes):
+        try:
+            columns = buf.load_episode(i)
+            data = {name: v[0] for name, v in buf.get_episode_data(i).items()}
+        except CorruptError:
+            continue
+        yield data["number"], columns, data
+
+
 def faults_after_kill(folder, truth, touched=()):
     """Return what is wrong with half a repair: it is refused, or serves what is true, clips included.
 
-    What is read as a clip is not verified, so clips are left out if the rows of any record are `touched`.
+    If `touched` names records whose rows are damaged, their episodes may be refused, and clips, which are not verified,
+    are left out.
     """
     try:
         buf = ReplayBuffer.open(folder, "r+")
@@ -164,21 +176,12 @@ def faults_after_kill(folder, truth, touched=()):
         return []
     faults = []
     try:
-        for i in range(buf.num_episodes):
-            try:
-                columns = buf.load_episode(i)
-                data = {name: v[0] for name, v in buf.get_episode_data(i).items()}
-            except CorruptError:
-                continue
-            faults.append(truth.fault(data["number"], columns, data))
-        if buf.num_episodes:
+        for number, columns, data in readable(buf) if touched else served(buf):
+            faults.append(truth.fault(number, columns, data))
+        if buf.num_episodes and not touched:
             clips = buf.sample(2 * CLIPS, history_len=1)
             for i in range(2 * CLIPS):
-                clip = {name: v[i, 0] for name, v in clips.items()}
-                if not touched:
-                    faults.append(truth.clip_fault(clip))
-    except CorruptError:
-        pass
+                faults.append(truth.clip_fault({name: v[i, 0] for name, v in clips.items()}))
     finally:
         buf.close()
     return [fault for fault in faults if fault is not None]
@@ -309,13 +312,8 @@ class Case:
             return
         try:
             count = 0
-            for i in range(buf.num_episodes):
-                try:
-                    columns = buf.load_episode(i)
-                    data = {name: v[0] for name, v in buf.get_episode_data(i).items()}
-                except CorruptError:
-                    continue
-                self._compare_episode(data["number"], columns, data, mode)
+            for number, columns, data in readable(buf):
+                self._compare_episode(number, columns, data, mode)
                 count += 1
             self.seen[mode] = f"served {count} of {buf.num_episodes}"
         except CorruptError:

@@ -217,7 +217,7 @@ class ColumnTests:
             _same(column.take(slots), rows)
 
     def test_survives_reopening(self, make_column: MakeColumn, reopen: Reopen) -> None:
-        """Rows that were synced are there for whoever opens the column next."""
+        """Rows that were synced are there when the column is opened again."""
         for spec in self.each_spec():
             column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
             _write(column, 0, rows)
