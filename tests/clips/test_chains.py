@@ -52,7 +52,9 @@ class Model:
                 window = steps[first : first + span]
                 made_by = max(first + span, least - before)
                 if made_by <= len(steps):
-                    part = max(start for start, _, _, _ in run if start <= steps[max(0, made_by - 1)])
+                    part = max(
+                        start for start, _, _, _ in run if start <= steps[max(0, made_by - 1)]
+                    )
                     found.append((part, window[-1], tuple(window)))
         return [window for _, _, window in sorted(found)]
 
@@ -144,7 +146,9 @@ class Script:
         assert self.steps(first[~is_lost], span) == expected
         assert anchors[~is_lost].tolist() == [clip[step] for clip in expected]
         assert of.numbers(anchors[~is_lost], step).tolist() == numbers[~is_lost].tolist()
-        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 14 * bool(least) * len(self.model.episodes())
+        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 14 * bool(least) * len(
+            self.model.episodes()
+        )
         names = self.names.setdefault((self.live.era, id(of.numbering), span, least), {})
         for number, clip in zip(numbers[~is_lost].tolist(), expected, strict=True):
             assert names.setdefault(number, clip) == clip, f"number {number} was {names[number]}"
@@ -167,7 +171,7 @@ class Script:
         assert whole.is_open.tolist() == [
             run[0][2] != NONE and run[0][2] not in self.model.ended for run in episodes.values()
         ]
-        every = sum(steps, [])
+        every = [position for run in steps for position in run]
         assert whole.positions(np.arange(len(every))).tolist() == every
         assert whole.find(whole.names).tolist() == list(range(len(episodes)))
         for number, run in enumerate(episodes.values()):
@@ -183,7 +187,9 @@ class Script:
         index = live.starts.searchsorted(first, side="right") - 1
         places = whole.place_of(index) + first - live.starts[index]
         steps = whole.positions(places[:, None] + np.arange(span))
-        assert (np.diff(steps, axis=1) > 0).all()  # so the first step is the one that is evicted first
+        assert (
+            np.diff(steps, axis=1) > 0
+        ).all()  # so the first step is the one that is evicted first
         return list(map(tuple, steps.tolist()))
 
 
@@ -232,7 +238,12 @@ def serve_lost_clips(self, numbers):
     """Take clips whose first step is gone for whole."""
     live, whole = self.live, self.live.whole
     index, ends = self._find(numbers)
-    return whole.place_of(index) + live.lengths.take(index) - (self.span - 1) - (ends.take(index) - numbers)
+    return (
+        whole.place_of(index)
+        + live.lengths.take(index)
+        - (self.span - 1)
+        - (ends.take(index) - numbers)
+    )
 
 
 def follow_any_step(name, steps, sizes, is_part):
@@ -244,7 +255,9 @@ def follow_any_step(name, steps, sizes, is_part):
 
 def count_live_steps(self, first, last):
     """Count the clips of a part as if nothing had been before it."""
-    return index_module.counts(self.live.lengths_since(first)[: last - first], self.span, self.least)
+    return index_module.counts(
+        self.live.lengths_since(first)[: last - first], self.span, self.least
+    )
 
 
 @pytest.mark.parametrize(

@@ -417,11 +417,33 @@ class ReplayBuffer(Sampled):
         for episode in episodes:
             self.write_episode(episode)
 
-    def begin_episode(self) -> OpenEpisode:
-        """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`."""
-        store = self.engine.writer("ReplayBuffer.begin_episode")
-        store.disk.check_held("ReplayBuffer.begin_episode")
-        return OpenEpisode(store, self.options.casting, self.key_filter, self.engine.committing)
+    def begin_episode(self, *, commit_every: int | None = None) -> OpenEpisode:
+        """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`.
+
+        Args:
+            commit_every: commit this many steps at a time, so that they can be drawn before the episode ends, and other processes see
+                them. They are parts of one episode, which grows, may never end, and may be longer than the buffer: its oldest parts
+                go like other episodes, and `first_step` in its data is then how many steps went. Clips cross parts. A kill ends the
+                episode with what was committed (and with `interrupted="keep"` all that was appended). None: the episode is committed
+                when it ends.
+
+        Raises:
+            InputError: `commit_every` is not positive, or greater than the spare rows.
+        """
+        where = "ReplayBuffer.begin_episode"
+        store = self.engine.writer(where)
+        if commit_every is not None:
+            positive(where, "commit_every", commit_every)
+            if commit_every > store.ring.spare:
+                raise InputError(
+                    f"{where}: commit_every={commit_every} steps don't fit in the {store.ring.spare} spare rows; choose fewer, or "
+                    "make the buffer with spare_rows="
+                )
+        store.disk.check_held(where)
+        return OpenEpisode(
+            store, self.options.casting, self.key_filter, self.engine.committing,
+            None if commit_every is None else int(commit_every),
+        )  # fmt: skip
 
     def extend_from(self, dataset: Any) -> None:
         """Store every episode of a dataset or another buffer, episode data included.

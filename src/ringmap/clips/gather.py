@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
-from ringmap.clips.index import ClipIndex
+from ringmap.clips.index import ClipIndex, SpanIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
+from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
@@ -39,6 +40,9 @@ PINNED = 1 << 62
 """An id of PINNED + p means the clip whose anchor is position p of the ring, in every process and at any time."""
 
 _MOST_PLANS = 32
+
+_TRIES = 8
+"""Draws of clips in place of lost ones, before all clips are looked at."""
 
 
 class Pinned:
@@ -147,12 +151,16 @@ class ClipReader(Forkable):
             base, end = index.base, index.end
             if end <= base:
                 return None
-            positions = index.positions(rng.integers(base, end, count))
-        return positions + cut.before if cut.before else positions
+            positions = index.positions(rng.integers(base, end, count), cut.before)
+            if index.live.chains is not None:
+                return _draw_lost_again(index, positions, cut.before, rng)
+        return positions
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
         with self.source.memory:
+            if self.source.live.chains is not None:
+                return self.index.of(cut.span, cut.least).are(positions, cut.before)
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
                 return np.zeros(len(positions), np.bool_)
@@ -197,12 +205,15 @@ class ClipReader(Forkable):
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
-                positions = index.positions(numbers)
-                return positions + cut.before if cut.before else positions
-            kept = numbers[~gone]
-            positions = np.empty(len(numbers), np.int64)
-            if len(kept):
-                positions[~gone] = index.positions(kept) + cut.before
+                positions = index.positions(numbers, cut.before)
+                if index.live.chains is None or not (gone := positions < 0).any():
+                    return positions
+            else:
+                kept = numbers[~gone]
+                positions = np.full(len(numbers), -1)
+                if len(kept):
+                    positions[~gone] = index.positions(kept, cut.before)
+                gone = positions < 0
         source.refresh()  # they are drawn from the newest state
         return self._replaced(positions, gone, cut)
 
@@ -239,7 +250,13 @@ class ClipReader(Forkable):
             plan = self._plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
-        slots, starts, lengths, inside = self._slots(plan, anchors)
+        joined: Joined | None = None
+        starts = lengths = anchors
+        if self.source.live.chains is None:
+            slots, starts, lengths, inside = self._slots(plan, anchors)
+        else:
+            joined = Joined.of(self.source, anchors)
+            slots, inside = joined.slots(plan.steps, rows.ring.rows)
         if rows.large:
             if not asked:
                 self._want(plan, slots)
@@ -262,8 +279,13 @@ class ClipReader(Forkable):
         if rows.large:
             self.watch.end()
         if cut.computed:
-            items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
+            if joined is None:
+                items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
+            else:
+                items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng)
             inside = self._compute(batch, items, cut, inside)
+        if joined is not None:
+            inside = joined.still_whole(inside)
         return batch, inside
 
     def _compute(
@@ -284,7 +306,11 @@ class ClipReader(Forkable):
         rows = self.source.rows
         if rows is not None and rows.large:
             plan = self._plan_of(cut, rows)
-            self._want(plan, self._slots(plan, anchors)[0])
+            if self.source.live.chains is None:
+                self._want(plan, self._slots(plan, anchors)[0])
+            else:
+                joined = Joined.of(self.source, anchors)
+                self._want(plan, joined.slots(plan.steps, rows.ring.rows)[0])
 
     def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
         """Return what to gather for a cut."""
@@ -323,6 +349,25 @@ class ClipReader(Forkable):
                 places = steps.slots(anchors, size)
             slots.append((places[:, 0] if is_alone else places, is_pad))
         return slots, starts, lengths, inside
+
+
+def _draw_lost_again(
+    index: SpanIndex, positions: Array, step: int, rng: np.random.Generator
+) -> Array | None:
+    """Return the positions with others in place of -1, of clips that are lost; None if all clips are."""
+    for _ in range(_TRIES):
+        lost_ones = np.flatnonzero(positions < 0)
+        if not len(lost_ones):
+            return positions
+        numbers = rng.integers(index.base, index.end, len(lost_ones))
+        positions[lost_ones] = index.positions(numbers, step)
+    lost_ones = np.flatnonzero(positions < 0)
+    every = index.positions(np.arange(index.base, index.end), step)
+    every = every[every >= 0]
+    if not len(every):
+        return None
+    positions[lost_ones] = rng.choice(every, len(lost_ones))
+    return positions
 
 
 class _Plan:

@@ -310,7 +310,8 @@ class SpanIndex:
         ends = self._ends.span(self.first, self.last)
         if live.chains is None:
             before = np.where(index > 0, ends[index - 1], self.base)
-            return before + (positions - live.starts.take(index) - step)
+            found: Array = before + (positions - live.starts.take(index) - step)
+            return found
         whole = live.whole
         # It belongs to the part that holds its last step, or with which the chain is long enough.
         place = whole.place_of(index) + (positions - live.starts.take(index))
@@ -319,7 +320,24 @@ class SpanIndex:
         long_enough = whole.places[episode] + self.least - 1 - whole.first_steps[episode]
         part = whole.part_at(np.maximum(last, long_enough))
         stops = whole.place_of(part) + live.lengths.take(part)
-        return ends.take(part) - (stops - last)
+        found = ends.take(part) - (stops - last)
+        return found
+
+    def are(self, positions: Array, step: int) -> Array:
+        """Tell of each position whether step `step` of a clip stands there. O(B log episodes)."""
+        live = self.live
+        if not len(live):
+            return np.zeros(len(positions), np.bool_)
+        whole = live.whole
+        index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
+        offsets, episode = positions - live.starts.take(index), whole.episode_of(index)
+        found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
+        steps, lengths = (
+            whole.place_of(index) + offsets - whole.places[episode],
+            whole.lengths[episode],
+        )
+        found &= (steps >= step) & (steps - step + self.span <= lengths)
+        return found & (lengths + whole.first_steps[episode] >= self.least)
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""

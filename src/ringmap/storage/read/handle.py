@@ -30,7 +30,14 @@ from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.records.table import (
+    DROPPED,
+    EPISODE,
+    EpisodeTable,
+    Record,
+    ends_of,
+    parts_of,
+)
 from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
@@ -123,7 +130,10 @@ class Handle:
         if len(bad):
             live = live[~np.isin(live["seq"], list(bad))]
         self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
-        self.live.reset(live["start"], live["length"])
+        self.live.reset(live["start"], live["length"], parts_of(live))
+        for chain, seq in ends_of(found.records):
+            if seq not in bad:
+                self.live.end(chain, seq)
 
     def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""

@@ -41,7 +41,7 @@ __all__ = [
 
 FORMAT, VERSION = "ringmap", 2
 
-FEATURES = frozenset({"groups"})
+FEATURES = frozenset({"groups", "chains"})
 """What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group."""
 _LIMIT = 1 << 24
 _MOST = 1 << 56

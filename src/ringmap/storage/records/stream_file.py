@@ -1,6 +1,7 @@
 """Reads back the file of an episode, or of a group of rows, that is not committed yet.
 
     open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
+    of a part             [frame 0: columns, the part of which chain][frame 1: its step 0] ...
     of a group            [frame 0: columns, the record that it follows][frame 1: rows of call 0] ... zeros
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
@@ -25,6 +26,8 @@ import xxhash
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import decode_data
+from ringmap.storage.records.table import MOST, PartOf
+from ringmap.storage.ring.chains import NONE
 
 __all__ = ["FRAME", "Apart", "Stream", "read_stream", "seed_of"]
 
@@ -50,7 +53,7 @@ class Stream:
 
     `after`: the record that a group follows, as `group.follows` names it; None for an episode. `apart`: the columns after the
     ring's own; `earlier`: their values of rows before the group. `nbytes`: bytes of the whole frames; `fault`: the fault in the bytes after them, in words. A
-    truncated frame is not a fault: a kill causes it.
+    truncated frame is not a fault: a kill causes it. `part`: the part of a chain that it is; None for an episode or a group.
     """
 
     schema: Schema | None
@@ -60,6 +63,7 @@ class Stream:
     after: list[int] | None = None
     apart: Apart | None = None
     earlier: dict[str, Any] = field(default_factory=dict)
+    part: PartOf | None = None
 
     def arrays(self) -> list[Array]:
         """Return the steps as one array per column, those of `apart` last."""
@@ -94,7 +98,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
                 None, [], 0, "" if cut else "frame 0, which names the columns, is damaged"
             )
         try:
-            schema, apart, after, has_earlier, seed = _contents_of(described)
+            schema, apart, after, has_earlier, seed, part = _contents_of(described)
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             return Stream(
                 None, [], 0, f"frame 0, which names the columns, does not make sense: {error}"
@@ -136,7 +140,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
             break
         steps.append(payload)
         where += FRAME.size + row
-    return Stream(schema, steps, at + where, fault)
+    return Stream(schema, steps, at + where, fault, part=part)
 
 
 def seed_of(salt: str) -> int:
@@ -204,11 +208,22 @@ def _holds_json(data: bytes) -> bool:
     return True
 
 
-def _contents_of(described: bytes) -> tuple[Schema, Apart | None, list[int] | None, bool, int]:
-    """Return the ring's columns, those apart, the record that a group follows, whether frame 1 has values of earlier rows, and its seed."""
+def _contents_of(
+    described: bytes,
+) -> tuple[Schema, Apart | None, list[int] | None, bool, int, PartOf | None]:
+    """Return the ring's columns, those apart, the record that a group follows, whether frame 1 has values of earlier rows, and its
+    seed; and the part of a chain.
+    """
     found = json.loads(described)
     if isinstance(found, list):
-        return _schema_of(found), None, None, False, 0
+        return _schema_of(found), None, None, False, 0, None
+    if "part" in found:
+        chain, step, number, lane = found["part"]
+        limits = ((chain, MOST), (step, MOST), (number, 1 << 32), (lane, 1 << 32))
+        if not all(type(n) is int and NONE <= n < most for n, most in limits):
+            raise ValueError(f"is part {found['part']!r}")
+        part = PartOf(chain, max(0, step), max(0, number), max(0, lane))
+        return _schema_of(found["columns"]), None, None, False, 0, part
     after = found["after"]
     if len(after) != 4 or not all(type(n) is int and 0 <= n < 1 << 64 for n in after):
         raise ValueError(f"follows {after!r}")
@@ -219,7 +234,7 @@ def _contents_of(described: bytes) -> tuple[Schema, Apart | None, list[int] | No
         if lanes is None or lanes.shape or lanes.dtype.kind != "i":
             raise ValueError(f"{apart.lanes!r} is no column of integers")
     has_earlier = apart is not None and found.get("earlier") is True
-    return schema, apart, after, has_earlier, seed_of(found["salt"])
+    return schema, apart, after, has_earlier, seed_of(found["salt"]), None
 
 
 def _specs(schema: Schema, apart: Apart | None) -> tuple[ColumnSpec, ...]:

@@ -113,7 +113,8 @@ class WholeEpisodes:
     """
 
     __slots__ = (
-        "_episode_of", "_place_of", "_places", "_starts", "ended", "first_steps", "in_order", "is_open", "lengths", "names", "parts", "places",
+        "__weakref__", "_episode_of", "_place_of", "_places", "_shifts", "_starts", "ended", "first_steps", "in_order", "is_open", "lengths",
+        "names", "parts", "places",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +145,7 @@ class WholeEpisodes:
         self._starts = starts[order]
         stops = np.cumsum(sizes[order])
         self._places = stops - sizes[order]
+        self._shifts = self._starts - self._places
         self.places = self._places[self.parts]
         self.lengths = np.diff(self.places, append=stops[-1:] if count else [])
         self._place_of = np.empty(count, np.int64)
@@ -180,7 +182,7 @@ class WholeEpisodes:
     def positions(self, places: Array) -> Array:
         """Return the positions of places, which exist. O(n log parts)."""
         at = self._places.searchsorted(places, side="right") - 1
-        found: Array = places + (self._starts - self._places).take(at)
+        found: Array = places + self._shifts.take(at)
         return found
 
     def part_at(self, places: Array) -> Array:
@@ -189,7 +191,7 @@ class WholeEpisodes:
         return found
 
     def find(self, names: Array) -> Array:
-        """Return the numbers of the episodes with these names; -1 for one that is not live."""
+        """Return the numbers of the episodes with these names, -1 for one that is not live. O(n log episodes)."""
         if not len(self.names):
             return np.full(len(names), NONE)
         found = np.minimum(self.names.searchsorted(names), len(self.names) - 1)
