@@ -17,7 +17,8 @@ from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import read_whole
+from ringmap.storage.read.joined import joined_data, read_joined
+from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data
 from ringmap.storage.records.table import DROPPED, EPISODE, Record
 from ringmap.storage.ring.integers import Ordinal, Position
@@ -40,6 +41,9 @@ class StoredEpisodes:
         Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer restarted.
         """
         source = self._source
+        if source.live.chains is not None:
+            yield from self._each_joined()
+            return
         position, stop = source.tail, source.head
         while (next_one := source.episode_from(position, stop)) is not None:
             start, record = next_one
@@ -48,17 +52,45 @@ class StoredEpisodes:
             if found is None:
                 continue
             steps, data, _ = found
-            columns = source.schema.names if source.schema is not None else []
-            episode: dict[str, Any] = {
-                name: list(values) for name, values in zip(columns, steps, strict=True)
-            }
-            if data:
-                episode[EPISODE_DATA_KEY] = data
-            yield episode
+            yield self._as_dict(steps, data)
+
+    def _each_joined(self) -> Iterator[dict[str, Any]]:
+        """Yield every episode, parts joined, in the order of their first steps."""
+        source = self._source
+        with source.memory:
+            names = source.live.whole.names
+        for name in names.tolist():
+            found = read_joined(source, name)
+            if found is not None:
+                yield self._as_dict(*found)
+
+    def _as_dict(self, steps: list[Array], data: dict[str, Any]) -> dict[str, Any]:
+        source = self._source
+        columns = source.schema.names if source.schema is not None else []
+        episode: dict[str, Any] = {
+            name: list(values) for name, values in zip(columns, steps, strict=True)
+        }
+        if data:
+            episode[EPISODE_DATA_KEY] = data
+        return episode
+
+    def _data_of(self, number: int) -> dict[str, Any]:
+        """Return the data of an episode, parts joined; {} if it was evicted."""
+        source = self._source
+        with source.memory:
+            names = source.live.whole.names
+        return (joined_data(source, int(names[number])) or {}) if number < len(names) else {}
 
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
+        if source.live.chains is not None:
+            with source.memory:
+                name = int(source.live.whole.names[source.number(index, where)])
+            joined = read_joined(source, name)
+            if joined is None:
+                raise _evicted(where, index)
+            return joined[0]
         with source.memory:  # while it is held, an ordinal keeps its meaning
             record = source.live_record(source.ordinal(index, where))
         found = source.read_record(record)
@@ -69,15 +101,32 @@ class StoredEpisodes:
     def steps(self, index: int, start: int, end: int, where: str) -> list[Array]:
         """Return steps `[start, end)` of episode `index`, one array per column."""
         source = self._source
+        places: Array | None = None
         with source.memory:
-            ordinal = source.ordinal(index, where)
-            position, length = source.live.start(ordinal), source.live.length(ordinal)
+            if source.live.chains is None:
+                ordinal = source.ordinal(index, where)
+                position, length = source.live.start(ordinal), source.live.length(ordinal)
+            else:
+                whole, number = source.live.whole, source.number(index, where)
+                length = int(whole.lengths[number])
+                places = whole.places[number] + np.arange(start, end)
         if not 0 <= start <= end <= length:
             raise ClipIndexError(
                 f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
             )
+        if places is not None:
+            return self._at(whole.positions(places), where, index)
         steps = source.read_steps(Position(position + start), end - start)
         if steps is None:
+            raise _evicted(where, index)
+        return steps
+
+    def _at(self, positions: Array, where: str, index: int) -> list[Array]:
+        """Return the rows at rising positions, of episode `index`."""
+        source = self._source
+        assert source.rows is not None
+        steps = [source.rows.take(name, positions) for name in source.rows.schema.names]
+        if len(positions) and not is_live(source, int(positions[0])):
             raise _evicted(where, index)
         return steps
 
@@ -92,6 +141,15 @@ class StoredEpisodes:
             return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
 
         def read() -> tuple[Array, dict[str, Array]]:
+            if source.live.chains is not None:
+                with source.memory:
+                    whole = source.live.whole
+                total = int(whole.lengths.sum())
+                places = (
+                    np.arange(total) if numbers is None else in_range(numbers, total, "row", where)
+                )
+                positions = whole.positions(places)
+                return positions, {name: rows.take(name, positions) for name in names}
             with source.memory:
                 starts = source.live.starts.copy()
                 lengths = source.live.lengths.astype(np.int64)
@@ -109,6 +167,11 @@ class StoredEpisodes:
     def data_names(self) -> list[str]:
         """Return the names of the episode data of all episodes. Reads each blob once: O(episodes written since)."""
         live, names = self._source.live, self._names
+        if (
+            live.chains is not None
+        ):  # an episode gets its data when it ends, and another name when its first parts go
+            each = (self._data_of(number) for number in range(live.num_episodes))
+            return list(dict.fromkeys(name for data in each for name in data))
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
         for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
@@ -135,8 +198,11 @@ class StoredEpisodes:
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:
         """Return name -> one value per episode number, None where the episode has no value."""
-        first = self._source.live.first
-        found = [self._source.read_data(first + number) or {} for number in numbers.tolist()]
+        live = self._source.live
+        if live.chains is not None:
+            found = [self._data_of(number) for number in numbers.tolist()]
+        else:
+            found = [self._source.read_data(live.first + n) or {} for n in numbers.tolist()]
         return {name: [data.get(name) for data in found] for name in self.data_names()}
 
 

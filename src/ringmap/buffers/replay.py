@@ -514,7 +514,9 @@ class ReplayBuffer(Sampled):
     @property
     def num_episodes(self) -> int:
         """Number of stored episodes."""
-        return len(self.engine.source.live)
+        source = self.engine.source
+        with source.memory:
+            return source.live.num_episodes
 
     def count_rows(self) -> int:
         """Return the number of rows, which are the stored steps."""
@@ -530,7 +532,7 @@ class ReplayBuffer(Sampled):
         """Steps of each episode, oldest first, int32. Makes a copy: O(episodes)."""
         source = self.engine.source
         with source.memory:
-            lengths: Array = source.live.lengths.copy()
+            lengths: Array = source.live.whole_lengths.copy()
         return lengths
 
     @property
@@ -727,7 +729,7 @@ class ReplayBuffer(Sampled):
             return f"ReplayBuffer(closed, path={str(self.path)!r})"
         place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
         return (
-            f"ReplayBuffer(episodes={len(source.live)}, steps={source.live.num_steps}/{self.max_steps}, "
+            f"ReplayBuffer(episodes={source.live.num_episodes}, steps={source.live.num_steps}/{self.max_steps}, "
             f"history_len={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names}{place})"
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
-from ringmap.clips.index import ClipIndex, SpanIndex
+from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
@@ -40,9 +40,6 @@ PINNED = 1 << 62
 """An id of PINNED + p means the clip whose anchor is position p of the ring, in every process and at any time."""
 
 _MOST_PLANS = 32
-
-_TRIES = 8
-"""Draws of clips in place of lost ones, before all clips are looked at."""
 
 
 class Pinned:
@@ -153,7 +150,7 @@ class ClipReader(Forkable):
                 return None
             positions = index.positions(rng.integers(base, end, count), cut.before)
             if index.live.chains is not None:
-                return _draw_lost_again(index, positions, cut.before, rng)
+                return index.draw_again(positions, cut.before, rng)
         return positions
 
     def starts(self, positions: Array, cut: Cut) -> Array:
@@ -228,7 +225,7 @@ class ClipReader(Forkable):
         positions = self.draw(count, cut, self.rng)
         if positions is None:
             with self.source.memory:
-                lengths = self.source.live.lengths
+                lengths = self.source.live.whole_lengths
                 why = (
                     f"no clips of {cut.span} steps are left: all were evicted or cleared; collect more first"
                     if not len(lengths)
@@ -349,25 +346,6 @@ class ClipReader(Forkable):
                 places = steps.slots(anchors, size)
             slots.append((places[:, 0] if is_alone else places, is_pad))
         return slots, starts, lengths, inside
-
-
-def _draw_lost_again(
-    index: SpanIndex, positions: Array, step: int, rng: np.random.Generator
-) -> Array | None:
-    """Return the positions with others in place of -1, of clips that are lost; None if all clips are."""
-    for _ in range(_TRIES):
-        lost_ones = np.flatnonzero(positions < 0)
-        if not len(lost_ones):
-            return positions
-        numbers = rng.integers(index.base, index.end, len(lost_ones))
-        positions[lost_ones] = index.positions(numbers, step)
-    lost_ones = np.flatnonzero(positions < 0)
-    every = index.positions(np.arange(index.base, index.end), step)
-    every = every[every >= 0]
-    if not len(every):
-        return None
-    positions[lost_ones] = rng.choice(every, len(lost_ones))
-    return positions
 
 
 class _Plan:

@@ -59,6 +59,9 @@ _PART = 65_536
 _MAX_STEPS = 4
 """Steps to walk from an entry of the guide table before a binary search is faster."""
 
+_TRIES = 8
+"""Draws of clips in place of lost ones, before all clips are looked at."""
+
 
 def counts(lengths: Array, span: int, least: int = 0) -> Array:
     """Return the number of clips in episodes of these lengths, int64.
@@ -322,6 +325,28 @@ class SpanIndex:
         stops = whole.place_of(part) + live.lengths.take(part)
         found = ends.take(part) - (stops - last)
         return found
+
+    def draw_again(
+        self, positions: Array, step: int, rng: np.random.Generator
+    ) -> Array | None:  # fmt: skip
+        """Replace -1, of clips that are lost, by the positions of clips drawn uniformly; return None if all clips are lost.
+
+        Args:
+            positions: of step `step` of clips.
+            step: which of their steps.
+            rng: draws.
+        """
+        for _ in range(_TRIES):
+            lost = np.flatnonzero(positions < 0)
+            if not len(lost):
+                return positions
+            positions[lost] = self.positions(rng.integers(self.base, self.end, len(lost)), step)
+        every = self.positions(np.arange(self.base, self.end), step)
+        every, lost = every[every >= 0], np.flatnonzero(positions < 0)
+        if not len(every):
+            return None
+        positions[lost] = rng.choice(every, len(lost))
+        return positions
 
     def are(self, positions: Array, step: int) -> Array:
         """Tell of each position whether step `step` of a clip stands there. O(B log episodes)."""

@@ -358,7 +358,9 @@ def _end_chains(store: Store) -> None:
         ordinal = Ordinal(live.first + int(live.whole.parts_of(number)[-1]))
         record = store.live_record(ordinal)
         if record is not None:
-            newest[record.chain] = record  # a part that was dropped leaves two episodes of one chain
+            newest[record.chain] = (
+                record  # a part that was dropped leaves two episodes of one chain
+            )
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None

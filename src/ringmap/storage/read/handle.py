@@ -138,12 +138,15 @@ class Handle:
     def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""
         with self.memory:
-            count = len(self.live)
-            if not -count <= index < count:
-                raise ClipIndexError(
-                    f"{where}: episode {index} is out of range for {count} episodes"
-                )
-            return Ordinal(self.live.first + index % count)
+            number = self.number(index, where)
+            return Ordinal(self.live.first + number)
+
+    def number(self, index: int, where: str) -> int:
+        """Return the number of episode `index` (negative: from the end), parts joined. Holds `memory`."""
+        count = self.live.num_episodes
+        if not -count <= index < count:
+            raise ClipIndexError(f"{where}: episode {index} is out of range for {count} episodes")
+        return index % count
 
     def record_of(self, ordinal: Ordinal) -> Record | None:
         """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""
@@ -213,6 +216,11 @@ class Handle:
                 f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
             )
         return steps, self._data_in(blob, record), record
+
+    def data_of(self, record: Record) -> dict[str, Any]:
+        """Return the data in the blob of a record; {} if it was deleted."""
+        blob = self.blob_of(record)
+        return {} if blob is None else self._data_in(blob, record)
 
     def read_data(self, ordinal: Ordinal) -> dict[str, Any] | None:
         """Return an episode's data, or None when it was evicted meanwhile."""

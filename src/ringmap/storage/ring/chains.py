@@ -202,6 +202,18 @@ class WholeEpisodes:
         stop = self.parts[episode + 1] if episode + 1 < len(self.parts) else len(self.in_order)
         return self.in_order[self.parts[episode] : stop]
 
+    def parts_in(self, episodes: Array) -> tuple[Array, Array, Parts]:
+        """Return starts, lengths and chains of the parts of some episodes, in the order of positions. O(parts)."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[episodes] = True
+        number = self._episode_of.take(self.in_order)
+        kept = np.flatnonzero(chosen[number])
+        kept = kept[np.argsort(self._starts[kept], kind="stable")]
+        lengths = np.diff(self._places, append=self.lengths.sum())
+        number = number[kept]
+        steps = self.first_steps[number] + self._places[kept] - self.places[number]
+        return self._starts[kept], lengths[kept], Parts(self.names[number], steps)
+
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
         if (np.diff(self.names) <= 0).any():

@@ -120,6 +120,19 @@ class LiveEpisodes:
             self._whole = key, WholeEpisodes.of(self)
         return self._whole[1]
 
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes, parts joined."""
+        return len(self) if self.chains is None else len(self.whole)
+
+    @property
+    def whole_lengths(self) -> Array:
+        """Lengths of the episodes in steps, int32, parts joined; without parts a view, valid until the next append."""
+        if self.chains is None:
+            return self.lengths
+        found: Array = self.whole.lengths.astype(np.int32)
+        return found
+
     def tail_for(self, head: int, limit: int) -> Position:
         """Return the smallest episode boundary so that at most `limit` steps lie in `[tail, head)`.
 
