@@ -3,7 +3,6 @@
 Each row carries its episode and its step, so that whatever is read proves itself.
 """
 
-import copy
 import pickle
 import random
 
@@ -16,11 +15,8 @@ from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
 from ringmap.clips.computed.place import Index, TimeToEnd
 from ringmap.clips.computed.returns import ReturnToGo
-from ringmap.clips.computed.sequences import Sequences
-from ringmap.clips.samplers.episodes import EpisodeSampler
-from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.window import Window
-from ringmap.errors import ClipIndexError, InputError, NoClipsError, RoleError
+from ringmap.errors import InputError, NoClipsError
 
 SCHEMA = {
     "episode": ((), "i8"), "step": ((), "i8"), "reward": ((), "f8"), "terminated": ((), "?"),

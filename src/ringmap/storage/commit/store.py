@@ -604,7 +604,7 @@ class Store(Handle):
         """
         files.carry(small)
         self._stale = True
-        self._commit_mark(files, RETIRE, self.tail, flags, part._replace(is_last=True), data)
+        self._commit_mark(files, RETIRE, self.tail, flags, replace(part, is_last=True), data)
         self._stale = False
 
     def follow_with(self, following: Values) -> None:

@@ -23,6 +23,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class OpenEpisode:
             return
         part, file, folder = self._part, self._file, self._folder
         chain = self._begins if part.chain == NONE else part.chain
-        following = part._replace(
+        following = replace(part,
             chain=chain, step=part.step + self._pending, number=part.number + 1
         )  # fmt: skip
         fresh = uuid.uuid4().hex
@@ -198,7 +199,7 @@ class OpenEpisode:
         self._go_on()
         data = encode_data(dict(episode_data or {}), where) if self.num_steps else b""
         flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
-        last = None if self._every is None else self._part._replace(is_last=True)
+        last = None if self._every is None else replace(self._part, is_last=True)
         # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
         if self._pending and self.id not in self._store.carried.get("finished", []):
             self._commit(files, last, flags, data, where)
@@ -277,8 +278,12 @@ class OpenEpisode:
         disk.make_folder(self._folder)
         file = disk.create(os.path.join(self._folder, STREAM))
         described: Any = [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
+        part = self._part
         if self._every is not None:
-            described = {"columns": described, "part": list(self._part[:4])}
+            described = {
+                "columns": described,
+                "part": [part.chain, part.step, part.number, part.lane],
+            }
         try:
             end = self._write(file, json.dumps(described).encode(), (0, 0))
             if self._store.power:
@@ -344,7 +349,7 @@ def _last_part(store: Store, part: PartOf) -> PartOf:
     whole = store.live.whole
     number = int(whole.find(np.array([part.chain]))[0])
     if number != NONE and whole.first_steps[number] + whole.lengths[number] == part.step:
-        return part._replace(is_last=True)
+        return replace(part, is_last=True)
     return PartOf(lane=part.lane, is_last=True)
 
 
@@ -364,7 +369,7 @@ def _end_chains(store: Store) -> None:
     for record in newest.values():
         part = PartOf.of(record)
         assert part is not None
-        following = part._replace(step=part.step + record.length, number=part.number + 1)
+        following = replace(part, step=part.step + record.length, number=part.number + 1)
         end = functools.partial(store.end_chain, part=following, flags=INTERRUPTED)
         store.exclusively(store.folder, end)
 

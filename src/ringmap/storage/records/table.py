@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -136,7 +136,8 @@ class Record:
         return cls(*fields)
 
 
-class PartOf(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PartOf:
     """Which part of a chain a commit stores: see `Record`.
 
     `chain`: the position of the chain's first step, NONE for its first part; `step`: its steps that are stored already; `number`: its

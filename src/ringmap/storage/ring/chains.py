@@ -19,14 +19,11 @@ Cost: 16 bytes per live episode from the first part on that is stored; nothing b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringmap.storage.ring.growing import GrowingArray
-
-if TYPE_CHECKING:
-    from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["NONE", "Chains", "Parts", "WholeEpisodes"]
 
@@ -156,15 +153,6 @@ class WholeEpisodes:
         self.ended = ended
         if ended and self.is_open.any():
             self.is_open &= ~np.isin(chains[order][self.parts], list(ended))
-
-    @classmethod
-    def of(cls, live: LiveEpisodes) -> WholeEpisodes:
-        """Return the live episodes as they are now."""
-        chains, parts = live.chains, None
-        if chains is not None:
-            first, last = live.first, live.last
-            parts = Parts(chains.names.span(first, last), chains.steps.span(first, last))
-        return cls(live.starts, live.lengths, parts, {} if chains is None else dict(chains.ended))
 
     def __len__(self) -> int:
         return len(self.names)

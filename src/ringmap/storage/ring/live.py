@@ -117,7 +117,12 @@ class LiveEpisodes:
         """The live episodes with their parts joined. O(episodes log episodes) after a change, else O(1)."""
         key = self.era, self.first, self.last, self.num_steps
         if self._whole is None or self._whole[0] != key:
-            self._whole = key, WholeEpisodes.of(self)
+            first, last, chains = self.first, self.last, self.chains
+            parts, ended = None, dict[int, int]()
+            if chains is not None:
+                parts = Parts(chains.names.span(first, last), chains.steps.span(first, last))
+                ended = dict(chains.ended)
+            self._whole = key, WholeEpisodes(self.starts, self.lengths, parts, ended)
         return self._whole[1]
 
     @property
