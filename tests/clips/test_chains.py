@@ -234,16 +234,9 @@ def test_of_many_scripts():
 # -- controls: each guard taken out, and the model sees it -------------------------------------------
 
 
-def serve_lost_clips(self, numbers):
+def serve_lost_clips(self, index, offsets):
     """Take clips whose first step is gone for whole."""
-    live, whole = self.live, self.live.whole
-    index, ends = self._find(numbers)
-    return (
-        whole.place_of(index)
-        + live.lengths.take(index)
-        - (self.span - 1)
-        - (ends.take(index) - numbers)
-    )
+    return self.live.whole.place_of(index) + offsets
 
 
 def follow_any_step(name, steps, sizes, is_part):
@@ -263,7 +256,7 @@ def count_live_steps(self, first, last):
 @pytest.mark.parametrize(
     ("where", "name", "planted"),
     [
-        (index_module.SpanIndex, "_places", serve_lost_clips),
+        (index_module.SpanIndex, "_placed", serve_lost_clips),
         (chains_module, "_begins", follow_any_step),
         (index_module.SpanIndex, "_clips_of", count_live_steps),
     ],

@@ -20,7 +20,7 @@ import numpy as np
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
-from ringmap.clips.parts import Joined, JoinedRows
+from ringmap.clips.parts import Crossing, Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
@@ -248,10 +248,15 @@ class ClipReader(Forkable):
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         joined: Joined | None = None
-        starts = lengths = anchors
-        if self.source.live.chains is None:
+        crossing: Crossing | None = None
+        if self.source.live.chains is None or not cut.needs_bounds:
             slots, starts, lengths, inside = self._slots(plan, anchors)
+            if self.source.live.chains is not None and plan.highest > plan.lowest:
+                crossing = Crossing.of(self.source, anchors, plan.lowest, plan.highest)
+                if crossing is not None:
+                    crossing.put(slots, plan.steps, rows.ring.rows)
         else:
+            starts = lengths = anchors
             joined = Joined.of(self.source, anchors)
             slots, inside = joined.slots(plan.steps, rows.ring.rows)
         if rows.large:
@@ -281,7 +286,9 @@ class ClipReader(Forkable):
             else:
                 items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng)
             inside = self._compute(batch, items, cut, inside)
-        if joined is not None:
+        if crossing is not None:
+            inside = crossing.still_whole(len(anchors))
+        elif joined is not None:
             inside = joined.still_whole(inside)
         return batch, inside
 
@@ -303,7 +310,7 @@ class ClipReader(Forkable):
         rows = self.source.rows
         if rows is not None and rows.large:
             plan = self._plan_of(cut, rows)
-            if self.source.live.chains is None:
+            if self.source.live.chains is None or not cut.needs_bounds:
                 self._want(plan, self._slots(plan, anchors)[0])
             else:
                 joined = Joined.of(self.source, anchors)
@@ -356,7 +363,7 @@ class _Plan:
     of the last batch.
     """
 
-    __slots__ = ("columns", "computed", "cut", "rows", "steps")
+    __slots__ = ("columns", "computed", "cut", "highest", "lowest", "rows", "steps")
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
         self.cut, self.rows = cut, rows
@@ -371,6 +378,9 @@ class _Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
+        self.lowest = min((0, *(steps.lowest for steps, _ in self.steps)))
+        """Of all offsets, and 0."""
+        self.highest = max((0, *(steps.highest for steps, _ in self.steps)))
 
     def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
         """Move computed columns to the caller's arrays, where these fit."""

@@ -283,25 +283,37 @@ class SpanIndex:
         """Return what `positions` does, where there are parts."""
         live = self.live
         index, ends = self._find(numbers)
-        starts = live.starts.take(index)
-        first = numbers - ends.take(index) + starts + live.lengths.take(index) - (self.span - 1)
-        positions = first + step
-        which = np.flatnonzero(first < starts)
+        offsets = self._offsets(index, ends, numbers)
+        positions = live.starts.take(index) + offsets
+        which = (offsets < 0).nonzero()[0]
+        if step:
+            positions += step
         if len(which):
-            places = self._places(numbers[which])
-            lost, whole = places < 0, live.whole
-            places[~lost] = whole.positions(places[~lost] + step)
-            positions[which] = places
+            places = self._placed(index.take(which), offsets.take(which))
+            if step:
+                places[places >= 0] += step
+            lost = places < 0
+            positions[which] = np.where(lost, -1, live.whole.positions(places))
         return positions
+
+    def _offsets(self, index: Array, ends: Array, numbers: Array) -> Array:
+        """Return the first step of each clip, counted from the first one of the part that it belongs to: negative in a part before."""
+        offsets = self.live.lengths.take(index) - ends.take(index)
+        offsets += numbers
+        offsets -= self.span - 1
+        return offsets
+
+    def _placed(self, index: Array, offsets: Array) -> Array:
+        """Return the place of the first step of each clip, -1 for a lost clip."""
+        whole = self.live.whole
+        places = whole.place_of(index) + offsets
+        lost = places < whole.places.take(whole.episode_of(index))
+        return np.where(lost, -1, places)
 
     def _places(self, numbers: Array) -> Array:
         """Return the place of the first step of each clip number, -1 for a lost clip."""
-        live, whole = self.live, self.live.whole
         index, ends = self._find(numbers)
-        stops = whole.place_of(index) + live.lengths.take(index)
-        places = stops - (self.span - 1) - (ends.take(index) - numbers)
-        lost = places < whole.places.take(whole.episode_of(index))
-        return np.where(lost, -1, places)
+        return self._placed(index, self._offsets(index, ends, numbers))
 
     def numbers(self, positions: Array, step: int = 0) -> Array:
         """Return the number of the clip whose step `step` is at each position, a clip of a live episode. O(B log episodes)."""
