@@ -251,7 +251,7 @@ def test_features_make_it_version_2_and_are_refused_by_name():
     assert json.loads(used.encode())["version"] == 2
     assert Manifest.decode(used.encode(), PATH) == used
     with pytest.raises(
-        NewerVersionError, match=r"uses \['telepathy'\], this ringmap knows \['groups'\]"
+        NewerVersionError, match=r"uses \['telepathy'\], this ringmap knows \['chains', 'groups'\]"
     ):
         Manifest.decode(make(features=("groups", "telepathy")).encode(), PATH)
 

@@ -59,6 +59,10 @@ class ItemRows(Protocol):
         """Tell of the episodes that begin at these positions which have not ended."""
         ...
 
+    def first_steps(self, starts: Array) -> Array:
+        """Return how many steps of the episodes that begin at these positions were evicted, int64."""
+        ...
+
     def newest_tail(self) -> int:
         """Return the position below which rows may have been overwritten by now."""
         ...
@@ -96,6 +100,10 @@ class RingRows:
     def are_open(self, starts: Array) -> Array:
         """Return False for each: only parts are stored before their episode ends."""
         return np.zeros(len(starts), np.bool_)
+
+    def first_steps(self, starts: Array) -> Array:
+        """Return 0 for each: an episode is evicted whole."""
+        return np.zeros(len(starts), np.int64)
 
 
 class Items:
@@ -143,6 +151,11 @@ class Items:
     def is_open(self) -> Array:
         """Whether each anchor's episode has not ended: more parts of it may come."""
         return self.rows.are_open(self.origin)
+
+    @property
+    def first_step(self) -> Array:
+        """How many steps of each anchor's episode were evicted: `step` counts from the oldest one that is left."""
+        return self.rows.first_steps(self.origin)
 
     @property
     def reward_at(self) -> str | None:

@@ -258,6 +258,11 @@ class JoinedRows:
         found: Array = self._whole.is_open.take(self.episodes(starts))
         return found
 
+    def first_steps(self, starts: Array) -> Array:
+        """Return how many steps of the episodes that begin at these places were evicted."""
+        found: Array = self._whole.first_steps.take(self.episodes(starts))
+        return found
+
     def newest_tail(self) -> int:
         """Return 0 if all rows that were taken are whole, else a place beyond all of them."""
         return 0 if self._lowest >= self._source.newest_tail() else MOST

@@ -42,7 +42,8 @@ __all__ = [
 FORMAT, VERSION = "ringmap", 2
 
 FEATURES = frozenset({"groups", "chains"})
-"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group."""
+"""What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group; "chains",
+episodes in parts."""
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30
