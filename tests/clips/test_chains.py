@@ -210,6 +210,21 @@ def test_without_parts_there_are_no_chains():
         assert script.live.chains is None
 
 
+def test_without_live_parts_nothing_is_known_of_chains():
+    live = LiveEpisodes(np.empty(0), np.empty(0))
+    index = ClipIndex(live)
+    for number in range(6):
+        live.append(
+            10 * number, 10, chain=0 if number < 3 else NONE, step=10 * number if number < 3 else 0
+        )
+    before = index.of(4).positions(np.arange(index.of(4).end - 21, index.of(4).end))
+    live.evict_before(30)
+    assert live.chains is None
+    of = index.of(4)
+    assert of.positions(np.arange(of.base, of.end)).tolist() == before.tolist()
+    assert of.check() == []
+
+
 def test_chains_that_are_gone_are_forgotten():
     live = LiveEpisodes(np.empty(0), np.empty(0))
     for number in range(10_000):

@@ -4,10 +4,8 @@ Scripts of calls run on a recording disk. After each change of the disk a kill, 
 by the real code, which is killed and cut in its turn. A row carries its episode and its step.
 """
 
-import contextlib
 import errno
 import itertools
-import json
 import os
 import random
 from dataclasses import dataclass, replace
@@ -15,16 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-import ringmap
 from ringmap import ReplayBuffer
-from ringmap.errors import EnvironmentFault, InputError, RingmapError, RoleError, SyncFailedError
+from ringmap.errors import EnvironmentFault, RingmapError, RoleError, SyncFailedError
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.open_episodes import open_episode as open_module
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.records import table as table_module
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
-from tests.disks import Cut, FaultyDisk, Through, ram_folder
+from tests.disks import Cut, Through, ram_folder
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 MAX_STEPS, SPARE, EVERY = 16, 6, 3
@@ -181,7 +178,11 @@ class Session:
                 if part is None:
                     fits &= weak or least == 0
                 else:
-                    fits &= part[1] == first and (weak or least <= part[2] - first) and part[2] - first <= steps
+                    fits &= (
+                        part[1] == first
+                        and (weak or least <= part[2] - first)
+                        and part[2] - first <= steps
+                    )
             if not fits or taken:
                 why.append(f"{count}: kept {kept}, expected {left}")
                 continue
@@ -201,7 +202,9 @@ class Session:
             if old is not None and old[1] == first:
                 least = min(least, old[2])
             changed[number] = number, first, least, most
-        self.during(replace(before, commits=commits, high=high, streams=frozenset(changed.values())))
+        self.during(
+            replace(before, commits=commits, high=high, streams=frozenset(changed.values()))
+        )
         if fault is not None:
             self.disk.fail(*fault)
         failed = False
@@ -224,10 +227,22 @@ class Session:
         before = self.now
         seen = look(self.buf)
         self.judge(seen, before, False)
-        fits = [n for n in range(before.low, before.high + 1) if set(self.ends(before, n)) == {int(self.buf.engine.source.head)}]
+        fits = [
+            n
+            for n in range(before.low, before.high + 1)
+            if set(self.ends(before, n)) == {int(self.buf.engine.source.head)}
+        ]
         count = fits[-1] if fits else before.high
         known = before.commits[:count]
-        self.after(Expect(known, count, count, count if synced or self.power else min(before.synced, count), self.recorded()))
+        self.after(
+            Expect(
+                known,
+                count,
+                count,
+                count if synced or self.power else min(before.synced, count),
+                self.recorded(),
+            )
+        )
 
     def ends(self, expect, count):
         return [max([0, *[s + p[2] - p[1] for s, *p in expect.commits[:count]]])]
@@ -248,7 +263,12 @@ class Session:
         if rng.random() > 0.25:
             return None
         error = rng.choice(
-            [KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")]
+            [
+                KeyboardInterrupt(),
+                OSError(errno.ENOSPC, "planted"),
+                Cut(),
+                OSError(errno.EIO, "planted"),
+            ]
         )
         return rng.randint(1, 9), error
 
@@ -416,7 +436,9 @@ def leave_them_open(monkeypatch):
 
 def forget_the_chain(monkeypatch):
     """Keep the steps of a part as an episode of its own."""
-    monkeypatch.setattr(open_module, "_last_part", lambda store, part: table_module.PartOf(is_last=True))
+    monkeypatch.setattr(
+        open_module, "_last_part", lambda store, part: table_module.PartOf(is_last=True)
+    )
 
 
 def keep_what_was_committed(monkeypatch):

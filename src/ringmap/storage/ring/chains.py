@@ -52,25 +52,33 @@ class Chains:
         last: one past the ordinal of the newest one. None of these is a part.
     """
 
-    __slots__ = ("_most", "ended", "names", "steps")
+    __slots__ = ("_most", "ended", "names", "num_parts", "steps")
 
     def __init__(self, first: int, last: int) -> None:
         self.names: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
         self.steps: GrowingArray[int] = GrowingArray(np.zeros(last - first, np.int64), first)
         self.ended: dict[int, int] = {}
         """Chain -> the number of the record that ended it."""
+        self.num_parts = 0
+        """Live episodes that are parts."""
         self._most = 64
 
     def append(self, chain: int, step: int, first: int) -> None:
         """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised."""
+        self.num_parts += chain != NONE
         self.names.append(chain, first)
         self.steps.append(step, first)
 
     def extend(self, parts: Parts | None, count: int, first: int) -> None:
         """Add `count` newest episodes; None: none of them is a part."""
         chains, steps = parts or (np.full(count, NONE), np.zeros(count, np.int64))
+        self.num_parts += int((chains != NONE).sum())
         self.names.extend(chains, first)
         self.steps.extend(steps, first)
+
+    def evict(self, ordinal: int) -> None:
+        """Forget the oldest live episode. O(1)."""
+        self.num_parts -= self.names.at(ordinal) != NONE
 
     def end(self, chain: int, seq: int, first: int, last: int) -> None:
         """Note that a chain has ended, with record `seq`. O(1) amortised.

@@ -53,7 +53,7 @@ class LiveEpisodes:
         self.last = Ordinal(len(starts))
         self.num_steps = int(np.sum(lengths, dtype=np.int64))
         self.chains: Chains | None = None
-        """What is known of parts; None until there is one."""
+        """What is known of parts; None while there is none."""
         self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
         if parts is not None:
             self._chain(len(starts)).extend(parts, len(starts), 0)
@@ -104,6 +104,10 @@ class LiveEpisodes:
         """Drop every episode that starts before position `tail`. O(evicted)."""
         while self.first < self.last and self._starts.at(self.first) < tail:
             self.num_steps -= self._lengths.at(self.first)
+            if self.chains is not None:
+                self.chains.evict(self.first)
+                if not self.chains.num_parts:
+                    self.chains = None
             self.first = Ordinal(self.first + 1)
 
     def end(self, chain: int, seq: int) -> None:
