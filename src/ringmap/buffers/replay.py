@@ -432,18 +432,29 @@ class ReplayBuffer(Sampled):
         """
         where = "ReplayBuffer.begin_episode"
         store = self.engine.writer(where)
-        if commit_every is not None:
-            positive(where, "commit_every", commit_every)
-            if commit_every > store.ring.spare:
-                raise InputError(
-                    f"{where}: commit_every={commit_every} steps don't fit in the {store.ring.spare} spare rows; choose fewer, or "
-                    "make the buffer with spare_rows="
-                )
+        self.check_commit_every(where, commit_every)
         store.disk.check_held(where)
         return OpenEpisode(
             store, self.options.casting, self.key_filter, self.engine.committing,
             None if commit_every is None else int(commit_every),
         )  # fmt: skip
+
+    def check_commit_every(self, where: str, commit_every: int | None) -> None:
+        """Raise InputError unless parts of so many steps can be committed to this buffer; None: no parts.
+
+        Args:
+            where: the call to name in the error.
+            commit_every: as for `begin_episode`.
+        """
+        if commit_every is None:
+            return
+        positive(where, "commit_every", commit_every)
+        spare = self.engine.writer(where).ring.spare
+        if commit_every > spare:
+            raise InputError(
+                f"{where}: commit_every={commit_every} steps don't fit in the {spare} spare rows; choose fewer, or make the buffer "
+                "with spare_rows="
+            )
 
     def extend_from(self, dataset: Any) -> None:
         """Store every episode of a dataset or another buffer, episode data included.
@@ -634,7 +645,9 @@ class ReplayBuffer(Sampled):
         progress: bool = True,
         **writer_options: Any,
     ) -> None:
-        """Write the stored episodes as a regular dataset, episode by episode, in constant memory.
+        """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
+
+        An episode in parts is written as one; one that has not ended, as far as it is stored.
 
         Args:
             path: target; existing data stay until the new dataset is complete.
