@@ -241,11 +241,13 @@ class Script:
                 assert set(view.sample(16)["episode"][:, 0].tolist()) <= numbers
 
 
-@pytest.mark.parametrize("place", ["ram", "disk"])
+@pytest.mark.parametrize("place", ["ram", "disk", "zarr", "pread"])
 def test_it_holds_what_the_model_holds(tmp_path, place):
-    for seed in range(4):
-        path = tmp_path / str(seed) if place == "disk" else None
-        script = Script(seed, path)
+    seeds = {"zarr": [4], "pread": [5]}.get(place, range(3))
+    options = {"zarr": {"storage": "zarr"}, "pread": {"reads": "pread", "durability": "power"}}
+    for seed in seeds:
+        path = None if place == "ram" else tmp_path / str(seed)
+        script = Script(seed, path, **options.get(place, {}))
         reader = None
         for move in range(60):
             script.act()

@@ -17,7 +17,7 @@ from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.joined import joined_data, read_joined
+from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined
 from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data
 from ringmap.storage.records.table import DROPPED, EPISODE, Record
@@ -34,6 +34,7 @@ class StoredEpisodes:
     def __init__(self, source: Handle) -> None:
         self._source = source
         self._names = _Names(source.live.era)
+        self._names_at_end: dict[int, tuple[str, ...]] = {}
 
     def each(self) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first; an episode that is evicted meanwhile is left out.
@@ -167,16 +168,30 @@ class StoredEpisodes:
     def data_names(self) -> list[str]:
         """Return the names of the episode data of all episodes. Reads each blob once: O(episodes written since)."""
         live, names = self._source.live, self._names
-        if (
-            live.chains is not None
-        ):  # an episode gets its data when it ends, and another name when its first parts go
-            each = (self._data_of(number) for number in range(live.num_episodes))
-            return list(dict.fromkeys(name for data in each for name in data))
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
+            self._names_at_end = {}
         for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
             names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
-        return names.since(live.first)
+        found = names.since(live.first)
+        return found if live.chains is None else self._with_ends(found, live.chains.ended)
+
+    def _with_ends(self, names: list[str], ended: dict[int, int]) -> list[str]:
+        """Return the names with those in records that ended a chain later, and that of the steps that were evicted."""
+        source, known = self._source, dict[int, tuple[str, ...]]()
+        with source.memory:
+            whole = source.live.whole
+            seqs = [ended[name] for name in whole.names.tolist() if name in ended]
+        for seq in seqs:
+            if (kept := self._names_at_end.get(seq)) is None:
+                record = source.table.read(seq)
+                is_apart = record is not None and not record.length
+                kept = tuple(source.data_of(record)) if record and is_apart else ()
+            known[seq] = kept
+        self._names_at_end = known
+        is_cut = bool((whole.first_steps > 0).any())
+        every = (*names, *(name for names in known.values() for name in names))
+        return list(dict.fromkeys((*every, FIRST_STEP) if is_cut else every))
 
     def dropped_data(self) -> list[dict[str, Any] | None]:
         """Return the data of dropped episodes whose place is among the live ones. O(live), vectorised."""
