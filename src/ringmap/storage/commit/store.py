@@ -534,6 +534,8 @@ class Store(Handle):
     ) -> None:  # fmt: skip
         """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
+        if part is not None:
+            self.use_within(files, ["chains"])
         sums = [sum_of(values) for values in arrays]
         if self.rows is None:
             self._stale = True

@@ -241,7 +241,9 @@ class OpenEpisode:
         where = "OpenEpisode.abandon"
         if not self._ended:
             self._check_open(where)
-            if self._every is not None:
+            if (
+                self._every is not None and not self._store.is_poisoned
+            ):  # else the next opening does it
                 self._store.exclusively(where, self._end_at_part)
             # A power cut must not bring it back: interrupted="keep" would store it.
             self._store.alone(where, lambda: self._remove(durably=self._store.power))
