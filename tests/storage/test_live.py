@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.storage.ring.live import GrowingArray, LiveEpisodes
+from ringmap.storage.ring.growing import GrowingArray
+from ringmap.storage.ring.live import LiveEpisodes
 
 moves = st.lists(
     st.one_of(

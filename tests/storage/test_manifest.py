@@ -252,7 +252,7 @@ def test_features_make_it_version_2_and_are_refused_by_name():
     assert Manifest.decode(used.encode(), PATH) == used
     with pytest.raises(
         NewerVersionError,
-        match=r"uses \['telepathy'\], this ringmap knows \['groups', 'mutable'\]",
+        match=r"uses \['telepathy'\], this ringmap knows \['chains', 'groups', 'mutable'\]",
     ):
         Manifest.decode(make(features=("groups", "telepathy")).encode(), PATH)
 

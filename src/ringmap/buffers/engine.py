@@ -58,6 +58,7 @@ from ringmap.storage.inspect.snapshot import snapshot
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.records.table import PartOf
 from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
 
@@ -418,6 +419,12 @@ class Engine(Forkable):
                 gone = ids + clips.base < clips.index.base
                 positions = np.full(len(ids), -1)
                 positions[~gone] = clips.positions(ids[~gone])
+                kept = positions[~gone]
+                if (kept < 0).any():  # clips that have lost their first steps: others of the view
+                    drawn = clips.index.draw_again(kept, cut.before, self.rng)
+                    if drawn is None:
+                        raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+                    positions[~gone] = drawn
             if gone.any():
                 positions = self.readers[0].starting(positions, cut)
             return positions, sampler.weigh()
@@ -454,7 +461,7 @@ class Engine(Forkable):
         """Return, in words, why no clip of this cut exists."""
         source = self.source
         with source.memory:
-            return cut.why_none(source.live.lengths)
+            return cut.why_none(source.live.whole_lengths)
 
     def _draw_apart(self) -> None:
         """Give each worker its own draws: a copy of a buffer in RAM carries the generator of its original."""
@@ -604,7 +611,10 @@ class Engine(Forkable):
             "schema": owned.schema,
             "seq": seq,
             "begin": episodes[0][2].start if episodes else owned.head,
-            "episodes": [(steps, data, record.flags) for steps, data, record in episodes],
+            "episodes": [
+                (steps, data, record.flags, PartOf.of(record)) for steps, data, record in episodes
+            ],
+            "ends": _ends_of(owned),
             "sampling": self.state_dict() if self.sampler.given is None else None,
         }
 
@@ -631,9 +641,25 @@ def _stored_in_ram(state: Mapping[str, Any]) -> Store:
     steps, spare, schema = state["max_steps"], state["spare"], state["schema"]
     store = Store.create(MemoryDisk(), "RAM", steps, spare, state["settings"], schema)
     store.begin_at(state["begin"])  # positions have the same meaning in every copy
-    for columns, data, flags in state["episodes"]:
-        store.commit(schema, columns, encode_data(data, _WHERE), flags)
+    for columns, data, flags, part in state["episodes"]:
+        store.commit(schema, columns, encode_data(data, _WHERE), flags, part=part)
+    for part, flags, data in state["ends"]:
+        end = functools.partial(
+            store.end_chain, part=part, flags=flags, data=encode_data(data, _WHERE)
+        )
+        store.exclusively(_WHERE, end)
     return store
+
+
+def _ends_of(store: Store) -> list[tuple[PartOf, int, dict[str, Any]]]:
+    """Return what records without rows say of the ends of live chains: the part that would come next, flags and data."""
+    chains, found = store.live.chains, list[tuple[PartOf, int, dict[str, Any]]]()
+    for seq in () if chains is None else chains.ended.values():
+        record = store.table.read(seq)
+        part = None if record is None else PartOf.of(record)
+        if record is not None and part is not None and not record.length:
+            found.append((part, record.flags, store.data_of(record)))
+    return found
 
 
 class _NoSampler(BaseSampler):

@@ -17,7 +17,8 @@ from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import read_whole
+from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined
+from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data
 from ringmap.storage.records.table import DROPPED, EPISODE, Record
 from ringmap.storage.ring.integers import Ordinal, Position
@@ -33,6 +34,7 @@ class StoredEpisodes:
     def __init__(self, source: Handle) -> None:
         self._source = source
         self._names = _Names(source.live.era)
+        self._names_at_end: dict[int, tuple[str, ...]] = {}
 
     def each(self) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first; an episode that is evicted meanwhile is left out.
@@ -40,6 +42,9 @@ class StoredEpisodes:
         Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer restarted.
         """
         source = self._source
+        if source.live.chains is not None:
+            yield from self._each_joined()
+            return
         position, stop = source.tail, source.head
         while (next_one := source.episode_from(position, stop)) is not None:
             start, record = next_one
@@ -48,17 +53,45 @@ class StoredEpisodes:
             if found is None:
                 continue
             steps, data, _ = found
-            columns = source.schema.names if source.schema is not None else []
-            episode: dict[str, Any] = {
-                name: list(values) for name, values in zip(columns, steps, strict=True)
-            }
-            if data:
-                episode[EPISODE_DATA_KEY] = data
-            yield episode
+            yield self._as_dict(steps, data)
+
+    def _each_joined(self) -> Iterator[dict[str, Any]]:
+        """Yield every episode, parts joined, in the order of their first steps."""
+        source = self._source
+        with source.memory:
+            names = source.live.whole.names
+        for name in names.tolist():
+            found = read_joined(source, name)
+            if found is not None:
+                yield self._as_dict(*found)
+
+    def _as_dict(self, steps: list[Array], data: dict[str, Any]) -> dict[str, Any]:
+        source = self._source
+        columns = source.schema.names if source.schema is not None else []
+        episode: dict[str, Any] = {
+            name: list(values) for name, values in zip(columns, steps, strict=True)
+        }
+        if data:
+            episode[EPISODE_DATA_KEY] = data
+        return episode
+
+    def _data_of(self, number: int) -> dict[str, Any]:
+        """Return the data of an episode, parts joined; {} if it was evicted."""
+        source = self._source
+        with source.memory:
+            names = source.live.whole.names
+        return (joined_data(source, int(names[number])) or {}) if number < len(names) else {}
 
     def one(self, index: int, where: str) -> list[Array]:
         """Return all steps of episode `index`, one array per column, verified."""
         source = self._source
+        if source.live.chains is not None:
+            with source.memory:
+                name = int(source.live.whole.names[source.number(index, where)])
+            joined = read_joined(source, name)
+            if joined is None:
+                raise _evicted(where, index)
+            return joined[0]
         with source.memory:  # while it is held, an ordinal keeps its meaning
             record = source.live_record(source.ordinal(index, where))
         found = source.read_record(record)
@@ -69,15 +102,32 @@ class StoredEpisodes:
     def steps(self, index: int, start: int, end: int, where: str) -> list[Array]:
         """Return steps `[start, end)` of episode `index`, one array per column."""
         source = self._source
+        places: Array | None = None
         with source.memory:
-            ordinal = source.ordinal(index, where)
-            position, length = source.live.start(ordinal), source.live.length(ordinal)
+            if source.live.chains is None:
+                ordinal = source.ordinal(index, where)
+                position, length = source.live.start(ordinal), source.live.length(ordinal)
+            else:
+                whole, number = source.live.whole, source.number(index, where)
+                length = int(whole.lengths[number])
+                places = whole.places[number] + np.arange(start, end)
         if not 0 <= start <= end <= length:
             raise ClipIndexError(
                 f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
             )
+        if places is not None:
+            return self._at(whole.positions(places), where, index)
         steps = source.read_steps(Position(position + start), end - start)
         if steps is None:
+            raise _evicted(where, index)
+        return steps
+
+    def _at(self, positions: Array, where: str, index: int) -> list[Array]:
+        """Return the rows at rising positions, of episode `index`."""
+        source = self._source
+        assert source.rows is not None
+        steps = [source.rows.take(name, positions) for name in source.rows.schema.names]
+        if len(positions) and not is_live(source, int(positions[0])):
             raise _evicted(where, index)
         return steps
 
@@ -92,6 +142,15 @@ class StoredEpisodes:
             return {s.name: np.empty((0, *s.shape), s.dtype) for s in specs if s.name in names}
 
         def read() -> tuple[Array, dict[str, Array]]:
+            if source.live.chains is not None:
+                with source.memory:
+                    whole = source.live.whole
+                total = int(whole.lengths.sum())
+                places = (
+                    np.arange(total) if numbers is None else in_range(numbers, total, "row", where)
+                )
+                positions = whole.positions(places)
+                return positions, {name: rows.take(name, positions) for name in names}
             with source.memory:
                 starts = source.live.starts.copy()
                 lengths = source.live.lengths.astype(np.int64)
@@ -111,9 +170,28 @@ class StoredEpisodes:
         live, names = self._source.live, self._names
         if names.era != live.era or live.last < names.last:
             names = self._names = _Names(live.era)
+            self._names_at_end = {}
         for ordinal in map(Ordinal, range(max(names.last, live.first), live.last)):
             names.add(ordinal, tuple(self._source.read_data(ordinal) or ()))
-        return names.since(live.first)
+        found = names.since(live.first)
+        return found if live.chains is None else self._with_ends(found, live.chains.ended)
+
+    def _with_ends(self, names: list[str], ended: dict[int, int]) -> list[str]:
+        """Return the names with those in records that ended a chain later, and that of the steps that were evicted."""
+        source, known = self._source, dict[int, tuple[str, ...]]()
+        with source.memory:
+            whole = source.live.whole
+            seqs = [ended[name] for name in whole.names.tolist() if name in ended]
+        for seq in seqs:
+            if (kept := self._names_at_end.get(seq)) is None:
+                record = source.table.read(seq)
+                is_apart = record is not None and not record.length
+                kept = tuple(source.data_of(record)) if record and is_apart else ()
+            known[seq] = kept
+        self._names_at_end = known
+        is_cut = bool((whole.first_steps > 0).any())
+        every = (*names, *(name for names in known.values() for name in names))
+        return list(dict.fromkeys((*every, FIRST_STEP) if is_cut else every))
 
     def dropped_data(self) -> list[dict[str, Any] | None]:
         """Return the data of dropped episodes whose place is among the live ones. O(live), vectorised."""
@@ -135,8 +213,11 @@ class StoredEpisodes:
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:
         """Return name -> one value per episode number, None where the episode has no value."""
-        first = self._source.live.first
-        found = [self._source.read_data(first + number) or {} for number in numbers.tolist()]
+        live = self._source.live
+        if live.chains is not None:
+            found = [self._data_of(number) for number in numbers.tolist()]
+        else:
+            found = [self._source.read_data(live.first + n) or {} for n in numbers.tolist()]
         return {name: [data.get(name) for data in found] for name in self.data_names()}
 
 

@@ -75,11 +75,10 @@ class PassSampler:
             self._pass += self._now is not None
             buffer.engine.refresh()
         view = BufferView.of(buffer)
-        head = int(view.starts[-1] + view.lengths[-1]) if len(view.lengths) else 0
-        count, taken, gone = len(view), 0, 0
+        head, count, taken, gone = view.head, len(view), 0, 0
         if self._restored is not None:
             head, count, taken = self._restored
-            view = view.take(np.flatnonzero(view.starts < head))
+            view = view.before(head)
             gone = count - len(view)  # the oldest, evicted since
         self._restored, self._now, self._taken = None, (head, count), taken
         number = self._pass

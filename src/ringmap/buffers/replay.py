@@ -418,11 +418,44 @@ class ReplayBuffer(Sampled):
         for episode in episodes:
             self.write_episode(episode)
 
-    def begin_episode(self) -> OpenEpisode:
-        """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`."""
-        store = self.engine.writer("ReplayBuffer.begin_episode")
-        store.disk.check_held("ReplayBuffer.begin_episode")
-        return OpenEpisode(store, self.options.casting, self.key_filter, self.engine.committing)
+    def begin_episode(self, *, commit_every: int | None = None) -> OpenEpisode:
+        """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`.
+
+        Args:
+            commit_every: commit this many steps at a time, so that they can be drawn before the episode ends, and other processes see
+                them. They are parts of one episode, which grows, may never end, and may be longer than the buffer: its oldest parts
+                go like other episodes, and `first_step` in its data is then how many steps went. Clips cross parts. A kill ends the
+                episode with what was committed (and with `interrupted="keep"` all that was appended). None: the episode is committed
+                when it ends.
+
+        Raises:
+            InputError: `commit_every` is not positive, or greater than the spare rows.
+        """
+        where = "ReplayBuffer.begin_episode"
+        store = self.engine.writer(where)
+        self.check_commit_every(where, commit_every)
+        store.disk.check_held(where)
+        return OpenEpisode(
+            store, self.options.casting, self.key_filter, self.engine.committing,
+            None if commit_every is None else int(commit_every),
+        )  # fmt: skip
+
+    def check_commit_every(self, where: str, commit_every: int | None) -> None:
+        """Raise InputError unless parts of so many steps can be committed to this buffer; None: no parts.
+
+        Args:
+            where: the call to name in the error.
+            commit_every: as for `begin_episode`.
+        """
+        if commit_every is None:
+            return
+        positive(where, "commit_every", commit_every)
+        spare = self.engine.writer(where).ring.spare
+        if commit_every > spare:
+            raise InputError(
+                f"{where}: commit_every={commit_every} steps don't fit in the {spare} spare rows; choose fewer, or make the buffer "
+                "with spare_rows="
+            )
 
     def extend_from(self, dataset: Any) -> None:
         """Store every episode of a dataset or another buffer, episode data included.
@@ -536,7 +569,9 @@ class ReplayBuffer(Sampled):
     @property
     def num_episodes(self) -> int:
         """Number of stored episodes."""
-        return len(self.engine.source.live)
+        source = self.engine.source
+        with source.memory:
+            return source.live.num_episodes
 
     def count_rows(self) -> int:
         """Return the number of rows, which are the stored steps."""
@@ -552,7 +587,7 @@ class ReplayBuffer(Sampled):
         """Steps of each episode, oldest first, int32. Makes a copy: O(episodes)."""
         source = self.engine.source
         with source.memory:
-            lengths: Array = source.live.lengths.copy()
+            lengths: Array = source.live.whole_lengths.copy()
         return lengths
 
     @property
@@ -654,7 +689,9 @@ class ReplayBuffer(Sampled):
         progress: bool = True,
         **writer_options: Any,
     ) -> None:
-        """Write the stored episodes as a regular dataset, episode by episode, in constant memory.
+        """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
+
+        An episode in parts is written as one; one that has not ended, as far as it is stored.
 
         Args:
             path: target; existing data stay until the new dataset is complete.
@@ -749,7 +786,7 @@ class ReplayBuffer(Sampled):
             return f"ReplayBuffer(closed, path={str(self.path)!r})"
         place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
         return (
-            f"ReplayBuffer(episodes={len(source.live)}, steps={source.live.num_steps}/{self.max_steps}, "
+            f"ReplayBuffer(episodes={source.live.num_episodes}, steps={source.live.num_steps}/{self.max_steps}, "
             f"history_len={self.num_steps}, frameskip={self.frameskip}, columns={self.column_names}{place})"
         )
 

@@ -95,7 +95,7 @@ class Sampled(Dataset):
         """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
         source = self.engine.source
         with source.memory:
-            return self.cut.unreached(source.live.lengths)
+            return self.cut.unreached(source.live.whole_lengths)
 
     def __len__(self) -> int:
         return self.num_valid_ends() or self._no_length()

@@ -34,6 +34,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.ring.chains import Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["BufferView", "split"]
@@ -68,6 +69,7 @@ class BufferView(Dataset):
         starts: position of the first step of each episode, int64.
         lengths: steps of each episode.
         cut: what an item holds; None: a clip of the buffer.
+        stored: episodes with their parts joined, if there are parts, and the number in it of each episode of the view.
 
     Processes and threads: as the buffer.
 
@@ -82,13 +84,15 @@ class BufferView(Dataset):
     """
 
     def __init__(
-        self, buffer: ClipBuffer, starts: Array, lengths: Array, cut: Cut | None = None
-    ) -> None:
+        self, buffer: ClipBuffer, starts: Array, lengths: Array, cut: Cut | None = None,
+        stored: tuple[WholeEpisodes, Array] | None = None,
+    ) -> None:  # fmt: skip
         sizes = np.asarray(lengths, np.int64)
         super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
         self._buffer = buffer
         self.starts = np.array(starts, np.int64)
-        """Position of the first step of each episode."""
+        """Position of the first step of each episode, also if that was evicted."""
+        self._stored = stored
         if cut is not None and cut.computed:
             cut = replace(cut, episode_numbers=_Numbers(self.starts))
         self._cut = cut
@@ -101,7 +105,11 @@ class BufferView(Dataset):
         """Return a view of all that is stored now (for a reader: at its last refresh)."""
         source = buffer.engine.source
         with source.memory:
-            return cls(buffer, source.live.starts, source.live.lengths, cut)
+            live = source.live
+            if live.chains is None:
+                return cls(buffer, live.starts, live.lengths, cut)
+            whole = live.whole
+            return cls(buffer, whole.names, whole.lengths, cut, (whole, np.arange(len(whole))))
 
     @property
     def cut(self) -> Cut:
@@ -122,7 +130,7 @@ class BufferView(Dataset):
         if callable(anchors):
             chosen, anchors = self.where(anchors), None
         cut = self._cut_for(window, columns, anchors, drop_all_padded)
-        made = BufferView(self._buffer, self.starts, self.lengths, cut)
+        made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored)
         return made if chosen is None else made.take(chosen)
 
     def _schema(self, where: str) -> Schema:
@@ -132,7 +140,30 @@ class BufferView(Dataset):
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
         chosen = self._episode_numbers(episodes)
-        return BufferView(self._buffer, self.starts[chosen], self.lengths[chosen], self._cut)
+        stored = self._stored and (self._stored[0], self._stored[1][chosen])
+        return BufferView(
+            self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored
+        )
+
+    @property
+    def head(self) -> int:
+        """One past the newest position of the view."""
+        if not len(self.lengths):
+            return 0
+        if self._stored is None:
+            return int(self.starts[-1] + self.lengths[-1])
+        starts, lengths, _ = self._stored[0].parts_in(self._stored[1])
+        return int(starts[-1] + lengths[-1])
+
+    def before(self, head: int) -> BufferView:
+        """Return a view of what is stored before a position."""
+        if self._stored is None:
+            return self.take(np.flatnonzero(self.starts < head))
+        starts, lengths, (chains, steps) = self._stored[0].parts_in(self._stored[1])
+        old = starts < head
+        whole = WholeEpisodes(starts[old], lengths[old], Parts(chains[old], steps[old]), {})
+        everything = whole, np.arange(len(whole))
+        return BufferView(self._buffer, whole.names, whole.lengths, self._cut, everything)
 
     def where(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
         """Return the numbers of the episodes whose data, a dict, `wanted` accepts; an episode evicted since is left out.
@@ -181,6 +212,9 @@ class BufferView(Dataset):
     def positions(self, ids: Array) -> Array:
         """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a window."""
         episodes, starts = self._locate(ids)
+        if self._stored is not None:
+            whole, chosen = self._stored
+            return whole.positions(whole.places[chosen[episodes]] + starts)
         found: Array = self.starts[episodes] + starts
         return found
 
@@ -199,7 +233,14 @@ class BufferView(Dataset):
         return PINNED + self.positions(clip_ids(indices, "BufferView"))
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        steps = self.engine.episodes.steps(self._index_now(ep), start, end, "ReplayBuffer")
+        index, gone = self._index_now(ep), 0
+        if self._stored is not None:
+            whole, chosen = self._stored
+            now = self.engine.source.live.whole
+            gone = int(now.first_steps[index] - whole.first_steps[chosen[ep]])
+            if gone > start:
+                raise self._evicted(ep)
+        steps = self.engine.episodes.steps(index, start - gone, end - gone, "ReplayBuffer")
         return dict(zip(self.column_names, steps, strict=True))
 
     @property
@@ -241,8 +282,12 @@ class BufferView(Dataset):
         source, cut = self.engine.source, self.cut
         with source.memory:
             if self._live is None or self._live[0] != os.getpid():
-                order = np.argsort(self.starts, kind="stable")
-                live = LiveEpisodes(self.starts[order], self.lengths[order])
+                if self._stored is None:
+                    order = np.argsort(self.starts, kind="stable")
+                    live = LiveEpisodes(self.starts[order], self.lengths[order])
+                else:
+                    starts, lengths, parts = self._stored[0].parts_in(self._stored[1])
+                    live = LiveEpisodes(starts, lengths, parts=parts)
                 self._live = os.getpid(), ClipIndex(live)
             index = self._live[1]
             index.live.evict_before(source.tail)
@@ -289,10 +334,19 @@ class BufferView(Dataset):
         """Return the present number of this episode in the buffer."""
         start, source = int(self.starts[ep]), self.engine.source
         with source.memory:
-            index = int(source.live.starts.searchsorted(start))
-            if index < len(source.live) and source.live.starts[index] == start:
-                return index
-        raise ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
+            if source.live.chains is not None:
+                index = int(source.live.whole.find(np.array([start]))[0])
+                if index >= 0:
+                    return index
+            else:
+                index = int(source.live.starts.searchsorted(start))
+                if index < len(source.live) and source.live.starts[index] == start:
+                    return index
+        raise self._evicted(ep)
+
+    @staticmethod
+    def _evicted(ep: int) -> ClipIndexError:
+        return ClipIndexError(f"BufferView: episode {ep} was evicted since the view was made")
 
     def __repr__(self) -> str:
         return f"BufferView(episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"

@@ -75,7 +75,7 @@ def _look(reader: Reader) -> Look:
     with reader.memory:
         live = reader.live
         return Look(
-            time.monotonic(), reader.head, reader.seq, live.num_steps, len(live),
+            time.monotonic(), reader.head, reader.seq, live.num_steps, live.num_episodes,
             writer_of(reader.folder).alive,
         )  # fmt: skip
 

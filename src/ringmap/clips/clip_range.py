@@ -101,6 +101,10 @@ class ClipRange:
         """The position of the oldest clip that counts; the head when there is none."""
         if self.end == self.base:
             return self.source.head
+        if (
+            self.live.chains is not None
+        ):  # the first number may be that of a lost clip, or not the lowest position
+            return self.live.start(self.live.first)
         return Position(int(self.index.positions(np.array([self.base]))[0]) + self.before)
 
     def end_before(self, head: Position) -> ClipNumber:
@@ -108,13 +112,20 @@ class ClipRange:
         return self.index.end_before(head)
 
     def positions(self, ids: Array) -> Array:
-        """Return the positions of the anchors of these clips. O(B log episodes)."""
-        positions = self.index.positions(ids + self.base)
-        return positions + self.before if self.before else positions
+        """Return the positions of the anchors of these clips, -1 for one that lost its first steps. O(B log episodes)."""
+        return self.index.positions(ids + self.base, self.before)
 
     def ids(self, positions: Array) -> Array:
         """Return the ids of the clips with these anchors. O(B log episodes)."""
-        return self.index.numbers(positions - self.before) - self.base
+        return self.index.numbers(positions, self.before) - self.base
+
+    def late(self, position: int) -> Array:
+        """Return the anchors before a position whose clips end after it: steps of a chain that goes on there. O(clips after it)."""
+        if self.live.chains is None:
+            return np.empty(0, np.int64)
+        first = max(self.base, self.end_before(Position(position)))
+        anchors = self.index.positions(np.arange(first, self.end), self.before)
+        return anchors[(anchors >= 0) & (anchors < position)]
 
     def in_episodes(self, lengths: Array) -> Array:
         """Return the number of clips in episodes of these lengths, int64."""
@@ -123,6 +134,8 @@ class ClipRange:
     def starts(self, first: int, last: int) -> Array:
         """Tell for each position in `[first, last)` whether it is an anchor. O(last - first + episodes there)."""
         live, span = self.live, self.index.span
+        if live.chains is not None:
+            return self.index.are(np.arange(first, last), self.before)
         starts, lengths = live.starts, live.lengths
         # Rows damaged by a power cut may lie after the newest episode.
         if (

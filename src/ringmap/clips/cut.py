@@ -51,6 +51,8 @@ class Steps:
     blank_last: int = 0
     lowest: int = field(init=False, compare=False, repr=False)
     """The smallest offset."""
+    highest: int = field(init=False, compare=False, repr=False)
+    """The greatest offset."""
     run: range | None = field(init=False, compare=False, repr=False)
     """The offsets, if they increase evenly."""
     array: Array = field(init=False, compare=False, repr=False)
@@ -63,7 +65,8 @@ class Steps:
         stride = gaps.pop() if len(gaps) == 1 else 0
         run = range(lowest, int(offsets[-1]) + 1, stride) if stride > 0 else None
         for name, value in (
-            ("array", offsets), ("lowest", lowest), ("run", run), ("_upward", offsets - lowest),
+            ("array", offsets), ("lowest", lowest), ("highest", int(offsets.max())), ("run", run),
+            ("_upward", offsets - lowest),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -75,7 +78,7 @@ class Steps:
     @property
     def after(self) -> int:
         """Steps that the episode must have after every anchor, if nothing is padded."""
-        return max(0, max(self.offsets) + self.blank_last)
+        return max(0, self.highest + self.blank_last)
 
     def slots(self, anchors: Array, rows: int) -> Array:
         """Return the slots `(B, n)` on a ring of `rows` rows, for anchors all of whose steps lie in their episodes."""

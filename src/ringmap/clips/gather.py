@@ -20,6 +20,7 @@ import numpy as np
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
+from ringmap.clips.parts import Crossing, Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.base import Column
@@ -147,12 +148,16 @@ class ClipReader(Forkable):
             base, end = index.base, index.end
             if end <= base:
                 return None
-            positions = index.positions(rng.integers(base, end, count))
-        return positions + cut.before if cut.before else positions
+            positions = index.positions(rng.integers(base, end, count), cut.before)
+            if index.live.chains is not None:
+                return index.draw_again(positions, cut.before, rng)
+        return positions
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
         with self.source.memory:
+            if self.source.live.chains is not None:
+                return self.index.of(cut.span, cut.least).are(positions, cut.before)
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
                 return np.zeros(len(positions), np.bool_)
@@ -197,12 +202,15 @@ class ClipReader(Forkable):
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
-                positions = index.positions(numbers)
-                return positions + cut.before if cut.before else positions
-            kept = numbers[~gone]
-            positions = np.empty(len(numbers), np.int64)
-            if len(kept):
-                positions[~gone] = index.positions(kept) + cut.before
+                positions = index.positions(numbers, cut.before)
+                if index.live.chains is None or not (gone := positions < 0).any():
+                    return positions
+            else:
+                kept = numbers[~gone]
+                positions = np.full(len(numbers), -1)
+                if len(kept):
+                    positions[~gone] = index.positions(kept, cut.before)
+                gone = positions < 0
         source.refresh()  # they are drawn from the newest state
         return self._replaced(positions, gone, cut)
 
@@ -217,7 +225,7 @@ class ClipReader(Forkable):
         positions = self.draw(count, cut, self.rng)
         if positions is None:
             with self.source.memory:
-                lengths = self.source.live.lengths
+                lengths = self.source.live.whole_lengths
                 why = (
                     f"no clips of {cut.span} steps are left: all were evicted or cleared; collect more first"
                     if not len(lengths)
@@ -239,7 +247,18 @@ class ClipReader(Forkable):
             plan = self._plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
-        slots, starts, lengths, inside = self._slots(plan, anchors)
+        joined: Joined | None = None
+        crossing: Crossing | None = None
+        if self.source.live.chains is None or not cut.needs_bounds:
+            slots, starts, lengths, inside = self._slots(plan, anchors)
+            if self.source.live.chains is not None and plan.highest > plan.lowest:
+                crossing = Crossing.of(self.source, anchors, plan.lowest, plan.highest)
+                if crossing is not None:
+                    crossing.put(slots, plan.steps, rows.ring.rows)
+        else:
+            starts = lengths = anchors
+            joined = Joined.of(self.source, anchors)
+            slots, inside = joined.slots(plan.steps, rows.ring.rows)
         if rows.large:
             if not asked:
                 self._want(plan, slots)
@@ -262,8 +281,15 @@ class ClipReader(Forkable):
         if rows.large:
             self.watch.end()
         if cut.computed:
-            items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
+            if joined is None:
+                items = Items(RingRows(self.source), cut, anchors, starts, lengths, batch, self.rng)
+            else:
+                items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng)
             inside = self._compute(batch, items, cut, inside)
+        if crossing is not None:
+            inside = crossing.still_whole(len(anchors))
+        elif joined is not None:
+            inside = joined.still_whole(inside)
         return batch, inside
 
     def _compute(
@@ -284,7 +310,11 @@ class ClipReader(Forkable):
         rows = self.source.rows
         if rows is not None and rows.large:
             plan = self._plan_of(cut, rows)
-            self._want(plan, self._slots(plan, anchors)[0])
+            if self.source.live.chains is None or not cut.needs_bounds:
+                self._want(plan, self._slots(plan, anchors)[0])
+            else:
+                joined = Joined.of(self.source, anchors)
+                self._want(plan, joined.slots(plan.steps, rows.ring.rows)[0])
 
     def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
         """Return what to gather for a cut."""
@@ -333,7 +363,7 @@ class _Plan:
     of the last batch.
     """
 
-    __slots__ = ("columns", "computed", "cut", "rows", "steps")
+    __slots__ = ("columns", "computed", "cut", "highest", "lowest", "rows", "steps")
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
         self.cut, self.rows = cut, rows
@@ -348,6 +378,9 @@ class _Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
+        self.lowest = min((0, *(steps.lowest for steps, _ in self.steps)))
+        """Of all offsets, and 0."""
+        self.highest = max((0, *(steps.highest for steps, _ in self.steps)))
 
     def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
         """Move computed columns to the caller's arrays, where these fit."""

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import Ordinal
-from ringmap.storage.ring.live import GrowingArray
 
 __all__ = ["GuideTable"]
 

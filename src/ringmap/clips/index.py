@@ -11,7 +11,16 @@ was dropped is built again. `numbering` is another object then; positions keep t
 
 A lookup starts at an entry of the guide table and walks to the first episode whose end is beyond the number.
 
-Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1);
+A long episode may be stored in parts (storage/ring/chains.py). A clip belongs to the part that holds its last step, so a part
+that is added adds numbers at the end only, as if all parts before it were live:
+
+    ends[o] - ends[o - 1] == clips(step + L) - clips(step)         step = steps of the chain before part o
+    last step of a clip   == stop of o - (ends[o] - number)
+
+A clip that begins in an earlier part is lost with that part, although the part that it belongs to stays. Its number stays, and has
+no position: of such numbers there are at most span - 1 for each chain that has lost a part.
+
+Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1) for an episode that is not a part;
 0 <= base <= ends[last - 1]; no lookup walks more than a few steps.
 Not here: positions on a ring, rows, files.
 Cost: an append or an evict is O(1) amortised, for each span in use; a lookup of n
@@ -30,8 +39,9 @@ import numpy as np
 
 from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
+from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import ClipNumber, Ordinal, Position
-from ringmap.storage.ring.live import GrowingArray, LiveEpisodes
+from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["ClipIndex", "ClipPairs", "SpanIndex", "counts", "why_no_clips"]
 
@@ -48,6 +58,9 @@ _PART = 65_536
 
 _MAX_STEPS = 4
 """Steps to walk from an entry of the guide table before a binary search is faster."""
+
+_TRIES = 8
+"""Draws of clips in place of lost ones, before all clips are looked at."""
 
 
 def counts(lengths: Array, span: int, least: int = 0) -> Array:
@@ -161,7 +174,7 @@ class SpanIndex:
         if last != self._upto:
             seen: int = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
             fresh = max(self._upto, first)
-            if last - fresh == 1 and fresh == self._upto:
+            if last - fresh == 1 and fresh == self._upto and live.chains is None:
                 length = live.length(fresh)
                 seen += max(0, length - self.span + 1) if length >= self.least else 0
                 self._ends.append(seen, self.first)
@@ -172,8 +185,7 @@ class SpanIndex:
                     self.first, self.base = fresh, ClipNumber(seen)
                 self._ends.reserve(last - fresh, self.first)
                 for at in range(fresh, last, _PART):
-                    lengths = live.lengths_since(at)[:_PART]
-                    ends = np.cumsum(counts(lengths, self.span, self.least)) + seen
+                    ends = np.cumsum(self._clips_of(at, min(at + _PART, last))) + seen
                     seen = int(ends[-1])
                     self._ends.extend(ends, self.first)
                     self._guide.extend(at, ends, self.base)
@@ -186,6 +198,16 @@ class SpanIndex:
         self._length = live.length(live.newest) if first < last else 0
         if not self._guide.fit(self.base, last - first):
             self._rebuild_guide()
+
+    def _clips_of(self, first: int, last: int) -> Array:
+        """Return how many numbers the episodes, or parts, of the ordinals `[first, last)` have. O(last - first)."""
+        lengths, chains = self.live.lengths_since(first)[: last - first], self.live.chains
+        if chains is None:
+            return counts(lengths, self.span, self.least)
+        before = chains.steps.span(first, last)
+        found: Array = counts(before + lengths, self.span, self.least)
+        found -= counts(before, self.span, self.least)
+        return found
 
     def _grow(self, newest: Ordinal, length: int) -> None:
         """Add the clips of the steps that the newest known episode got since."""
@@ -210,8 +232,8 @@ class SpanIndex:
         count = int(self.live.starts.searchsorted(position))
         return self._ends.at(self.first + count - 1) if count else self.base
 
-    def locate(self, numbers: Array) -> tuple[Array, Array]:
-        """Return the episode ordinal and the first step in it of each clip number in `[base, end)`."""
+    def _find(self, numbers: Array) -> tuple[Array, Array]:
+        """Return, for each clip number in `[base, end)`, the index of its episode, and the ends of all episodes."""
         ends = self._ends.span(self.first, self.last)
         index = np.maximum(self._guide.before(numbers, self.base) - self.first, 0)
         for _ in range(_MAX_STEPS):
@@ -222,35 +244,141 @@ class SpanIndex:
         else:  # among episodes much shorter than most, or too short for a clip
             late = np.flatnonzero(ends.take(index) <= numbers)
             index[late] = ends.searchsorted(numbers[late], side="right")
+        return index, ends
+
+    def locate(self, numbers: Array) -> tuple[Array, Array]:
+        """Return the episode ordinal and the first step in it of each clip number in `[base, end)`; the step is -1 for a lost clip.
+
+        Episodes of parts are counted from `first` on, as they are named.
+        """
+        if self.live.chains is not None:
+            whole, places = self.live.whole, self._places(numbers)
+            episodes = whole.places.searchsorted(places, side="right") - 1
+            steps = places - whole.places.take(episodes, mode="clip")
+            return episodes + self.first, np.where(places < 0, -1, steps)
+        index, ends = self._find(numbers)
         before = np.where(index > 0, ends[index - 1], self.base)
         return index + self.first, numbers - before
 
-    def positions(self, numbers: Array) -> Array:
-        """Return the position on the ring of the first step of each clip number in `[base, end)`."""
+    def positions(self, numbers: Array, step: int = 0) -> Array:
+        """Return the position on the ring of a step of each clip number in `[base, end)`; -1 for a lost clip.
+
+        Args:
+            numbers: of the clips.
+            step: which of its steps, 0 for the first.
+        """
         live = self.live
         if self.span == 1 and live.is_dense and not self.least:
             # Every step starts a clip, so no search is needed.
             shifted: Array = numbers + (live.start(self.first) - self.base)
             return shifted
-        ordinals, starts = self.locate(numbers)
-        found: Array = live.starts_of(ordinals) + starts
-        return found
+        if live.chains is not None:
+            return self._in_parts(numbers, step)
+        index, ends = self._find(numbers)
+        before = np.where(index > 0, ends[index - 1], self.base)
+        found: Array = live.starts.take(index) + (numbers - before)
+        return found + step if step else found
 
-    def numbers(self, positions: Array) -> Array:
-        """Return the clip number of each position, where a clip of a live episode starts. O(B log episodes)."""
+    def _in_parts(self, numbers: Array, step: int) -> Array:
+        """Return what `positions` does, where there are parts."""
+        live = self.live
+        index, ends = self._find(numbers)
+        offsets = self._offsets(index, ends, numbers)
+        positions = live.starts.take(index) + offsets
+        which = (offsets < 0).nonzero()[0]
+        if step:
+            positions += step
+        if len(which):
+            places = self._placed(index.take(which), offsets.take(which))
+            if step:
+                places[places >= 0] += step
+            lost = places < 0
+            positions[which] = np.where(lost, -1, live.whole.positions(places))
+        return positions
+
+    def _offsets(self, index: Array, ends: Array, numbers: Array) -> Array:
+        """Return the first step of each clip, counted from the first one of the part that it belongs to: negative in a part before."""
+        offsets = self.live.lengths.take(index) - ends.take(index)
+        offsets += numbers
+        offsets -= self.span - 1
+        return offsets
+
+    def _placed(self, index: Array, offsets: Array) -> Array:
+        """Return the place of the first step of each clip, -1 for a lost clip."""
+        whole = self.live.whole
+        places = whole.place_of(index) + offsets
+        lost = places < whole.places.take(whole.episode_of(index))
+        return np.where(lost, -1, places)
+
+    def _places(self, numbers: Array) -> Array:
+        """Return the place of the first step of each clip number, -1 for a lost clip."""
+        index, ends = self._find(numbers)
+        return self._placed(index, self._offsets(index, ends, numbers))
+
+    def numbers(self, positions: Array, step: int = 0) -> Array:
+        """Return the number of the clip whose step `step` is at each position, a clip of a live episode. O(B log episodes)."""
         live = self.live
         if self.span == 1 and live.is_dense and not self.least:
             shifted: Array = positions - (live.start(self.first) - self.base)
             return shifted
         index = live.starts.searchsorted(positions, side="right") - 1
         ends = self._ends.span(self.first, self.last)
-        before = np.where(index > 0, ends[index - 1], self.base)
-        found: Array = before + (positions - live.starts.take(index))
+        if live.chains is None:
+            before = np.where(index > 0, ends[index - 1], self.base)
+            found: Array = before + (positions - live.starts.take(index) - step)
+            return found
+        whole = live.whole
+        # It belongs to the part that holds its last step, or with which the chain is long enough.
+        place = whole.place_of(index) + (positions - live.starts.take(index))
+        last = place + (self.span - 1 - step)
+        episode = whole.episode_of(index)
+        long_enough = whole.places[episode] + self.least - 1 - whole.first_steps[episode]
+        part = whole.part_at(np.maximum(last, long_enough))
+        stops = whole.place_of(part) + live.lengths.take(part)
+        found = ends.take(part) - (stops - last)
         return found
+
+    def draw_again(
+        self, positions: Array, step: int, rng: np.random.Generator
+    ) -> Array | None:  # fmt: skip
+        """Replace -1, of clips that are lost, by the positions of clips drawn uniformly; return None if all clips are lost.
+
+        Args:
+            positions: of step `step` of clips.
+            step: which of their steps.
+            rng: draws.
+        """
+        for _ in range(_TRIES):
+            lost = np.flatnonzero(positions < 0)
+            if not len(lost):
+                return positions
+            positions[lost] = self.positions(rng.integers(self.base, self.end, len(lost)), step)
+        every = self.positions(np.arange(self.base, self.end), step)
+        every, lost = every[every >= 0], np.flatnonzero(positions < 0)
+        if not len(every):
+            return None
+        positions[lost] = rng.choice(every, len(lost))
+        return positions
+
+    def are(self, positions: Array, step: int) -> Array:
+        """Tell of each position whether step `step` of a clip stands there. O(B log episodes)."""
+        live = self.live
+        if not len(live):
+            return np.zeros(len(positions), np.bool_)
+        whole = live.whole
+        index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
+        offsets, episode = positions - live.starts.take(index), whole.episode_of(index)
+        found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
+        steps, lengths = (
+            whole.place_of(index) + offsets - whole.places[episode],
+            whole.lengths[episode],
+        )
+        found &= (steps >= step) & (steps - step + self.span <= lengths)
+        return found & (lengths + whole.first_steps[episode] >= self.least)
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
-        expected = np.cumsum(counts(self.live.lengths, self.span, self.least)) + self.base
+        expected = np.cumsum(self._clips_of(self.first, self.last)) + self.base
         got = self._ends.span(self.first, self.last)
         if not np.array_equal(expected, got):
             return [

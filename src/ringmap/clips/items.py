@@ -55,6 +55,14 @@ class ItemRows(Protocol):
         """Return the numbers of the episodes that begin at these positions, int64."""
         ...
 
+    def are_open(self, starts: Array) -> Array:
+        """Tell of the episodes that begin at these positions which have not ended."""
+        ...
+
+    def first_steps(self, starts: Array) -> Array:
+        """Return how many steps of the episodes that begin at these positions were evicted, int64."""
+        ...
+
     def newest_tail(self) -> int:
         """Return the position below which rows may have been overwritten by now."""
         ...
@@ -87,6 +95,14 @@ class RingRows:
             found: Array = self._source.live.starts.searchsorted(starts)
         return found
 
+    def are_open(self, starts: Array) -> Array:
+        """Return False for each: only parts are stored before their episode ends."""
+        return np.zeros(len(starts), np.bool_)
+
+    def first_steps(self, starts: Array) -> Array:
+        """Return 0 for each: an episode is evicted whole."""
+        return np.zeros(len(starts), np.int64)
+
 
 class Items:
     """The items of a batch.
@@ -96,15 +112,17 @@ class Items:
         rows: all rows.
         columns: the columns gathered and computed so far.
         position: of each anchor on the ring, int64 `(B,)`: the same for life, in every process.
-        start: position of the first step of the anchor's episode.
+        start: position of the first step of the anchor's episode: its name, also if that step was evicted.
         length: steps of that episode, int64.
         step: the anchor's step in it.
+        origin: where the episode begins among `rows`: `start`, unless there are parts.
         rng: a generator, for draws.
     """
 
     def __init__(
         self, rows: ItemRows, cut: Cut, anchors: Array, starts: Array, lengths: Array,
-        columns: Mapping[str, Array], rng: np.random.Generator,
+        columns: Mapping[str, Array], rng: np.random.Generator, steps: Array | None = None,
+        origins: Array | None = None,
     ) -> None:  # fmt: skip
         self.name = ""
         self.rows = rows
@@ -112,7 +130,8 @@ class Items:
         self.position = anchors
         self.start = starts
         self.length = lengths.astype(np.int64)
-        self.step: Array = anchors - starts
+        self.step: Array = anchors - starts if steps is None else steps
+        self.origin: Array = starts if origins is None else origins
         self.rng = rng
         self._cut = cut
 
@@ -124,7 +143,17 @@ class Items:
         """Number of each anchor's episode in the view, -1 outside of it; without a view among those stored now, oldest first."""
         if self._cut.episode_numbers is not None:
             return self._cut.episode_numbers(self.start)
-        return self.rows.episodes(self.start)
+        return self.rows.episodes(self.origin)
+
+    @property
+    def is_open(self) -> Array:
+        """Whether each anchor's episode has not ended: more parts of it may come."""
+        return self.rows.are_open(self.origin)
+
+    @property
+    def first_step(self) -> Array:
+        """How many steps of each anchor's episode were evicted: `step` counts from the oldest one that is left."""
+        return self.rows.first_steps(self.origin)
 
     @property
     def reward_at(self) -> str | None:
@@ -149,9 +178,9 @@ class Items:
         Cost: one copy of the rows.
         """
         shape = (-1, *(1,) * (steps.ndim - 1))
-        wanted = self.start.reshape(shape) + steps
-        places, is_pad = clamp(wanted, self.start, self.length, *self.blanks(column))
-        return self.rows.take(column, places, self.start), is_pad
+        wanted = self.origin.reshape(shape) + steps
+        places, is_pad = clamp(wanted, self.origin, self.length, *self.blanks(column))
+        return self.rows.take(column, places, self.origin), is_pad
 
     @property
     def terminated(self) -> Array:
@@ -166,6 +195,7 @@ class Items:
         """Return some of the items: `which` is a mask, or numbers. `columns` are left out."""
         found = Items(
             self.rows, self._cut, self.position[which], self.start[which], self.length[which], {}, self.rng,
+            self.step[which], self.origin[which],
         )  # fmt: skip
         found.name = self.name
         return found

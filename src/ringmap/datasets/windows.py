@@ -90,6 +90,14 @@ class DatasetRows:
         found: Array = self._order[self.offsets[self._order].searchsorted(starts)]
         return found
 
+    def are_open(self, starts: Array) -> Array:
+        """Return False for each: the episodes of a dataset have ended."""
+        return np.zeros(len(starts), np.bool_)
+
+    def first_steps(self, starts: Array) -> Array:
+        """Return 0 for each: the episodes of a dataset are whole."""
+        return np.zeros(len(starts), np.int64)
+
     def newest_tail(self) -> int:
         """Return 0: rows of a dataset are not overwritten."""
         return 0

@@ -24,10 +24,10 @@ from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.joined import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.names import MANIFEST, TABLE
-from ringmap.storage.ring.integers import Ordinal
 
 __all__ = ["BufferSource", "Ringmap"]
 
@@ -78,8 +78,8 @@ class BufferSource(DirectorySource):
         super().__init__(path)
         reader = self._handle()
         with reader.memory:
-            self._starts = np.array(reader.live.starts, np.int64)
-            self.lengths = np.array(reader.live.lengths, np.int32)
+            self._whole = reader.live.whole
+            self.lengths = np.array(self._whole.lengths, np.int32)
         self.offsets = offsets_of(self.lengths)
         self.schema = reader.schema if reader.schema is not None else Schema(())
         names: dict[str, None] = {}
@@ -103,8 +103,7 @@ class BufferSource(DirectorySource):
         if not len(flat) or handle.rows is None:
             specs = {spec.name: spec for spec in self.schema.columns}
             return {n: np.empty((*rows.shape, *specs[n].shape), specs[n].dtype) for n in columns}
-        episodes = np.searchsorted(self.offsets, flat, side="right") - 1
-        positions = self._starts[episodes] + flat - self.offsets[episodes]
+        positions = self._whole.positions(flat)
         found = {}
         for name in columns:
             taken = handle.rows.take(name, positions)
@@ -114,12 +113,7 @@ class BufferSource(DirectorySource):
         return found
 
     def _episode_data(self, handle: Reader, episode: int) -> dict[str, Any]:
-        with handle.memory:
-            at = int(np.searchsorted(handle.live.starts, self._starts[episode]))
-            if at >= len(handle.live) or handle.live.starts[at] != self._starts[episode]:
-                raise self._evicted()
-            ordinal = Ordinal(handle.live.first + at)
-        data = handle.read_data(ordinal)
+        data = joined_data(handle, int(self._whole.names[episode]))
         if data is None:
             raise self._evicted()
         return data

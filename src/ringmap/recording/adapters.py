@@ -10,6 +10,7 @@ Not here: the rows themselves (open_episodes.py), when an episode ends (recorder
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,14 +61,16 @@ class Sink:
 
 
 class EpisodeSink(Sink):
-    """Whole episodes; with `stream`, their rows as they come."""
+    """Whole episodes; with `stream`, their rows as they come; with `commit_every`, these as parts."""
 
     def __init__(
-        self, given: Any, buffer: ReplayBuffer, columns: tuple[ColumnSpec, ...] | None, stream: bool
-    ) -> None:
+        self, given: Any, buffer: ReplayBuffer, columns: tuple[ColumnSpec, ...] | None, stream: bool,
+        commit_every: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(given, columns, buffer.options.casting)
-        self.max_steps = buffer.max_steps
-        self.stream = stream
+        self.commit_every = commit_every
+        self.max_steps = buffer.max_steps if commit_every is None else sys.maxsize
+        self.stream = stream or commit_every is not None
         self._inner = buffer
         self._open: dict[int, Any] = {}
 
@@ -84,7 +87,7 @@ class EpisodeSink(Sink):
     def append(self, slot: int, step: Mapping[str, Any]) -> None:
         """Stream a row of a slot's open episode."""
         if slot not in self._open:
-            self._open[slot] = self._inner.begin_episode()
+            self._open[slot] = self._inner.begin_episode(commit_every=self.commit_every)
         if self._inner.schema is None:
             rows = self._typed({name: np.asarray(value)[None] for name, value in step.items()})
             step = {name: values[0] for name, values in rows.items()}
@@ -146,7 +149,9 @@ def _nest(rows: Mapping[str, Any], name: str) -> Any:
     return made or None
 
 
-def sink_of(buffer: Any, keys: Keys, built: bool, stream: bool) -> Sink:
+def sink_of(
+    buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: int | None = None
+) -> Sink:
     """Return the sink for a buffer.
 
     Args:
@@ -154,6 +159,7 @@ def sink_of(buffer: Any, keys: Keys, built: bool, stream: bool) -> Sink:
         keys: the keys that the environment provides.
         built: whether a transition builder computes the columns.
         stream: whether open episodes are to be streamed.
+        commit_every: rows of an open episode to commit at a time; None: it is committed when it ends.
 
     Raises:
         InputError: it is not a buffer, or its columns can't be filled.
@@ -191,7 +197,12 @@ def sink_of(buffer: Any, keys: Keys, built: bool, stream: bool) -> Sink:
     if isinstance(inner, ReplayBuffer):
         if not built:
             inner.expect_reward_at("next", where)
-        return EpisodeSink(buffer, inner, columns, stream)
+        inner.check_commit_every(where, commit_every)
+        return EpisodeSink(buffer, inner, columns, stream, commit_every)
+    if commit_every is not None:
+        raise InputError(
+            f"{where}: commit_every={commit_every} is for buffers of episodes; a {type(inner).__name__} stores each step as it comes"
+        )
     return RowSink(buffer, columns, casting)
 
 

@@ -48,6 +48,7 @@ class Recording:
         *,
         context_fn: Callable[..., Any] | None = None,
         stream: bool = False,
+        commit_every: int | None = None,
         autoreset_mode: AutoresetMode | None = None,
     ) -> None:
         self._num_slots: int | None = getattr(env, "num_envs", None) if isinstance(env, VectorEnv) else None  # fmt: skip
@@ -65,7 +66,7 @@ class Recording:
         spaces = (env.observation_space, env.action_space) if single else (env.single_observation_space, env.single_action_space)  # fmt: skip
         self._keys = Keys(*spaces, context_fn is not None, WHERE)
         self._hooks = Hooks(self._keys, transition_builder, validate_transition, context_fn)
-        self._stream = bool(stream)
+        self._stream, self._commit_every = bool(stream), commit_every
         self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)  # fmt: skip
         self._dump_path = dump_path
         self._dumped: dict[str, int] = {}  # place -> what was stored by then
@@ -172,7 +173,10 @@ class Recording:
     buffer_swap = set_replay_buffers
 
     def _sinks(self, buffers: list[Any]) -> list[Sink]:
-        sinks = [sink_of(b, self._keys, self._hooks.builds, self._stream) for b in buffers]
+        sinks = [
+            sink_of(b, self._keys, self._hooks.builds, self._stream, self._commit_every)
+            for b in buffers
+        ]
         for sink in sinks:
             self._hooks.check(sink)
         return sinks

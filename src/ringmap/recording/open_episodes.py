@@ -44,6 +44,8 @@ class OpenRows:
     def __init__(self, num: int, columns: Sequence[ColumnSpec], history: bool) -> None:
         self.history = history
         self.at = np.full(num, -1, np.int64)
+        self.before = np.zeros(num, np.int64)
+        """Rows of each slot's open episode that are no longer here."""
         self.blanks = {c.name: blank(c.shape, c.dtype) for c in columns}
         self._first = np.arange(num)
         self._most = 0  # no slot is further than this
@@ -103,7 +105,7 @@ class OpenRows:
     def begin(self, slots: Sequence[int], batch: Mapping[str, Array]) -> None:
         """Put slots at their first row, with their values of a batch."""
         for slot in slots:
-            self.at[slot] = 0
+            self.at[slot] = self.before[slot] = 0
             for name, values in batch.items():
                 self.arrays[name][slot, 0] = values[slot]
 
@@ -112,8 +114,18 @@ class OpenRows:
         open_ = np.flatnonzero(self.at > 0)
         for name in names:
             self.arrays[name][open_, 0] = self.arrays[name][open_, self.at[open_]]
-        self.at[open_] = 0
+        self.at[open_] = self.before[open_] = 0
         self._most = 0
+
+    def drop_stored(self, slots: Sequence[int]) -> None:
+        """Keep the newest row of these slots alone: those before it are stored."""
+        for slot in slots:
+            at = self.at[slot]
+            if at > 0:
+                for rows in self.arrays.values():
+                    rows[slot, 0] = rows[slot, at]
+                self.before[slot] += at
+                self.at[slot] = 0
 
     def take(self, other: OpenRows) -> None:
         """Begin with the newest rows of another; a column that it lacks is blank."""
@@ -147,14 +159,14 @@ class OpenRows:
         Returns:
             column -> `(stop - start, ...)`; views, good until the slot's next row.
         """
-        count = stop - start
+        count, first = stop - start, start + int(self.before[slot])
         whole = ending["last"] is not None and stop > ending["last"]
         made: dict[str, Array] = {}
         for name in names:
             kind = name.partition("/")[0]
             if name in self.arrays:
                 rows = self.arrays[name][slot, start:stop]
-                made[name] = rows_of(kind, rows, self.blanks[name], not start, whole)
+                made[name] = rows_of(kind, rows, self.blanks[name], not first, whole)
             elif name in _AT_THE_END:
                 made[name] = np.zeros(count, np.bool_)
                 made[name][-1] = whole and ending[name]
@@ -163,9 +175,9 @@ class OpenRows:
                 rows = self.arrays[name_now][slot, start : stop + (not whole)]
                 made[name] = rows_of("next", rows, self.blanks[name_now], ends=whole)
             elif name == "t":
-                made[name] = np.arange(start, stop)
+                made[name] = np.arange(first, first + count)
             elif name == "is_first":
-                made[name] = np.arange(start, stop) == 0
+                made[name] = np.arange(first, first + count) == 0
             else:
                 value = np.asarray(ending[name])
                 made[name] = np.broadcast_to(value, (count, *value.shape))

@@ -75,6 +75,10 @@ class Recorder:
             rows.take(before)
         self._rows = self._open = rows
         self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._infos)  # fmt: skip
+        self._in_parts = [
+            slot for slot, sink in enumerate(self._by_slot)
+            if isinstance(sink, EpisodeSink) and sink.commit_every is not None and rows.history
+        ]  # fmt: skip
         self._limit = min((sink.max_steps for sink in episodes), default=None)
 
     @property
@@ -173,6 +177,8 @@ class Recorder:
                 # A cut slot is still in its environment's episode, and keeps its context.
                 anew = [slot for slot in begun if slot not in faults.cut or slot in over]
                 self._tell(anew, infos, None, None, faults)
+            if self._in_parts:
+                rows.drop_stored(self._in_parts)
             if not rows.history:
                 rows.keep_newest([leaf.name for leaf in self.keys.obs])
         if faults.found:
@@ -301,7 +307,7 @@ class Recorder:
                 elif built:
                     sink.write({name: [row[name] for row in built] for name in built[0]})
                 return
-            if last < 1:
+            if last + int(rows.before[slot]) < 1:
                 return
             ending = Ending(slot, self.slots, self._contexts, last, terminated, truncated)
             if sink.stream:

@@ -36,6 +36,7 @@ class _Options(TypedDict, total=False):
     dump_path: str | os.PathLike[str] | None
     context_fn: Callable[..., Any] | None
     stream: bool
+    commit_every: int | None
     autoreset_mode: AutoresetMode | None
 
 
@@ -68,6 +69,9 @@ class ReplayBufferCollectionWrapper(Recording):
         context_fn: `(info, options, seed) -> context`, called when an episode begins, for the key `context`. An
             environment that resets by itself has neither options nor seed.
         stream: put each row on disk as it comes: killed, a buffer opened with interrupted="keep" has what was seen.
+        commit_every: commit this many rows of an open episode at a time, so that they can be drawn before it ends, and other processes
+            see them; an episode may then be longer than the buffer, or endless. As for `ReplayBuffer.begin_episode`. Each row goes to
+            disk as it comes, as with `stream`. For buffers of episodes.
         autoreset_mode: Gymnasium's `AutoresetMode`; by default what the environment's metadata says.
 
     Raises:

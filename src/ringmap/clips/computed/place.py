@@ -41,7 +41,7 @@ class Index(Computed):
 
 
 class TimeToEnd(Computed):
-    """Count the steps from each anchor to the last step of its episode, int64 `(B,)`.
+    """Count the steps from each anchor to the last stored step of its episode, int64 `(B,)`.
 
     Example:
         >>> from ringmap import ReplayBuffer

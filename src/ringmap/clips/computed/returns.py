@@ -18,6 +18,7 @@ import numpy as np
 from ringmap.clips.computed.nstep import check_discount, check_scalar
 from ringmap.clips.cut import clamp, slots_of
 from ringmap.clips.items import Computed, ItemRows, Items
+from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.integers import Position
@@ -36,7 +37,8 @@ class ReturnToGo(Computed):
     """Sum the rewards from each step to the end of its episode, discounted: float64 `(B,)`, or `(B, n)` for n offsets.
 
     The reward of the step's own action counts, the reward that led to the step does not. With `offsets`, a column
-    `<name>_is_pad`, bool `(B, n)`, tells which rows are no steps of the episode; their sum is 0.
+    `<name>_is_pad`, bool `(B, n)`, tells which rows are no steps of the episode; their sum is 0. An episode that has not ended
+    (`begin_episode(commit_every=)`) has no such sum: an InputError.
 
     Args:
         gamma: discount, in [0, 1].
@@ -88,9 +90,15 @@ class ReturnToGo(Computed):
             if rows.key is not None:
                 self._kept[rows.key] = kept
         offsets = np.array((0,) if self.offsets is None else self.offsets)
-        places, is_pad = clamp(items.position[:, None] + offsets, items.start, items.length)
-        slots = slots_of(places, items.start, rows.size)
-        unknown = kept.lack(items.start)
+        if items.is_open.any():
+            raise InputError(
+                f"ReturnToGo: the episode at position {int(items.start[items.is_open][0])} has not ended, so the sum of its rewards "
+                "is not known; finish it, draw from a view without it, or sum over n steps with NStep"
+            )
+        wanted = (items.origin + items.step)[:, None] + offsets
+        places, is_pad = clamp(wanted, items.origin, items.length)
+        slots = slots_of(places, items.origin, rows.size)
+        unknown = kept.lack(items.origin)
         if unknown.any():
             self._sum(items, unknown, kept)
         sums = kept.values.take(slots)
@@ -101,7 +109,7 @@ class ReturnToGo(Computed):
 
     def _sum(self, items: Items, which: Array, kept: _Sums) -> None:
         """Sum the episodes of these items, and keep the sums. An episode that was evicted meanwhile is left out: its items are redrawn."""
-        starts, first = np.unique(items.start[which], return_index=True)
+        starts, first = np.unique(items.origin[which], return_index=True)
         ends = starts + items.length[which][first]
         sizes = (ends - starts).cumsum()
         done = 0

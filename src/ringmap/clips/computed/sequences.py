@@ -20,7 +20,8 @@ class Sequences(WindowMaker):
     """A window of the next `length` steps of every column, inside one episode: `sample(window=Sequences(64))`.
 
     Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a step is the
-    first of its episode, the last, and the last of one that terminated. All rows come as they are stored, also the first reward and
+    first of its episode, the last, and the last of one that terminated. Of an episode in parts, the oldest stored step is not the
+    first if there was one before it, and the newest not the last until the episode ends. All rows come as they are stored, also the first reward and
     the last action of an episode, which may be blank. With `burn_in`, also `is_burn_in`, True for the first steps.
 
     Args:
@@ -85,9 +86,9 @@ class _Flags(Computed):
 
     def compute(self, items: Items) -> dict[str, Array]:
         steps = items.step[:, None] + np.arange(self.length)
-        is_last = steps == items.length[:, None] - 1
+        is_last = (steps == items.length[:, None] - 1) & ~items.is_open[:, None]
         made = {
-            "is_first": steps == 0,
+            "is_first": (steps == 0) & (items.first_step == 0)[:, None],
             "is_last": is_last,
             "is_terminal": is_last & items.terminated[:, None],
             "is_burn_in": np.broadcast_to(

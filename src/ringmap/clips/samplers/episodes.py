@@ -43,7 +43,9 @@ class EpisodeSampler(DrawingSampler):
                 "with another sampler"
             )
         with window.lock:
-            starts, lengths = window.live.starts, window.live.lengths
+            live, starts, lengths = window.live, window.live.starts, window.live.lengths
+            if live.chains is not None:
+                starts, lengths = live.whole.places, live.whole.lengths
             chosen = self.rng.integers(0, len(lengths), batch_size)
             for _ in range(_TRIES):
                 short = window.in_episodes(lengths[chosen]) == 0
@@ -54,5 +56,8 @@ class EpisodeSampler(DrawingSampler):
                 long_enough = np.flatnonzero(window.in_episodes(lengths))
                 chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
             steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))
-            ids: Array = window.ids(starts[chosen] + steps + window.before)
+            anchors = starts[chosen] + steps + window.before
+            if live.chains is not None:
+                anchors = live.whole.positions(anchors)
+            ids: Array = window.ids(anchors)
         return ids

@@ -308,6 +308,10 @@ class PrioritizedSampler(DrawingSampler):
                     lambda leaves: leaves.put_range(fresh, head, highest),
                 )
             self._put(tree, self._high, head, window.starts(self._high, head))
+            late = window.late(self._high)
+            if len(late):
+                slots = late % tree.size
+                tree.set(slots, self._masses(leaves.values[slots]))
             self._changes += head - self._high
             self._high = head
         if self.kind == "rank":

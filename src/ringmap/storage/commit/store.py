@@ -66,8 +66,12 @@ from ringmap.storage.records.stream_file import Apart, Stream, read_stream
 from ringmap.storage.records.table import (
     CLEAR,
     DROPPED,
+    END,
+    EPISODE,
     RETIRE,
     SPARE_SLOTS,
+    WHOLE,
+    PartOf,
     Record,
 )
 from ringmap.storage.ring.integers import Ordinal, Position
@@ -494,7 +498,7 @@ class Store(Handle):
     def commit(
         self, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str = "ReplayBuffer.write_episode", finished: str | None = None,
-        small: Mapping[str, Any] | None = None, following: Values | None = None,
+        small: Mapping[str, Any] | None = None, following: Values | None = None, part: PartOf | None = None,
     ) -> None:  # fmt: skip
         """Store one episode: its rows, its data and the buffer's small state, or none of these.
 
@@ -507,6 +511,7 @@ class Store(Handle):
             finished: the open episode that this commit ends.
             small: sections of the small state (JSON) that changed.
             following: the next observations of the newest rows, for `Successors`.
+            part: which part of a chain it is; None: an episode that is whole.
 
         Raises:
             InputError: another thread locked another schema first.
@@ -520,17 +525,28 @@ class Store(Handle):
         self.exclusively(
             where,
             lambda files: self.commit_within(
-                files, schema, arrays, data, flags, where, finished, small, following=following
+                files,
+                schema,
+                arrays,
+                data,
+                flags,
+                where,
+                finished,
+                small,
+                following=following,
+                part=part,
             ),
         )
 
     def commit_within(
         self, files: CommitFiles, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
-        group: OpenGroup | None = None, following: Values | None = None,
+        group: OpenGroup | None = None, following: Values | None = None, part: PartOf | None = None,
     ) -> None:  # fmt: skip
         """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
+        if part is not None:
+            self.use_within(files, ["chains"])
         sums = [sum_of(values) for values in arrays]
         if self.rows is None:
             self._stale = True
@@ -554,7 +570,10 @@ class Store(Handle):
         files.carry(small)
         if finished is not None:
             files.carry_finished(finished)
-        record = Record(seq, start, length, tail, first, combine(sums), flags=flags)
+        record = Record(
+            seq, start, length, tail, first, combine(sums), 0, 0, 0, 0, EPISODE, flags,
+            *(WHOLE if part is None else part.fields(start)),
+        )  # fmt: skip
         record = files.write_blob(record, sums, data)
         if following is not None:
             self._write_following(files, record, following)
@@ -582,6 +601,24 @@ class Store(Handle):
                 self._following.sync()
             except OSError as error:
                 files.poisoned(error)
+
+    def end_chain(
+        self, files: CommitFiles, part: PartOf, flags: int, data: bytes = b"",
+        small: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """End a chain whose parts are all stored, by a record without rows. Inside `exclusively`.
+
+        Args:
+            files: of the commit.
+            part: the one that would come next.
+            flags: as for `commit`.
+            data: of the episode.
+            small: as for `commit`.
+        """
+        files.carry(small)
+        self._stale = True
+        self._commit_mark(files, RETIRE, self.tail, flags, replace(part, is_last=True), data)
+        self._stale = False
 
     def follow_with(self, following: Values) -> None:
         """Write the next observations of the newest rows, for a ring in RAM that was copied."""
@@ -770,7 +807,7 @@ class Store(Handle):
     ) -> OpenGroup:
         rows, start = self.rows, self.head
         assert rows is not None
-        self._use(files, ["groups"])
+        self.use_within(files, ["groups"])
         rows.reserve(start, limit)
         after = follows(self._newest_record())
         group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier)
@@ -798,12 +835,13 @@ class Store(Handle):
             EnvironmentFault: the manifest can't be written. The directory is sound, with or without the features.
         """
         if not self._uses(features):
-            self.exclusively(where, lambda files: self._use(files, features))
+            self.exclusively(where, lambda files: self.use_within(files, features))
 
     def _uses(self, features: Iterable[str]) -> bool:
         return self.disk.volatile or not set(features) - set(self.manifest.features)
 
-    def _use(self, files: CommitFiles, features: Iterable[str]) -> None:
+    def use_within(self, files: CommitFiles, features: Iterable[str]) -> None:
+        """Do the work of `use`, inside `exclusively`."""
         if self._uses(features):
             return
         known = self.manifest.features
@@ -879,13 +917,19 @@ class Store(Handle):
         files.publish_again()
         self._stale = False
 
-    def _commit_mark(self, files: CommitFiles, kind: int, tail: Position) -> None:
+    def _commit_mark(
+        self, files: CommitFiles, kind: int, tail: Position, flags: int = 0, part: PartOf | None = None,
+        data: bytes = b"",
+    ) -> None:  # fmt: skip
         """Commit a record without rows."""
         seq = self.seq + 1
         tail, first = self._after(seq, self.head, tail)
         files.protect(0, seq, files.state)
-        record = Record(seq, self.head, 0, tail, first, combine([]), kind=kind)
-        record = files.write_blob(record, [], b"")
+        record = Record(
+            seq, self.head, 0, tail, first, combine([]), 0, 0, 0, 0, kind, flags,
+            *(WHOLE if part is None else part.fields(self.head)),
+        )  # fmt: skip
+        record = files.write_blob(record, [], data)
         if self.power:
             files.sync_written(None)
         files.append(record)
@@ -900,8 +944,12 @@ class Store(Handle):
             live.evict_before(record.tail)
             if record.start < self.head:  # the rows of the open group, which are shown already
                 self._group = None
+            elif record.part and record.length:
+                live.append(record.start, record.length, record.chain, record.step)
             elif record.length:
                 live.append(record.start, record.length)
+            if record.part & END:
+                live.end(record.chain, record.seq)
             self.seq, self.first = record.seq, record.first
             self.tail, self.head = record.tail, record.head
             self._torn_memory = False

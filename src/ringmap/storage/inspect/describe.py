@@ -113,7 +113,7 @@ def facts_of(path: str | os.PathLike[str]) -> Facts:
     with closing(Reader(disk, folder)) as reader:
         manifest = reader.manifest
         with reader.memory:
-            lengths = np.array(reader.live.lengths, np.int64)
+            lengths = np.array(reader.live.whole_lengths, np.int64)
             head, commits = reader.head, reader.seq
         pending = _pending_in(reader)
     specs = () if manifest.schema is None else manifest.schema.columns

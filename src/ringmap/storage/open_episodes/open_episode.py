@@ -7,6 +7,8 @@ Finishing is one ordinary commit, whose blob names the id, and then the file is 
 removal until the folder `open/` is synced. So later commits carry the id until then, and a recovery
 never stores an episode twice.
 
+An episode that is committed in parts has a file for each part, and frame 0 names the chain.
+
 Invariants: the first truncated or damaged frame ends the episode; steps fit the schema
 before they are written.
 Not here: how a commit works (store.py), how the file is read back (stream_file.py).
@@ -14,18 +16,20 @@ Not here: how a commit works (store.py), how the file is read back (stream_file.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from ringmap.errors import CorruptError, InputError, ReplacedError, RoleError
+from ringmap.errors import CorruptError, InputError, ReplacedError, RingmapError, RoleError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
@@ -33,8 +37,10 @@ from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
-from ringmap.storage.records.stream_file import FRAME, read_stream
-from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED
+from ringmap.storage.records.stream_file import FRAME, Stream, read_stream
+from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED, PartOf
+from ringmap.storage.ring.chains import NONE
+from ringmap.storage.ring.integers import Ordinal
 
 __all__ = ["OpenEpisode", "finish_open"]
 
@@ -51,6 +57,7 @@ class OpenEpisode:
         casting: how values may be converted, as for the buffer.
         key_filter: the buffer's, applied to each step.
         small: provides the buffer's small state for the commit that ends the episode.
+        commit_every: commit this many steps at a time, as parts of one episode; None: the episode is committed when it ends.
 
     Processes and threads: several may be open; each is used by one thread at a time.
 
@@ -71,8 +78,14 @@ class OpenEpisode:
         casting: str,
         key_filter: Callable[[dict[str, Any]], dict[str, Any]] | None,
         small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
+        commit_every: int | None = None,
     ) -> None:
         self._small = small
+        self._every = commit_every
+        self._part = PartOf()
+        """The part that is being recorded, for an episode of parts."""
+        self._begins = NONE
+        """The position at which a commit was begun: of the chain's first step, if that commit was of the first part."""
         self.id = uuid.uuid4().hex
         self._store = store
         self._casting = casting
@@ -87,23 +100,30 @@ class OpenEpisode:
     @property
     def num_steps(self) -> int:
         """Number of appended steps."""
+        return self._part.step + self._pending
+
+    @property
+    def _pending(self) -> int:
+        """Number of steps that are not committed."""
         return max(0, self._end[1] - 1)
 
     def append(self, step: Mapping[str, Any]) -> None:
         """Add one step: column -> its value at this step (no time axis).
 
         Raises:
-            InputError: the step does not fit the schema, or the episode would exceed max_steps.
+            InputError: the step does not fit the schema, or the episode would exceed max_steps. With `commit_every` an episode may be
+                longer than the buffer, which keeps its newest parts.
             EnvironmentFault: the disk is full or fails; the steps before this one stay.
 
-        Cost: one write; at durability="power" one sync.
+        Cost: one write; at durability="power" one sync. Each `commit_every`-th call commits.
         """
         where = "OpenEpisode.append"
         self._check_open(where)
-        self._store.exclusively(where, lambda _: self._append(step, where))
+        self._store.exclusively(where, lambda files: self._append(files, step, where))
 
-    def _append(self, step: Mapping[str, Any], where: str) -> None:
+    def _append(self, files: CommitFiles, step: Mapping[str, Any], where: str) -> None:
         self._check_open(where)  # once more: a handler may have come first
+        self._go_on()
         columns = {name: _one_step(name, value, where) for name, value in step.items()}
         if self._filter is not None:
             columns = self._filter(columns)
@@ -112,16 +132,44 @@ class OpenEpisode:
             raise InputError(f"{where}: the step has no columns")
         schema = self._schema or self._store.schema or Schema.of(arrays)
         fitted = schema.fit(arrays, self._casting, where)
-        if self.num_steps >= self._store.ring.max_steps:
+        if self._every is None and self.num_steps >= self._store.ring.max_steps:
             raise InputError(
                 f"{where}: the episode exceeds max_steps={self._store.ring.max_steps}; raise max_steps, or "
                 "finish it and begin another"
             )
         if self._file is None:
-            self._begin(schema)
+            self._begin(files, schema)
         assert self._file is not None
         payload = b"".join(a.tobytes() for a in fitted.values())
-        self._end = self._write(self._file, payload, self._end)
+        before = self._end
+        self._end = self._write(self._file, payload, before)
+        if self._every is not None and self._pending >= self._every:
+            try:
+                self._commit(files, self._part, 0, b"", where)
+            except (OSError, RingmapError):
+                self._end = before  # nothing was stored by this call
+                raise
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next part, if this one is committed: also by a call that was interrupted since."""
+        if self._every is None or self.id not in self._store.carried.get("finished", []):
+            return
+        part, file, folder = self._part, self._file, self._folder
+        chain = self._begins if part.chain == NONE else part.chain
+        following = replace(part,
+            chain=chain, step=part.step + self._pending, number=part.number + 1
+        )  # fmt: skip
+        fresh = uuid.uuid4().hex
+        path = os.path.join(self._store.paths.open, fresh)
+        self._part = following  # no call from here on, so no interrupt comes in between
+        self.id = fresh
+        self._folder = path
+        self._file = None
+        self._end = (0, 0)
+        if file is not None:
+            file.close()
+            _remove(self._store.disk, folder)
 
     def finish(
         self,
@@ -129,7 +177,7 @@ class OpenEpisode:
         truncated: bool = False,
         episode_data: Mapping[str, Any] | None = None,
     ) -> None:
-        """End the episode and commit it whole. With no steps, nothing is stored.
+        """End the episode and commit it whole, or what is left of it. With no steps, nothing is stored.
 
         Raises:
             InputError: the schema was fixed to another one meanwhile.
@@ -148,33 +196,61 @@ class OpenEpisode:
         where: str,
     ) -> None:  # fmt: skip
         self._check_open(where)  # once more: a handler may have come first
-        store = self._store
+        self._go_on()
+        data = encode_data(dict(episode_data or {}), where) if self.num_steps else b""
+        flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
+        last = None if self._every is None else replace(self._part, is_last=True)
         # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
-        if self.num_steps and self.id not in store.carried.get("finished", []):
-            data = encode_data(dict(episode_data or {}), where)
-            steps = _read_steps(store.disk, self._folder, store.ring.max_steps)
-            if steps is None or len(steps[1][0]) < self.num_steps:
-                raise CorruptError(
-                    f"{where}: {self._folder} holds {len(steps[1][0]) if steps else 0} whole steps, but "
-                    f"{self.num_steps} were appended: the file was damaged meanwhile; abandon the episode"
-                )
-            schema = steps[0]
-            arrays = [
-                a[: self.num_steps] for a in steps[1]
-            ]  # an interrupted append may have left one more step
-            flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
-            schema, arrays = _as_stored(store, schema, arrays, self._casting, where)
-            with self._small() as small:
-                store.commit_within(files, schema, arrays, data, flags, where, self.id, small)
+        if self._pending and self.id not in self._store.carried.get("finished", []):
+            self._commit(files, last, flags, data, where)
+        elif last is not None and not self._pending:
+            self._end_chain(files, flags, data)
         self._remove()
 
+    def _commit(
+        self, files: CommitFiles, part: PartOf | None, flags: int, data: bytes, where: str
+    ) -> None:
+        """Commit the steps in the file."""
+        store, count = self._store, self._pending
+        stream = _read_steps(store.disk, self._folder, store.ring.max_steps)
+        if stream is None or len(stream.steps) < count:
+            raise CorruptError(
+                f"{where}: {self._folder} holds {len(stream.steps) if stream else 0} whole steps, but "
+                f"{count} were appended: the file was damaged meanwhile; abandon the episode"
+            )
+        assert stream.schema is not None
+        # An interrupted append may have left one more step.
+        arrays = [a[:count] for a in stream.arrays()]
+        schema, arrays = _as_stored(store, stream.schema, arrays, self._casting, where)
+        self._begins = store.head
+        with self._small() as small:
+            store.commit_within(
+                files, schema, arrays, data, flags, where, self.id, small, part=part
+            )  # fmt: skip
+
+    def _end_chain(self, files: CommitFiles, flags: int, data: bytes = b"") -> None:
+        """End the episode where its newest part ends, unless it has ended or has no part."""
+        store, part = self._store, self._part
+        chains = store.live.chains
+        if part.number and (chains is None or part.chain not in chains.ended):
+            with self._small() as small:
+                store.end_chain(files, part, flags, data, small)
+
     def abandon(self) -> None:
-        """End the episode without storing it."""
+        """End the episode without storing it. Parts that are committed stay: the episode ends with them, as interrupted."""
         where = "OpenEpisode.abandon"
         if not self._ended:
             self._check_open(where)
+            if (
+                self._every is not None and not self._store.is_poisoned
+            ):  # else the next opening does it
+                self._store.exclusively(where, self._end_at_part)
             # A power cut must not bring it back: interrupted="keep" would store it.
             self._store.alone(where, lambda: self._remove(durably=self._store.power))
+
+    def _end_at_part(self, files: CommitFiles) -> None:
+        self._go_on()
+        self._end_chain(files, INTERRUPTED)
 
     def __enter__(self) -> OpenEpisode:
         return self
@@ -196,12 +272,20 @@ class OpenEpisode:
         if not self._store.writable_here:
             self._store.exclusively(where, lambda _: None)  # raises with the reason
 
-    def _begin(self, schema: Schema) -> None:
+    def _begin(self, files: CommitFiles, schema: Schema) -> None:
         disk = self._store.disk
+        if self._every is not None:
+            self._store.use_within(files, ["chains"])
         disk.remove_folder(self._folder)  # of an append that a full disk refused
         disk.make_folder(self._folder)
         file = disk.create(os.path.join(self._folder, STREAM))
-        described = [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
+        described: Any = [[s.name, list(s.shape), s.dtype.str] for s in schema.columns]
+        part = self._part
+        if self._every is not None:
+            described = {
+                "columns": described,
+                "part": [part.chain, part.step, part.number, part.lane],
+            }
         try:
             end = self._write(file, json.dumps(described).encode(), (0, 0))
             if self._store.power:
@@ -232,7 +316,7 @@ class OpenEpisode:
 def finish_open(store: Store, keep: bool) -> None:
     """Process episodes that a killed process left open: drop them, or keep the steps seen.
 
-    A kept episode is flagged as interrupted, neither terminated nor truncated.
+    A kept episode is flagged as interrupted, neither terminated nor truncated; so are episodes whose parts are committed.
     """
     disk = store.disk
     with clear_reads("ReplayBuffer", store.folder):
@@ -241,18 +325,55 @@ def finish_open(store: Store, keep: bool) -> None:
             if keep and name not in store.carried.get("finished", []):
                 steps = _read_steps(disk, folder, store.ring.max_steps)
                 if steps is not None:
+                    assert steps.schema is not None
                     try:
-                        schema, arrays = _as_stored(store, *steps, "safe", folder)
+                        schema, arrays = _as_stored(
+                            store, steps.schema, steps.arrays(), "safe", folder
+                        )
                     except InputError as error:
                         log.warning("%s: interrupted episode dropped: %s", folder, error)
                     else:
-                        store.commit(schema, arrays, b"", INTERRUPTED, where=folder, finished=name)
+                        part = steps.part and _last_part(store, steps.part)
+                        store.commit(
+                            schema, arrays, b"", INTERRUPTED, where=folder, finished=name, part=part
+                        )  # fmt: skip
                         log.info(
                             "%s: kept %d steps of an interrupted episode",
                             store.folder,
                             len(arrays[0]),
                         )
             _remove(disk, folder)
+        _end_chains(store)
+
+
+def _last_part(store: Store, part: PartOf) -> PartOf:
+    """Return the part as the last one of its chain; as the only one, if the part before it was lost."""
+    whole = store.live.whole
+    number = int(whole.find(np.array([part.chain]))[0])
+    if number != NONE and whole.first_steps[number] + whole.lengths[number] == part.step:
+        return replace(part, is_last=True)
+    return PartOf(lane=part.lane, is_last=True)
+
+
+def _end_chains(store: Store) -> None:
+    """End the chains that a killed process left open, as interrupted."""
+    live = store.live
+    if live.chains is None:
+        return
+    newest = {}
+    for number in np.flatnonzero(live.whole.is_open).tolist():
+        ordinal = Ordinal(live.first + int(live.whole.parts_of(number)[-1]))
+        record = store.live_record(ordinal)
+        if record is not None:
+            newest[record.chain] = (
+                record  # a part that was dropped leaves two episodes of one chain
+            )
+    for record in newest.values():
+        part = PartOf.of(record)
+        assert part is not None
+        following = replace(part, step=part.step + record.length, number=part.number + 1)
+        end = functools.partial(store.end_chain, part=following, flags=INTERRUPTED)
+        store.exclusively(store.folder, end)
 
 
 def _remove(disk: Disk, folder: str, durably: bool = False) -> None:
@@ -276,15 +397,15 @@ def _as_stored(
     )
 
 
-def _read_steps(disk: Disk, folder: str, max_steps: int) -> tuple[Schema, list[Array]] | None:
-    """Return the schema and the whole steps of an open episode, or None without any."""
+def _read_steps(disk: Disk, folder: str, max_steps: int) -> Stream | None:
+    """Return the whole steps of an open episode, or None without any."""
     path = os.path.join(folder, STREAM)
     if not disk.is_folder(folder) or not disk.is_file(path):  # links lead elsewhere
         return None
     stream = read_stream(disk, path, max_steps)
     if stream.fault:
         log.warning("%s: %s; the %d steps before it count", path, stream.fault, len(stream.steps))
-    return (stream.schema, stream.arrays()) if stream.schema and stream.steps else None
+    return stream if stream.schema and stream.steps else None
 
 
 def _one_step(name: Any, value: Any, where: str) -> Array:

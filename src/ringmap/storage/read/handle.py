@@ -30,7 +30,14 @@ from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
 from ringmap.storage.records.manifest import Manifest
-from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
+from ringmap.storage.records.table import (
+    DROPPED,
+    EPISODE,
+    EpisodeTable,
+    Record,
+    ends_of,
+    parts_of,
+)
 from ringmap.storage.ring.integers import ORIGIN, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
@@ -126,7 +133,10 @@ class Handle:
         if len(bad):
             live = live[~np.isin(live["seq"], list(bad))]
         self.seq, self.first, self.tail, self.head = found.seq, found.first, found.tail, found.head
-        self.live.reset(live["start"], live["length"])
+        self.live.reset(live["start"], live["length"], parts_of(live))
+        for chain, seq in ends_of(found.records):
+            if seq not in bad:
+                self.live.end(chain, seq)
 
     def _open_values(self) -> None:
         """Open the newer values of mutable columns, where there are such columns, so that reads find them."""
@@ -143,12 +153,15 @@ class Handle:
     def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""
         with self.memory:
-            count = len(self.live)
-            if not -count <= index < count:
-                raise ClipIndexError(
-                    f"{where}: episode {index} is out of range for {count} episodes"
-                )
-            return Ordinal(self.live.first + index % count)
+            number = self.number(index, where)
+            return Ordinal(self.live.first + number)
+
+    def number(self, index: int, where: str) -> int:
+        """Return the number of episode `index` (negative: from the end), parts joined. Holds `memory`."""
+        count = self.live.num_episodes
+        if not -count <= index < count:
+            raise ClipIndexError(f"{where}: episode {index} is out of range for {count} episodes")
+        return index % count
 
     def record_of(self, ordinal: Ordinal) -> Record | None:
         """Return the record of a live episode, or None when it was evicted meanwhile. O(log episodes)."""
@@ -221,6 +234,11 @@ class Handle:
                 f"{self.folder}: {fault}; run ringmap.check and ringmap.repair on the buffer"
             )
         return steps, self._data_in(blob, record), record
+
+    def data_of(self, record: Record) -> dict[str, Any]:
+        """Return the data in the blob of a record; {} if it was deleted."""
+        blob = self.blob_of(record)
+        return {} if blob is None else self._data_in(blob, record)
 
     def read_data(self, ordinal: Ordinal) -> dict[str, Any] | None:
         """Return an episode's data, or None when it was evicted meanwhile."""

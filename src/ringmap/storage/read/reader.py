@@ -33,7 +33,7 @@ from ringmap.storage.read.recovery import (
     refuse_impossible,
 )
 from ringmap.storage.records.state import State, StateFile
-from ringmap.storage.records.table import EpisodeTable, are_live
+from ringmap.storage.records.table import EpisodeTable, are_live, ends_of, parts_of
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["Reader"]
@@ -261,16 +261,19 @@ class Reader(Handle):
         refuse_impossible(records, state, self.manifest, self.table.slots, self.paths.table)
         kept = are_live(records, shown.tail)
         starts, lengths = records["start"][kept], records["length"][kept]
+        parts, ends = parts_of(records[kept]), ends_of(records)
 
         def take() -> None:
             if anew:
                 if self.rows is not None:
                     self.rows.forget()
-                self.live.reset(starts, lengths)
+                self.live.reset(starts, lengths, parts)
                 self._newest = (0,)
             else:
                 self.live.evict_before(shown.tail)
-                self.live.extend(starts, lengths)
+                self.live.extend(starts, lengths, parts)
+            for chain, seq in ends:
+                self.live.end(chain, seq)
             self.seq, self.first, self.tail, self.head = (
                 shown.seq,
                 shown.first,

@@ -36,8 +36,10 @@ from ringmap.storage.records.state import NO_BOOT, State
 from ringmap.storage.records.table import (
     CLEAR,
     DROPPED,
+    END,
     EPISODE,
     MOST,
+    PART,
     RECORD,
     RETIRE,
     EpisodeTable,
@@ -252,11 +254,44 @@ def broken_order(records: Array) -> list[str]:
         ("has no steps", (records["length"] == 0) & (records["kind"] == EPISODE) & (dropped == 0)),
         ("has steps, but no episode", (records["length"] != 0) & (records["kind"] != EPISODE)),
         ("has a damaged flag", (dropped != 0) & (dropped != DROPPED)),
+        *_broken_parts(records),
     ):
         if bad.any():
             at = int(np.argmax(bad)) + (len(records) - len(bad))
             faults.append(f"record {int(records['seq'][at])} {what}")
     return faults
+
+
+def _broken_parts(records: Array) -> list[tuple[str, Array]]:
+    """Return what is wrong with the parts of chains among the records, and with which of them."""
+    part = records["part"]
+    is_part = part != 0
+    if not is_part.any():
+        return []
+    chain, step, start = records["chain"], records["step"], records["start"]
+    overlaps = np.zeros(len(records), np.bool_)
+    order = np.flatnonzero(is_part)
+    order = order[np.argsort(chain[order], kind="stable")]
+    one, other = order[:-1], order[1:]
+    before = step[one] + records["length"][one]
+    overlaps[other] = (chain[one] == chain[other]) & (step[other] < before)
+    is_first = (chain == start) & (records["kind"] == EPISODE)
+    return [
+        (
+            "is part of a chain in an unknown way",
+            (part & ~np.uint8(PART | END) != 0) | (part == END),
+        ),
+        ("is part of a chain that begins after it", is_part & ((chain < 0) | (chain > start))),
+        (
+            "has an impossible place in its chain",
+            is_part & ((step < 0) | (step > start - chain) | (is_first != (step == 0))),
+        ),
+        ("has steps of its chain that are stored before it", overlaps),
+        (
+            "has no steps and ends no chain",
+            is_part & (records["kind"] != EPISODE) & (part & END == 0),
+        ),
+    ]
 
 
 def refuse_impossible(

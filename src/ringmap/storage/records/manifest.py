@@ -41,9 +41,9 @@ __all__ = [
 
 FORMAT, VERSION = "ringmap", 2
 
-FEATURES = frozenset({"groups", "mutable"})
+FEATURES = frozenset({"groups", "mutable", "chains"})
 """What a directory of version 2 may use, as far as this release knows: "groups", rows in an open group; "mutable", columns whose
-values may change."""
+values may change; "chains", episodes in parts."""
 _LIMIT = 1 << 24
 _MOST = 1 << 56
 _CHUNK_MOST = 1 << 30

@@ -1,6 +1,7 @@
 """Reads back the file of an episode, or of a group of rows, that is not committed yet.
 
     open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
+    of a part             [frame 0: columns, the part of which chain][frame 1: its step 0] ...
     of a group            [frame 0: columns, the record that it follows][frame 1: rows of call 0] ... zeros
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
@@ -25,6 +26,8 @@ import xxhash
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import decode_data
+from ringmap.storage.records.table import MOST, PartOf
+from ringmap.storage.ring.chains import NONE
 
 __all__ = ["EARLIER_LIMIT", "FRAME", "Apart", "Stream", "read_stream", "seed_of"]
 
@@ -55,7 +58,7 @@ class Stream:
 
     `after`: the record that a group follows, as `group.follows` names it; None for an episode. `apart`: the columns after the
     ring's own; `earlier`: their values of rows before the group. `nbytes`: bytes of the whole frames; `fault`: the fault in the bytes after them, in words. A
-    truncated frame is not a fault: a kill causes it.
+    truncated frame is not a fault: a kill causes it. `part`: the part of a chain that it is; None for an episode or a group.
     """
 
     schema: Schema | None
@@ -65,6 +68,7 @@ class Stream:
     after: list[int] | None = None
     apart: Apart | None = None
     earlier: dict[str, Any] = field(default_factory=dict)
+    part: PartOf | None = None
 
     def arrays(self) -> list[Array]:
         """Return the steps as one array per column, those of `apart` last."""
@@ -83,7 +87,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The content of frame 0. Of a group: the bytes of frame 1 if it has values of `earlier` rows, its seed, the most rows."""
+    """The content of frame 0. `part`: of a chain. Of a group: the bytes of `earlier` rows in frame 1, its seed, the most rows."""
 
     schema: Schema
     apart: Apart | None = None
@@ -91,6 +95,7 @@ class _Begun:
     earlier: int = 0
     seed: int = 0
     rows: int = 0
+    part: PartOf | None = None
 
     @property
     def specs(self) -> tuple[ColumnSpec, ...]:
@@ -151,7 +156,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
             break
         steps.append(payload)
         where += FRAME.size + row
-    return Stream(begun.schema, steps, at + where, fault)
+    return Stream(begun.schema, steps, at + where, fault, part=begun.part)
 
 
 def _group_in(
@@ -248,6 +253,13 @@ def _contents_of(described: bytes) -> _Begun:
     found = json.loads(described)
     if isinstance(found, list):
         return _Begun(_schema_of(found))
+    if "part" in found:
+        chain, step, number, lane = found["part"]
+        limits = ((chain, MOST), (step, MOST), (number, 1 << 32), (lane, 1 << 32))
+        if not all(type(n) is int and NONE <= n < most for n, most in limits):
+            raise ValueError(f"is part {found['part']!r}")
+        part = PartOf(chain, max(0, step), max(0, number), max(0, lane))
+        return _Begun(_schema_of(found["columns"]), part=part)
     after, earlier, rows = found["after"], found.get("earlier", 0), found["rows"]
     counts = all(_is_count(n) for n in (*after, earlier, rows))
     if len(after) != 4 or not counts or earlier > EARLIER_LIMIT:

@@ -27,22 +27,29 @@ from ringmap.errors import CorruptError
 from ringmap.storage.disk.files import Disk, File, closed
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
 from ringmap.storage.disk.xxh3 import BLOCK, ROW_NBYTES, xxh3_64_of_rows
+from ringmap.storage.ring.chains import NONE, Parts
 from ringmap.storage.ring.integers import Position
 
 __all__ = [
     "CLEAR",
     "DROPPED",
+    "END",
     "EPISODE",
     "INTERRUPTED",
     "MOST",
+    "PART",
     "RECORD",
     "RETIRE",
     "SPARE_SLOTS",
     "TERMINATED",
     "TRUNCATED",
+    "WHOLE",
     "EpisodeTable",
+    "PartOf",
     "Record",
     "are_live",
+    "ends_of",
+    "parts_of",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -65,15 +72,23 @@ RECORD = np.dtype(
     [
         ("seq", "<u8"), ("start", "<i8"), ("length", "<i8"), ("tail", "<i8"), ("first", "<u8"),
         ("rows_sum", "<u8"), ("blob_segment", "<u8"), ("blob_offset", "<u8"), ("blob_size", "<u8"),
-        ("blob_sum", "<u8"), ("kind", "u1"), ("flags", "u1"), ("reserved", "V38"), ("check", "<u8"),
+        ("blob_sum", "<u8"), ("kind", "u1"), ("flags", "u1"), ("part", "u1"), ("reserved", "V5"),
+        ("chain", "<i8"), ("step", "<i8"), ("number", "<u4"), ("lane", "<u4"), ("reserved_too", "V8"), ("check", "<u8"),
     ]
 )  # fmt: skip
 """128 bytes; a record never crosses a page, so a write of one is never torn by a kill."""
 
+_DESCR = [*RECORD.descr[:12], ("reserved", "|V38"), ("check", "<u8")]
+"""The record in the header of the file. Parts came later, in reserved bytes, and the header of a file never changes."""
+
+PART, END = 1, 2
+"""In the byte `part`: the record is of a part of a chain, and `chain`, `step`, `number` and `lane` count; its chain has ended. A
+record without rows that has both ends a chain whose last part is stored already."""
+
 SPARE_SLOTS = 64
 """Slots of the table beyond one per row, for retire and clear records."""
 
-_PACK = struct.Struct("<QqqqQQQQQQBB38xQ")
+_PACK = struct.Struct("<QqqqQQQQQQBBB5xqqII8xQ")
 _CHECKED = ROW_NBYTES
 _FLAGS_BYTE = 81
 _FLAGS_WORD = _FLAGS_BYTE // 8
@@ -98,6 +113,11 @@ class Record:
     blob_sum: int = 0
     kind: int = EPISODE
     flags: int = 0
+    part: int = 0
+    chain: int = 0
+    step: int = 0
+    number: int = 0
+    lane: int = 0
 
     @property
     def head(self) -> Position:
@@ -116,11 +136,58 @@ class Record:
         return cls(*fields)
 
 
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """Which part of a chain a commit stores: see `Record`.
+
+    `chain`: the position of the chain's first step, NONE for its first part; `step`: its steps that are stored already; `number`: its
+    parts that are; `lane`: free for the caller; `is_last`: whether the chain ends with it.
+    """
+
+    chain: int = NONE
+    step: int = 0
+    number: int = 0
+    lane: int = 0
+    is_last: bool = False
+
+    @classmethod
+    def of(cls, record: Record) -> PartOf | None:
+        """Return that of a record; None if it is of an episode that is whole."""
+        if not record.part:
+            return None
+        return cls(
+            record.chain, record.step, record.number, record.lane, bool(record.part & END)
+        )  # fmt: skip
+
+    def fields(self, start: int) -> tuple[int, int, int, int, int]:
+        """Return the fields of a record that begins at position `start`, from `part` on."""
+        chain = start if self.chain == NONE else self.chain
+        return PART | END * self.is_last, chain, self.step, self.number, self.lane
+
+
+WHOLE = (0, 0, 0, 0, 0)
+"""The fields of a record of an episode that is no part, from `part` on."""
+
+
 def are_live(records: Array, tail: int) -> Array:
     """Tell which records are stored episodes from position `tail` on, judged by the records alone."""
     kept = (records["kind"] == EPISODE) & (records["flags"] & DROPPED == 0)
     live: Array = kept & (records["start"] >= tail)
     return live
+
+
+def parts_of(records: Array) -> Parts | None:
+    """Return the chains of the records of episodes; None if none is of a part."""
+    is_part = records["part"] != 0
+    if not is_part.any():
+        return None
+    return Parts(np.where(is_part, records["chain"], NONE), np.where(is_part, records["step"], 0))
+
+
+def ends_of(records: Array) -> list[tuple[int, int]]:
+    """Return the chains that these records end, and the number of the record of each."""
+    found = records[(records["part"] & END != 0) & (records["flags"] & DROPPED == 0)]
+    return list(zip(found["chain"].tolist(), found["seq"].tolist(), strict=True))
 
 
 class EpisodeTable:
@@ -152,7 +219,7 @@ class EpisodeTable:
     def create(cls, disk: Disk, path: str, slots: int) -> None:
         """Make an empty table, at its full (sparse) size, and sync it."""
         with closing(disk.create(path, cls.nbytes(slots))) as file:
-            file.write(npy_header(RECORD.descr, (slots,)), 0)
+            file.write(npy_header(_DESCR, (slots,)), 0)
             file.sync()
 
     @classmethod
@@ -170,7 +237,7 @@ class EpisodeTable:
         if faults := disk.size_faults(path, "episode table", cls.nbytes(slots)):
             return faults
         with closing(disk.open(path)) as file:
-            if file.read(HEADER_NBYTES, 0) != npy_header(RECORD.descr, (slots,)):
+            if file.read(HEADER_NBYTES, 0) != npy_header(_DESCR, (slots,)):
                 return [f"header is not that of {slots} records"]
             return []
 
@@ -181,7 +248,7 @@ class EpisodeTable:
         packed = _PACK.pack(
             record.seq, record.start, record.length, record.tail, record.first, record.rows_sum,
             record.blob_segment, record.blob_offset, record.blob_size, record.blob_sum,
-            record.kind, record.flags, 0,
+            record.kind, record.flags, record.part, record.chain, record.step, record.number, record.lane, 0,
         )  # fmt: skip
         data = packed[:-8] + self._check_of(packed).to_bytes(8, "little")
         self._file.write(data, HEADER_NBYTES + (record.seq % self.slots) * RECORD.itemsize)

@@ -9,82 +9,23 @@ wrap, so that an eviction only moves `first` and nothing is renumbered:
 
 Invariants: first <= last; starts never decrease; lengths are positive; `era`
 changes whenever ordinals are assigned again (a recovery, a reader that starts over), never otherwise.
+A part of a chain has an ordinal as an episode has one; `whole` joins them.
 Not here: clips, files, rows. 12 bytes per episode, plus growth slack.
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
+from ringmap.storage.ring.chains import NONE, Chains, Parts, WholeEpisodes
+from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import Ordinal, Position
 
-__all__ = ["GrowingArray", "LiveEpisodes"]
+__all__ = ["LiveEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-N = TypeVar("N", bound=int)
-
-
-class GrowingArray(Generic[N]):
-    """A NumPy array that grows at one end and drops values at the other.
-
-    Append and drop are O(1) amortised; a slice is a view. A list of Python
-    integers would cost 8 times the memory and could not be searched in bulk.
-    """
-
-    __slots__ = ("_data", "_offset", "_stop")
-
-    def __init__(self, values: Array, first: int = 0) -> None:
-        self._data = values
-        self._offset = first
-        self._stop = first + len(values)
-
-    def append(self, value: int, first: int) -> None:
-        """Add `value` at the end; values before ordinal `first` may be dropped. O(1) amortised."""
-        used = self._stop - self._offset
-        if used == len(self._data):
-            self.reserve(1, first)
-            used = self._stop - self._offset
-        self._data[used] = value
-        self._stop += 1
-
-    def extend(self, values: Array, first: int) -> None:
-        """Add all `values` at the end, as `append` does. O(len(values)) amortised."""
-        count = len(values)
-        self.reserve(count, first)
-        used = self._stop - self._offset
-        self._data[used : used + count] = values
-        self._stop += count
-
-    def reserve(self, count: int, first: int) -> None:
-        """Reserve memory for `count` values, so that they can be added in parts without a copy. O(1) amortised."""
-        used = self._stop - self._offset
-        if used + count > len(self._data):
-            kept = self._data[first - self._offset : used]
-            size = len(kept) + count
-            fresh = np.empty(size + max(size // 8, 64), self._data.dtype)
-            fresh[: len(kept)] = kept
-            self._data, self._offset = fresh, first
-
-    def put(self, ordinal: int, value: int) -> None:
-        """Replace one value. O(1)."""
-        self._data[ordinal - self._offset] = value
-
-    def change(self, ordinal: int, value: int) -> int:
-        """Replace one value; return by how much it is greater. O(1)."""
-        at = ordinal - self._offset
-        before: int = self._data.item(at)
-        self._data[at] = value
-        return value - before
-
-    def span(self, first: int, last: int) -> Array:
-        """Return the values of ordinals `[first, last)`: a view, valid until the next append."""
-        return self._data[first - self._offset : last - self._offset]
-
-    def at(self, ordinal: int) -> N:
-        """Return one value. O(1)."""
-        return self._data.item(ordinal - self._offset)  # type: ignore[no-any-return]
 
 
 class LiveEpisodes:
@@ -94,25 +35,39 @@ class LiveEpisodes:
         starts: absolute position of the first step of each episode, int64.
         lengths: steps of each episode.
         era: how often this process had assigned ordinals again; a follower that sees it change starts over.
+        parts: the chains of the episodes; None if none of them is a part.
     """
 
-    __slots__ = ("_lengths", "_starts", "era", "first", "last", "num_steps")
+    __slots__ = ("_lengths", "_starts", "_whole", "chains", "era", "first", "last", "num_steps")
 
-    def __init__(self, starts: Array, lengths: Array, era: int = 0) -> None:
+    def __init__(
+        self, starts: Array, lengths: Array, era: int = 0, parts: Parts | None = None
+    ) -> None:
         self.era = era
-        self._set(starts, lengths)
+        self._set(starts, lengths, parts)
 
-    def _set(self, starts: Array, lengths: Array) -> None:
+    def _set(self, starts: Array, lengths: Array, parts: Parts | None) -> None:
         self._starts: GrowingArray[Position] = GrowingArray(np.array(starts, np.int64))
         self._lengths: GrowingArray[int] = GrowingArray(np.array(lengths, np.int32))
         self.first = Ordinal(0)
         self.last = Ordinal(len(starts))
         self.num_steps = int(np.sum(lengths, dtype=np.int64))
+        self.chains: Chains | None = None
+        """What is known of parts; None while there is none."""
+        self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
+        if parts is not None:
+            self._chain(len(starts)).extend(parts, len(starts), 0)
 
-    def reset(self, starts: Array, lengths: Array) -> None:
+    def reset(self, starts: Array, lengths: Array, parts: Parts | None = None) -> None:
         """Start over with these episodes: ordinals are assigned again."""
         self.era += 1
-        self._set(starts, lengths)
+        self._set(starts, lengths, parts)
+
+    def _chain(self, count: int) -> Chains:
+        """Return the chains, with which the last `count` live episodes, and none before, were added."""
+        if self.chains is None:
+            self.chains = Chains(self.first, self.last - count)
+        return self.chains
 
     @classmethod
     def from_lengths(cls, lengths: Array) -> LiveEpisodes:
@@ -123,8 +78,10 @@ class LiveEpisodes:
     def __len__(self) -> int:
         return self.last - self.first
 
-    def append(self, start: Position, length: int) -> None:
-        """Add the newest episode. O(1) amortised."""
+    def append(self, start: Position, length: int, chain: int = NONE, step: int = 0) -> None:
+        """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
+        if chain != NONE or self.chains is not None:
+            self._chain(0).append(chain, step, self.first)
         self._starts.append(start, self.first)
         self._lengths.append(length, self.first)
         self.last = Ordinal(self.last + 1)
@@ -134,8 +91,10 @@ class LiveEpisodes:
         """Let the newest episode have this many steps, at least as many as before. O(1)."""
         self.num_steps += self._lengths.change(self.last - 1, length)
 
-    def extend(self, starts: Array, lengths: Array) -> None:
-        """Add several newest episodes at once."""
+    def extend(self, starts: Array, lengths: Array, parts: Parts | None = None) -> None:
+        """Add several newest episodes at once; `parts` is None if none of them is a part."""
+        if parts is not None or self.chains is not None:
+            self._chain(0).extend(parts, len(starts), self.first)
         self._starts.extend(starts, self.first)
         self._lengths.extend(lengths, self.first)
         self.last = Ordinal(self.last + len(starts))
@@ -145,7 +104,43 @@ class LiveEpisodes:
         """Drop every episode that starts before position `tail`. O(evicted)."""
         while self.first < self.last and self._starts.at(self.first) < tail:
             self.num_steps -= self._lengths.at(self.first)
+            if self.chains is not None:
+                self.chains.evict(self.first)
+                if not self.chains.num_parts:
+                    self.chains = None
             self.first = Ordinal(self.first + 1)
+
+    def end(self, chain: int, seq: int) -> None:
+        """Note that a chain has ended, with record `seq`."""
+        if self.chains is not None:
+            self.chains.end(chain, seq, self.first, self.last)
+            self._whole = None
+
+    @property
+    def whole(self) -> WholeEpisodes:
+        """The live episodes with their parts joined. O(episodes log episodes) after a change, else O(1)."""
+        key = self.era, self.first, self.last, self.num_steps
+        if self._whole is None or self._whole[0] != key:
+            first, last, chains = self.first, self.last, self.chains
+            parts, ended = None, dict[int, int]()
+            if chains is not None:
+                parts = Parts(chains.names.span(first, last), chains.steps.span(first, last))
+                ended = dict(chains.ended)
+            self._whole = key, WholeEpisodes(self.starts, self.lengths, parts, ended)
+        return self._whole[1]
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes, parts joined."""
+        return len(self) if self.chains is None else len(self.whole)
+
+    @property
+    def whole_lengths(self) -> Array:
+        """Lengths of the episodes in steps, int32, parts joined; without parts a view, valid until the next append."""
+        if self.chains is None:
+            return self.lengths
+        found: Array = self.whole.lengths.astype(np.int32)
+        return found
 
     def tail_for(self, head: int, limit: int) -> Position:
         """Return the smallest episode boundary so that at most `limit` steps lie in `[tail, head)`.

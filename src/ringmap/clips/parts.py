@@ -1,0 +1,268 @@
+"""Reads items of episodes that are stored in parts: a step is found by its place among the joined episodes.
+
+    anchors (B,) -> parts -> places -> clamped to the episode -> positions -> slots
+                                                                    |
+                      an item whose steps lie in one part needs no search for them, and no place if nothing is clamped
+
+Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that was read
+for it is still live after the copy.
+Not here: which parts make an episode (storage/ring/chains.py); rings without parts, which pay nothing (gather.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from ringmap.clips.cut import Cut, Steps, clamp
+from ringmap.clips.items import Items
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.records.table import MOST
+from ringmap.storage.ring.chains import WholeEpisodes
+
+__all__ = ["Crossing", "Joined", "JoinedRows"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Crossing:
+    """The items of a batch whose steps, none of which is clamped, don't lie in one part.
+
+    Args:
+        source: the ring.
+        which: the items.
+        whole: the episodes.
+        places: of the anchors.
+        good: whether the steps of each lie in its episode.
+    """
+
+    def __init__(
+        self, source: Handle, which: Array, whole: WholeEpisodes, places: Array, good: Array
+    ) -> None:  # fmt: skip
+        self._source, self._which, self._whole = source, which, whole
+        self._places, self._good = places, good
+        self._lowest: Array | None = None
+
+    @classmethod
+    def of(cls, source: Handle, anchors: Array, low: int, high: int) -> Crossing | None:
+        """Return the items that cross parts, None if none does.
+
+        Args:
+            source: the ring.
+            anchors: positions `(B,)`.
+            low: the smallest offset of their steps, at most 0.
+            high: the greatest one, at least 0.
+        """
+        with source.memory:
+            live = source.live
+            if not len(live):
+                return None
+            index = live.starts.searchsorted(anchors, side="right") - 1
+            left = anchors - live.starts.take(index)
+            far = left + high >= live.lengths.take(index)
+            if low:
+                far |= left + low < 0
+            which = far.nonzero()[0]
+            if not len(which):
+                return None
+            whole = live.whole
+        index = index.take(which)
+        places, episodes = whole.place_of(index) + left.take(which), whole.episode_of(index)
+        begin = whole.places.take(episodes)
+        good = (places + low >= begin) & (places + high < begin + whole.lengths.take(episodes))
+        return cls(source, which, whole, places, good)
+
+    def put(
+        self, slots: list[tuple[Array, Array | None]], kinds: list[tuple[Steps, bool]], rows: int
+    ) -> None:
+        """Replace the slots of these items, which were found as if each lay in one part.
+
+        Args:
+            slots: of the whole batch, `(B, n)` for each of `kinds`.
+            kinds: steps, and whether they come without an axis of their own.
+            rows: of the ring.
+        """
+        for (steps, is_alone), (every, _) in zip(kinds, slots, strict=True):
+            positions = self._whole.positions(self._places[:, None] + steps.array)
+            lowest = np.minimum.reduce(positions, 1)
+            self._lowest = lowest if self._lowest is None else np.minimum(self._lowest, lowest)
+            positions %= rows
+            every[self._which] = positions[:, 0] if is_alone else positions
+
+    def still_whole(self, count: int) -> Array | None:
+        """Look again: return which items of the batch of `count` are good, None for all."""
+        assert self._lowest is not None
+        good = self._good & (self._lowest >= self._source.newest_tail())
+        if good.all():
+            return None
+        found = np.ones(count, np.bool_)
+        found[self._which] = good
+        return found
+
+
+class Joined:
+    """The anchors of a batch among the joined episodes of one moment.
+
+    Args:
+        source: the ring.
+        whole: its episodes.
+        anchors: positions `(B,)`.
+        index: of the part of each.
+        starts: position of the first step of that part.
+        lengths: steps of that part.
+    """
+
+    def __init__(
+        self, source: Handle, whole: WholeEpisodes, anchors: Array, index: Array, starts: Array, lengths: Array,
+    ) -> None:  # fmt: skip
+        self._source, self.whole, self.anchors = source, whole, anchors
+        offsets = anchors - starts
+        good = (offsets >= 0) & (offsets < lengths)
+        self._outside: Array | None = None if good.all() else ~good
+        self._begin = whole.place_of(index)
+        self._end = self._begin + lengths
+        self._places = self._begin + np.where(good, offsets, 0)
+        episodes = whole.episode_of(index)
+        self._names = whole.names.take(episodes)
+        self._first = whole.places.take(episodes)
+        self._lengths = whole.lengths.take(episodes)
+        self._shift = anchors - self._places
+        self._lowest = anchors
+        self._reached = MOST
+
+    @classmethod
+    def of(cls, source: Handle, anchors: Array) -> Joined:
+        """Return the anchors among the live episodes as they are now."""
+        with source.memory:
+            live = source.live
+            whole = live.whole
+            if not len(live):
+                one = np.zeros(1, np.int64)
+                whole = WholeEpisodes(one, one + 1, None, {})
+                index, starts = np.zeros(len(anchors), np.int64), np.full(len(anchors), MOST)
+                return cls(source, whole, anchors, index, starts, np.ones(len(anchors), np.int64))
+            index = np.maximum(live.starts.searchsorted(anchors, side="right") - 1, 0)
+            starts, lengths = live.starts.take(index), live.lengths.take(index)
+        return cls(source, whole, anchors, index, starts, lengths.astype(np.int64))
+
+    def slots(
+        self, kinds: list[tuple[Steps, bool]], rows: int
+    ) -> tuple[list[tuple[Array, Array | None]], Array | None]:
+        """Return for each of the steps their slots `(B, n)`, and which of them are padding, None if none can be; and which items lie
+        in their episodes, None if all do.
+
+        Args:
+            kinds: steps, and whether they come without an axis of their own.
+            rows: of the ring.
+        """
+        found: list[tuple[Array, Array | None]] = []
+        stop = self._first + self._lengths
+        for steps, is_alone in kinds:
+            low = self._places + steps.lowest
+            high = self._places + steps.highest
+            is_pad = None
+            if steps.padded:
+                wanted = self._places[:, None] + steps.array
+                wanted, is_pad = clamp(
+                    wanted, self._first, self._lengths, steps.blank_first, steps.blank_last
+                )
+                slots = (wanted + self._shift[:, None]) % rows
+                low, high = wanted.min(1), wanted.max(1)
+            else:
+                self._note((low < self._first) | (high >= stop))
+                slots = steps.slots(self.anchors, rows)
+            crossing = np.flatnonzero((low < self._begin) | (high >= self._end))
+            if len(crossing):
+                if is_pad is None:
+                    wanted = self._places[crossing][:, None] + steps.array
+                    last = (stop[crossing] - 1)[:, None]
+                    wanted = np.clip(wanted, self._first[crossing][:, None], last)
+                else:
+                    wanted = wanted[crossing]
+                positions = self.whole.positions(wanted)
+                slots[crossing] = positions % rows
+                if self._lowest is self.anchors:
+                    self._lowest = self.anchors.copy()
+                lowest = np.minimum(self._lowest[crossing], positions.min(1))
+                self._lowest[crossing] = lowest
+            found.append((slots[:, 0] if is_alone else slots, is_pad))
+        return found, None if self._outside is None else ~self._outside
+
+    def _note(self, outside: Array) -> None:
+        if outside.any():
+            self._outside = outside if self._outside is None else self._outside | outside
+
+    def items(
+        self, rows: JoinedRows, cut: Cut, batch: Mapping[str, Array], rng: np.random.Generator
+    ) -> Items:
+        """Return the items, for computed columns."""
+        return Items(
+            rows, cut, self.anchors, self._names, self._lengths, batch, rng, self._places - self._first, self._first,
+        )  # fmt: skip
+
+    def reach(self, position: int) -> None:
+        """Note that a position was read for some item."""
+        self._reached = min(self._reached, position)
+
+    def still_whole(self, good: Array | None) -> Array | None:
+        """Look again: return which items are good, None for all."""
+        if self._lowest is self.anchors and self._reached == MOST:
+            return good
+        tail = self._source.newest_tail()
+        whole = self._lowest >= tail
+        if self._reached < tail:  # it is not known for which item
+            whole[:] = False
+        if good is not None:
+            whole &= good
+        return None if whole.all() else whole
+
+
+class JoinedRows:
+    """The rows of a ring with parts, as `ItemRows`; the position of a row is its place among the joined episodes."""
+
+    def __init__(self, source: Handle, joined: Joined) -> None:
+        assert source.rows is not None
+        self._source, self._joined, self._rows = source, joined, source.rows
+        self._whole = joined.whole
+        self.names: Collection[str] = source.rows.by_name
+        self.size = max(1, int(self._whole.lengths.sum()))
+        self.key = self._whole
+        self.memory: AbstractContextManager[Any] = nullcontext()
+        self._lowest = MOST
+
+    def take(self, column: str, places: Array, starts: Array) -> Array:
+        """Return copies of rows."""
+        positions = self._whole.positions(places)
+        if positions.size:
+            lowest = int(positions.min())
+            self._lowest = min(self._lowest, lowest)
+            self._joined.reach(lowest)
+        slots = positions % self._rows.ring.rows
+        return self._rows.by_name[column].take(slots, None, self._source.head)
+
+    def read(self, column: str, start: int, length: int) -> Array:
+        """Return a copy of rows of one or more episodes."""
+        places = np.arange(start, start + length)
+        return self.take(column, places, places)
+
+    def episodes(self, starts: Array) -> Array:
+        """Return the numbers of the episodes among those stored now, oldest first."""
+        found: Array = self._whole.places.searchsorted(starts)
+        return found
+
+    def are_open(self, starts: Array) -> Array:
+        """Tell of the episodes that begin at these places which have not ended."""
+        found: Array = self._whole.is_open.take(self.episodes(starts))
+        return found
+
+    def first_steps(self, starts: Array) -> Array:
+        """Return how many steps of the episodes that begin at these places were evicted."""
+        found: Array = self._whole.first_steps.take(self.episodes(starts))
+        return found
+
+    def newest_tail(self) -> int:
+        """Return 0 if all rows that were taken are whole, else a place beyond all of them."""
+        return 0 if self._lowest >= self._source.newest_tail() else MOST

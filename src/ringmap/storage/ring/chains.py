@@ -1,0 +1,227 @@
+"""Chains: episodes that are stored in parts, and the same episodes with their parts joined.
+
+    positions   |a0 a0 a0|b0 b0|a1 a1|whole|b1 b1 b1|a2|      a part is stored like an episode, others may lie between
+    ordinal         0       1     2     3      4     5
+    chain           0       3     0     -      3     0        the position of the chain's first step
+    step            0       0     3     -      2     5        how many steps of the chain were stored before the part
+
+    joined      |a0 a0 a0 a1 a1 a2|b0 b0 b1 b1 b1|whole|      places: a step's number in this order
+
+A part follows the newest live part of its chain if its step is where that one stops. Otherwise a part between them was
+dropped, and it begins an episode of its own. An episode is named by the position of its first step: of a chain, also when that
+was evicted. So episodes keep their names and their order for life; only an episode that begins after a dropped part is named
+by what is left of it.
+
+Invariants: names rise; the parts of an episode meet, and their positions rise.
+Not here: clips (clips/index.py), records (records/table.py).
+Cost: 16 bytes per live episode from the first part on that is stored; nothing before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringmap.storage.ring.growing import GrowingArray
+
+__all__ = ["NONE", "Chains", "Parts", "WholeEpisodes"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NONE = -1
+"""Stands for the chain of an episode that has none, and for a position that is not live."""
+
+
+class Parts(NamedTuple):
+    """The chains of episodes.
+
+    `chains`: int64 `(n,)`, the position of the chain's first step, NONE for an episode without a chain; `steps`: int64 `(n,)`, how
+    many steps of its chain were stored before each part; 0 without a chain.
+    """
+
+    chains: Array
+    steps: Array
+
+
+class Chains:
+    """The chains of the live episodes, by ordinal.
+
+    Args:
+        first: the ordinal of the oldest live episode.
+        last: one past the ordinal of the newest one. None of these is a part.
+    """
+
+    __slots__ = ("_most", "ended", "names", "num_parts", "steps")
+
+    def __init__(self, first: int, last: int) -> None:
+        self.names: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
+        self.steps: GrowingArray[int] = GrowingArray(np.zeros(last - first, np.int64), first)
+        self.ended: dict[int, int] = {}
+        """Chain -> the number of the record that ended it."""
+        self.num_parts = 0
+        """Live episodes that are parts."""
+        self._most = 64
+
+    def append(self, chain: int, step: int, first: int) -> None:
+        """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised."""
+        self.num_parts += chain != NONE
+        self.names.append(chain, first)
+        self.steps.append(step, first)
+
+    def extend(self, parts: Parts | None, count: int, first: int) -> None:
+        """Add `count` newest episodes; None: none of them is a part."""
+        chains, steps = parts or (np.full(count, NONE), np.zeros(count, np.int64))
+        self.num_parts += int((chains != NONE).sum())
+        self.names.extend(chains, first)
+        self.steps.extend(steps, first)
+
+    def evict(self, ordinal: int) -> None:
+        """Forget the oldest live episode. O(1)."""
+        self.num_parts -= self.names.at(ordinal) != NONE
+
+    def end(self, chain: int, seq: int, first: int, last: int) -> None:
+        """Note that a chain has ended, with record `seq`. O(1) amortised.
+
+        Args:
+            chain: as in `Parts`.
+            seq: the number of the record.
+            first: the ordinal of the oldest live episode.
+            last: one past the ordinal of the newest one.
+        """
+        self.ended[chain] = seq
+        if len(self.ended) > self._most:
+            live = set(np.unique(self.names.span(first, last)).tolist())
+            self.ended = {name: seq for name, seq in self.ended.items() if name in live}
+            self._most = 2 * len(self.ended) + 64
+
+
+class WholeEpisodes:
+    """The episodes of one moment with their parts joined, and where each of their steps is stored.
+
+    An episode has a number, 0 for the oldest; a step of one has a place; a part has an index among the live episodes. Immutable.
+
+    Args:
+        starts: position of the first step of each part, in the order of positions.
+        lengths: steps of each.
+        parts: the chains; None: none of them is a part.
+        ended: the chains that have ended.
+
+    Attributes:
+        names: of each episode, int64.
+        lengths: live steps of each.
+        first_steps: how many steps of each were evicted.
+        places: the place of the first step of each.
+        parts: the index of the first part of each in `in_order`.
+        in_order: indices of all parts, episode by episode.
+        is_open: which episodes have not ended.
+    """
+
+    __slots__ = (
+        "__weakref__", "_episode_of", "_place_of", "_places", "_shifts", "_starts", "ended", "first_steps", "in_order", "is_open", "lengths",
+        "names", "parts", "places",
+    )  # fmt: skip
+
+    def __init__(
+        self, starts: Array, lengths: Array, parts: Parts | None, ended: dict[int, int]
+    ) -> None:
+        count = len(starts)
+        sizes = lengths.astype(np.int64)
+        chains, steps = parts or (np.full(count, NONE), np.zeros(count, np.int64))
+        is_part = chains != NONE
+        name = np.where(is_part, chains, starts)
+        order = np.argsort(name, kind="stable")
+        begins = _begins(name[order], steps[order], sizes[order], is_part[order])
+        broken = begins.copy()
+        broken[:1] = False
+        broken[1:] &= name[order][1:] == name[order][:-1]
+        if broken.any():  # what follows a dropped part is an episode of its own
+            first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))
+            is_rest = broken[first]
+            named = name[order]
+            named[is_rest] = starts[order][first[is_rest]]
+            name[order] = named
+            again = np.argsort(name[order], kind="stable")
+            order, begins = order[again], begins[again]
+        self.in_order = order
+        self.parts = np.flatnonzero(begins)
+        self.names = name[order][self.parts]
+        self.first_steps = steps[order][self.parts]
+        self._starts = starts[order]
+        stops = np.cumsum(sizes[order])
+        self._places = stops - sizes[order]
+        self._shifts = self._starts - self._places
+        self.places = self._places[self.parts]
+        self.lengths = np.diff(self.places, append=stops[-1:] if count else [])
+        self._place_of = np.empty(count, np.int64)
+        self._place_of[order] = self._places
+        self._episode_of = np.empty(count, np.int64)
+        self._episode_of[order] = np.cumsum(begins) - 1
+        self.is_open = is_part[order][self.parts]
+        self.ended = ended
+        if ended and self.is_open.any():
+            self.is_open &= ~np.isin(chains[order][self.parts], list(ended))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def episode_of(self, indices: Array) -> Array:
+        """Return the number of the episode of each part."""
+        found: Array = self._episode_of.take(indices)
+        return found
+
+    def place_of(self, indices: Array) -> Array:
+        """Return the place of the first step of each part."""
+        found: Array = self._place_of.take(indices)
+        return found
+
+    def positions(self, places: Array) -> Array:
+        """Return the positions of places, which exist. O(n log parts)."""
+        at = self._places.searchsorted(places, side="right") - 1
+        found: Array = places + self._shifts.take(at)
+        return found
+
+    def part_at(self, places: Array) -> Array:
+        """Return the index of the part that holds each place. O(n log parts)."""
+        found: Array = self.in_order.take(self._places.searchsorted(places, side="right") - 1)
+        return found
+
+    def find(self, names: Array) -> Array:
+        """Return the numbers of the episodes with these names, -1 for one that is not live. O(n log episodes)."""
+        if not len(self.names):
+            return np.full(len(names), NONE)
+        found = np.minimum(self.names.searchsorted(names), len(self.names) - 1)
+        return np.where(self.names.take(found) == names, found, NONE)
+
+    def parts_of(self, episode: int) -> Array:
+        """Return the indices of the parts of an episode, in order."""
+        stop = self.parts[episode + 1] if episode + 1 < len(self.parts) else len(self.in_order)
+        return self.in_order[self.parts[episode] : stop]
+
+    def parts_in(self, episodes: Array) -> tuple[Array, Array, Parts]:
+        """Return starts, lengths and chains of the parts of some episodes, in the order of positions. O(parts)."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[episodes] = True
+        number = self._episode_of.take(self.in_order)
+        kept = np.flatnonzero(chosen[number])
+        kept = kept[np.argsort(self._starts[kept], kind="stable")]
+        lengths = np.diff(self._places, append=self.lengths.sum())
+        number = number[kept]
+        steps = self.first_steps[number] + self._places[kept] - self.places[number]
+        return self._starts[kept], lengths[kept], Parts(self.names[number], steps)
+
+    def check(self) -> list[str]:
+        """Return violated invariants, in words; empty when sound. O(episodes)."""
+        if (np.diff(self.names) <= 0).any():
+            return ["chains: two episodes have the same name"]
+        rises = np.diff(self._starts) > 0
+        rises[self.parts[1:] - 1] = True
+        return [] if rises.all() else ["chains: the parts of an episode are not in order"]
+
+
+def _begins(name: Array, steps: Array, sizes: Array, is_part: Array) -> Array:
+    """Tell which parts, in the order of their chains, begin an episode."""
+    begins = np.ones(len(name), np.bool_)
+    follows = (name[1:] == name[:-1]) & is_part[1:] & is_part[:-1]
+    begins[1:] = ~(follows & (steps[1:] == steps[:-1] + sizes[:-1]))
+    return begins

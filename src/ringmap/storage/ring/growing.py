@@ -1,0 +1,78 @@
+"""An array that grows at one end and drops values at the other."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+__all__ = ["GrowingArray"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+N = TypeVar("N", bound=int)
+
+
+class GrowingArray(Generic[N]):
+    """A NumPy array that grows at one end and drops values at the other.
+
+    Append and drop are O(1) amortised; a slice is a view. A list of Python
+    integers would cost 8 times the memory and could not be searched in bulk.
+    """
+
+    __slots__ = ("_data", "_offset", "_stop")
+
+    def __init__(self, values: Array, first: int = 0) -> None:
+        self._data = values
+        self._offset = first
+        self._stop = first + len(values)
+
+    def append(self, value: int, first: int) -> None:
+        """Add `value` at the end; values before ordinal `first` may be dropped. O(1) amortised."""
+        used = self._stop - self._offset
+        if used == len(self._data):
+            self.reserve(1, first)
+            used = self._stop - self._offset
+        self._data[used] = value
+        self._stop += 1
+
+    def extend(self, values: Array, first: int) -> None:
+        """Add all `values` at the end, as `append` does. O(len(values)) amortised."""
+        count = len(values)
+        self.reserve(count, first)
+        used = self._stop - self._offset
+        self._data[used : used + count] = values
+        self._stop += count
+
+    def reserve(self, count: int, first: int) -> None:
+        """Reserve memory for `count` values, so that they can be added in parts without a copy. O(1) amortised."""
+        used = self._stop - self._offset
+        if used + count > len(self._data):
+            kept = self._data[first - self._offset : used]
+            size = len(kept) + count
+            fresh = np.empty(size + max(size // 8, 64), self._data.dtype)
+            fresh[: len(kept)] = kept
+            self._data, self._offset = fresh, first
+
+    def put(self, ordinal: int, value: int) -> None:
+        """Replace one value. O(1)."""
+        self._data[ordinal - self._offset] = value
+
+    def change(self, ordinal: int, value: int) -> int:
+        """Replace one value; return by how much it is greater. O(1)."""
+        at = ordinal - self._offset
+        before: int = self._data.item(at)
+        self._data[at] = value
+        return value - before
+
+    def span(self, first: int, last: int) -> Array:
+        """Return the values of ordinals `[first, last)`: a view, valid until the next append."""
+        return self._data[first - self._offset : last - self._offset]
+
+    def take(self, ordinals: Array) -> Array:
+        """Return a copy of the values of these ordinals."""
+        found: Array = self._data.take(ordinals - self._offset)
+        return found
+
+    def at(self, ordinal: int) -> N:
+        """Return one value. O(1)."""
+        return self._data.item(ordinal - self._offset)  # type: ignore[no-any-return]

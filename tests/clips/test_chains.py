@@ -1,0 +1,283 @@
+"""Clips that cross parts, against a plain model: lists of steps, and nothing remembered.
+
+A script appends whole episodes and parts of chains, one by one or many at once, loses some, ends some, evicts, and opens the ring
+again. Looks come now and then, at several spans. At each, the index must hold the model's clips in the model's order, each with
+all its steps; a number must mean the clip that it meant before, and be as far from the newest number as in a process that
+opened the ring now. The joined episodes must be the model's.
+"""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from ringmap.clips import index as index_module
+from ringmap.clips.index import ClipIndex
+from ringmap.storage.ring import chains as chains_module
+from ringmap.storage.ring.chains import NONE, Parts
+from ringmap.storage.ring.live import LiveEpisodes
+
+
+class Model:
+    """What is on a ring: a list of `(start, length, chain, step)`, oldest first."""
+
+    def __init__(self):
+        self.parts = []
+        self.ended = set()
+
+    def episodes(self):
+        """Return name -> the parts of an episode, in the order of names."""
+        found, newest = {}, {}
+        for part in self.parts:
+            start, length, chain, step = part
+            run = newest.get(chain)
+            if chain == NONE:
+                run = found.setdefault(start, [])
+            elif run is None:
+                run = found.setdefault(chain, [])
+            elif run[-1][3] + run[-1][1] != step:
+                run = found.setdefault(start, [])
+            newest[chain] = run
+            run.append(part)
+        return dict(sorted(found.items()))
+
+    def clips(self, span, least):
+        """Return the positions of each clip's steps, in the order of the steps that made them clips."""
+        found = []
+        for run in self.episodes().values():
+            steps = [start + i for start, length, _, _ in run for i in range(length)]
+            before = run[0][3]
+            for first in range(len(steps) - span + 1):
+                window = steps[first : first + span]
+                made_by = max(first + span, least - before)
+                if made_by <= len(steps):
+                    part = max(
+                        start for start, _, _, _ in run if start <= steps[max(0, made_by - 1)]
+                    )
+                    found.append((part, window[-1], tuple(window)))
+        return [window for _, _, window in sorted(found)]
+
+
+class Script:
+    """A ring of `rows` steps, its lanes, and the same in the model. `parts`: whether there are chains."""
+
+    def __init__(self, seed, parts=True):
+        self.rng = random.Random(seed)
+        self.with_parts = parts
+        self.rows = self.rng.choice([12, 30, 60])
+        self.longest = self.rng.choice([2, 5, 12])
+        self.shortest = self.rng.choice([1, self.longest])  # else no clip crosses two ends
+        self.lanes = [None] * self.rng.randint(1, 5)
+        self.head = 0
+        self.model = Model()
+        self.live = LiveEpisodes(np.empty(0), np.empty(0))
+        self.index = ClipIndex(self.live)
+        self.names = {}
+        self.looks = 0
+
+    def draw_part(self):
+        """Return the next episode or part, as the model stores it, and whether its chain ends with it."""
+        rng = self.rng
+        length = rng.randint(self.shortest, min(self.longest, self.rows))
+        chain, step, is_last = NONE, 0, False
+        if self.with_parts and rng.random() < 0.8:
+            lane = rng.randrange(len(self.lanes))
+            chain, step = self.lanes[lane] or (self.head, 0)
+            is_last = rng.random() < 0.15
+            self.lanes[lane] = None if is_last else (chain, step + length)
+        part = (self.head, length, chain, step)
+        self.head += length
+        return part, is_last
+
+    def append(self, count, at_once):
+        drawn = [self.draw_part() for _ in range(count)]
+        kept = [one for one in drawn if self.rng.random() > 0.04]  # else damaged, and dropped
+        parts = [part for part, _ in kept]
+        self.model.parts += parts
+        if not at_once:
+            for part in parts:
+                self.live.append(*part)
+        elif parts:
+            self.live.extend(*columns(parts))
+        for seq, ((_, _, chain, _), is_last) in enumerate(kept):
+            if is_last:
+                self.model.ended.add(chain)
+                self.live.end(chain, seq)
+
+    def evict(self):
+        tail = max(0, self.head - self.rng.randint(0, self.rows))
+        self.model.parts = [part for part in self.model.parts if part[0] >= tail]
+        self.live.evict_before(tail)
+
+    def open_again(self):
+        starts, lengths, parts = columns(self.model.parts)
+        self.live.reset(starts, lengths, parts)
+        for chain in self.model.ended:
+            self.live.end(chain, 0)
+
+    def run(self, moves):
+        for _ in range(moves):
+            kind = self.rng.choices(
+                ["append", "extend", "evict", "again", "look"], [6, 2, 3, 0.4, 3]
+            )[0]
+            if kind == "append":
+                self.append(1, at_once=False)
+            elif kind == "extend":
+                self.append(self.rng.randint(0, 8), at_once=True)
+            elif kind == "evict":
+                self.evict()
+            elif kind == "again":
+                self.open_again()
+            else:
+                self.look(self.rng.choice([1, 2, 3, 5, 9]), self.rng.choice([0, 0, 0, 7, 14]))
+
+    def look(self, span, least):
+        self.looks += 1
+        self.look_at_episodes()
+        least = least if least > span else 0
+        expected = self.model.clips(span, least)
+        of = self.index.of(span, least)
+        numbers = np.arange(of.base, of.end)
+        step = self.rng.randrange(span)
+        first, anchors = of.positions(numbers), of.positions(numbers, step)
+        is_lost = first < 0
+        assert (anchors[is_lost] == NONE).all()
+        assert self.steps(first[~is_lost], span) == expected
+        assert anchors[~is_lost].tolist() == [clip[step] for clip in expected]
+        assert of.numbers(anchors[~is_lost], step).tolist() == numbers[~is_lost].tolist()
+        assert is_lost.sum() <= (span - 1) * len(self.model.episodes()) + 14 * bool(least) * len(
+            self.model.episodes()
+        )
+        names = self.names.setdefault((self.live.era, id(of.numbering), span, least), {})
+        for number, clip in zip(numbers[~is_lost].tolist(), expected, strict=True):
+            assert names.setdefault(number, clip) == clip, f"number {number} was {names[number]}"
+        assert of.check() == []
+        other = ClipIndex(LiveEpisodes(*self.columns_again())).of(span, least)
+        there = other.positions(np.arange(other.base, other.end))
+        assert there.tolist() == first.tolist()
+
+    def columns_again(self):
+        starts, lengths, parts = columns(self.model.parts)
+        return starts, lengths, 0, parts
+
+    def look_at_episodes(self):
+        episodes, whole = self.model.episodes(), self.live.whole
+        assert whole.names.tolist() == list(episodes)
+        assert whole.check() == []
+        steps = [[s + i for s, n, _, _ in run for i in range(n)] for run in episodes.values()]
+        assert whole.lengths.tolist() == [len(run) for run in steps]
+        assert whole.first_steps.tolist() == [run[0][3] for run in episodes.values()]
+        assert whole.is_open.tolist() == [
+            run[0][2] != NONE and run[0][2] not in self.model.ended for run in episodes.values()
+        ]
+        every = [position for run in steps for position in run]
+        assert whole.positions(np.arange(len(every))).tolist() == every
+        assert whole.find(whole.names).tolist() == list(range(len(episodes)))
+        for number, run in enumerate(episodes.values()):
+            indices = whole.parts_of(number)
+            assert self.live.starts[indices].tolist() == [part[0] for part in run]
+            assert (whole.episode_of(indices) == number).all()
+
+    def steps(self, first, span):
+        """Return the positions of the steps of clips, given those of the first ones."""
+        live, whole = self.live, self.live.whole
+        if not len(first):
+            return []
+        index = live.starts.searchsorted(first, side="right") - 1
+        places = whole.place_of(index) + first - live.starts[index]
+        steps = whole.positions(places[:, None] + np.arange(span))
+        assert (
+            np.diff(steps, axis=1) > 0
+        ).all()  # so the first step is the one that is evicted first
+        return list(map(tuple, steps.tolist()))
+
+
+def columns(parts):
+    starts, lengths, chains, steps = np.array(parts, np.int64).reshape(-1, 4).T
+    return starts, lengths, Parts(chains, steps) if (chains != NONE).any() else None
+
+
+def test_it_holds_the_clips_of_the_model():
+    for seed in range(200):
+        Script(seed).run(40)
+
+
+def test_without_parts_there_are_no_chains():
+    for seed in range(20):
+        script = Script(seed, parts=False)
+        script.run(40)
+        assert script.live.chains is None
+
+
+def test_without_live_parts_nothing_is_known_of_chains():
+    live = LiveEpisodes(np.empty(0), np.empty(0))
+    index = ClipIndex(live)
+    for number in range(6):
+        live.append(
+            10 * number, 10, chain=0 if number < 3 else NONE, step=10 * number if number < 3 else 0
+        )
+    before = index.of(4).positions(np.arange(index.of(4).end - 21, index.of(4).end))
+    live.evict_before(30)
+    assert live.chains is None
+    of = index.of(4)
+    assert of.positions(np.arange(of.base, of.end)).tolist() == before.tolist()
+    assert of.check() == []
+
+
+def test_chains_that_are_gone_are_forgotten():
+    live = LiveEpisodes(np.empty(0), np.empty(0))
+    for number in range(10_000):
+        live.append(number, 1, chain=number)
+        live.end(number, number)
+        live.evict_before(number - 10)
+    assert len(live.chains.ended) < 200
+
+
+@pytest.mark.campaign
+def test_of_many_scripts():
+    """100,000 scripts; `SEED` and `SCRIPTS` choose others."""
+    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 100_000))
+    looks = 0
+    for seed in range(first, first + count):
+        script = Script(seed)
+        script.run(40)
+        looks += script.looks
+    print(f"\n{count} scripts, {looks} looks")
+
+
+# -- controls: each guard taken out, and the model sees it -------------------------------------------
+
+
+def serve_lost_clips(self, index, offsets):
+    """Take clips whose first step is gone for whole."""
+    return self.live.whole.place_of(index) + offsets
+
+
+def follow_any_step(name, steps, sizes, is_part):
+    """Let a part follow the one before it even if one between them was dropped."""
+    begins = np.ones(len(name), bool)
+    begins[1:] = ~((name[1:] == name[:-1]) & is_part[1:] & is_part[:-1])
+    return begins
+
+
+def count_live_steps(self, first, last):
+    """Count the clips of a part as if nothing had been before it."""
+    return index_module.counts(
+        self.live.lengths_since(first)[: last - first], self.span, self.least
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "planted"),
+    [
+        (index_module.SpanIndex, "_placed", serve_lost_clips),
+        (chains_module, "_begins", follow_any_step),
+        (index_module.SpanIndex, "_clips_of", count_live_steps),
+    ],
+)
+def test_the_model_sees_a_missing_guard(monkeypatch, where, name, planted):
+    monkeypatch.setattr(where, name, planted)
+    with pytest.raises((AssertionError, IndexError, KeyError)):
+        for seed in range(50):
+            Script(seed).run(40)

@@ -1,0 +1,571 @@
+"""Episodes committed in parts: whatever a kill or a power cut leaves, every part that was committed is there, once, in its place.
+
+Scripts of calls run on a recording disk. After each change of the disk a kill, and power cuts, are tried: what is left is opened
+by the real code, which is killed and cut in its turn. A row carries its episode and its step.
+"""
+
+import errno
+import itertools
+import os
+import random
+import shutil
+import signal
+import sys
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.errors import EnvironmentFault, RingmapError, RoleError, SyncFailedError
+from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.store import Store
+from ringmap.storage.open_episodes import open_episode as open_module
+from ringmap.storage.open_episodes.open_episode import OpenEpisode
+from ringmap.storage.records import table as table_module
+from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
+from tests.disks import Cut, Through, ram_folder
+
+LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
+MAX_STEPS, SPARE, EVERY = 16, 6, 3
+COLUMNS = {"number": ((), "i8"), "step": ((3,), "i8")}
+
+
+def row(number, step):
+    return {"number": number, "step": np.array([step, step * 3, number * 7 + step])}
+
+
+def rows(number, first, stop):
+    made = [row(number, step) for step in range(first, stop)]
+    return {name: np.stack([one[name] for one in made]) for name in ("number", "step")}
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What a crash may show.
+
+    `commits`: `(position, number, first step, stop)` of each part or episode; `low` to
+    `high`: how many of them count; `synced`: those that no power cut takes; `streams`: (number, first step, least, most steps) of what
+    is being recorded and not committed.
+    """
+
+    commits: tuple = ()
+    low: int = 0
+    high: int = 0
+    synced: int = 0
+    streams: frozenset = frozenset()
+
+
+def stored(buf):
+    """Return start -> `(number, first step, stop)` of each part, each proven by all its bytes."""
+    source = buf.engine.source
+    found = {}
+    live = source.live
+    for start, length in zip(live.starts.tolist(), live.lengths.tolist(), strict=True):
+        steps = source.read_steps(start, length)
+        values = dict(zip(buf.column_names, steps, strict=True))
+        number, first = int(values["number"][0]), int(values["step"][0, 0])
+        for name, expected in rows(number, first, first + length).items():
+            assert (values[name] == expected).all(), f"wrong bytes in {name} at {start}"
+        found[start] = number, first, first + length
+    return found
+
+
+def look(buf):
+    """Return what `stored` does, having looked at it in the way of users, too."""
+    parts = stored(buf)
+    joined = []
+    for part in parts.values():
+        before = [run for run in joined if run[0] == part[0] and run[2] == part[1]]
+        if before:
+            before[0][2] = part[2]
+        else:
+            joined.append(list(part))
+    seen = []
+    for i in range(buf.num_episodes):
+        loaded = buf.load_episode(i)
+        number, steps = loaded["number"], loaded["step"][:, 0]
+        assert (number == number[0]).all()
+        assert (np.diff(steps) == 1).all()
+        seen.append([int(number[0]), int(steps[0]), int(steps[-1]) + 1])
+    assert sorted(seen) == sorted(joined)
+    for span in (2, 5):
+        if (buf.lengths >= span).any():
+            batch = buf.sample(16, history_len=span)
+            assert (np.diff(batch["number"], axis=1) == 0).all()
+            assert (np.diff(batch["step"][:, :, 0], axis=1) == 1).all()
+    return parts
+
+
+class Session:
+    """A buffer below `root`, from one crash to the next."""
+
+    def __init__(self, root, tree, boot, power, keep, expect, cut, cheats=None):
+        self.root, self.power, self.keep, self.cut = root, power, keep, cut
+        self.disk = RecordingDisk(root, boot, tree, cheats)
+        self.expects = [(0, expect)]
+        self.opened_at = 0
+        self.buf = None
+        self.streams = {}
+        self.numbers = itertools.count(1000 * boot)
+
+    @property
+    def path(self):
+        return os.path.join(self.root, "buf")
+
+    def make(self):
+        return Through(ReplayBuffer, self.disk)(
+            MAX_STEPS, path=self.path, durability="power" if self.power else "process", sync_every_s=0, seed=3,
+            spare_rows=SPARE, interrupted="keep" if self.keep else "drop",
+            schema=COLUMNS,
+        )  # fmt: skip
+
+    @property
+    def now(self):
+        return self.expects[-1][1]
+
+    def during(self, expect):
+        self.expects.append((len(self.disk.log) + 1, expect))
+
+    def after(self, expect):
+        self.expects.append((len(self.disk.log), expect))
+
+    def expect_at(self, prefix):
+        return next(expect for at, expect in reversed(self.expects) if at <= prefix)
+
+    def open(self):
+        self.buf = self.make()
+        assert not self.buf.engine.source.live.whole.is_open.any(), "an episode is open"
+        self.judge(look(self.buf), self.now, self.cut, opened=True)
+        assert self.buf.check() == []
+        self.cut = False
+        self.buf.flush()
+        self.streams = {}
+        # From here on only what is stored now is known: positions that are empty stay so.
+        commits = tuple(sorted((start, *part) for start, part in stored(self.buf).items()))
+        self.after(Expect(commits, len(commits), len(commits), len(commits)))
+        self.opened_at = len(self.disk.log)
+
+    def judge(self, seen, expect, cut, opened=False, reader=False):
+        """Raise unless the parts `seen` may be there. Parts are `(start, number, first, stop)` once they were seen."""
+        weak = cut and not self.power
+        low = expect.synced if weak else expect.low
+        most = expect.high
+        why = []
+        for count in range(low, most + 1):
+            known, head = {}, 0
+            for start, *part in expect.commits[:count]:
+                known[start] = tuple(part)
+                head = max(head, start + part[2] - part[1])
+            extra = {start: part for start, part in seen.items() if start >= head}
+            wrong = {s: p for s, p in seen.items() if s < head and known.get(s) != p}
+            if wrong:
+                why.append(f"{count}: {wrong} in place of {known}")
+                continue
+            end = max([head, *[s + p[2] - p[1] for s, p in extra.items()]])
+            missing = {s for s in known if end - s <= MAX_STEPS} - set(seen)
+            sure = {s for s, *_ in expect.commits[: expect.synced]}
+            if missing and (not weak or missing & sure):
+                why.append(f"{count}: {missing} of {known} are missing")
+                continue
+            left = [s for s in expect.streams if s[3]]
+            kept = sorted(extra.values())
+            if not opened or not self.keep:
+                if kept:
+                    why.append(f"{count}: {kept} from nowhere")
+                    continue
+                return
+            taken = {part[0]: part for part in kept}
+            fits = len(taken) == len(kept)
+            for number, first, least, steps in left:
+                part = taken.pop(number, None)
+                if part is None:
+                    fits &= weak or least == 0
+                else:
+                    fits &= (
+                        part[1] == first
+                        and (weak or least <= part[2] - first)
+                        and part[2] - first <= steps
+                    )
+            if not fits or taken:
+                why.append(f"{count}: kept {kept}, expected {left}")
+                continue
+            return
+        raise AssertionError(f"{seen}: " + "; ".join(why))
+
+    def call(self, do, part=None, also=None, fault=None, adds=0):
+        """Make a call that may commit a part, and may change the streams to `also`."""
+        before = self.now
+        commits, streams = before.commits, before.streams
+        if part is not None:
+            commits = (*commits[: before.high], (int(self.buf.engine.source.head), *part))
+        high = len(commits)
+        changed = {s[0]: s for s in streams}
+        for number, first, least, most in also or ():
+            old = changed.get(number)
+            if old is not None and old[1] == first:
+                least = min(least, old[2])
+            changed[number] = number, first, least, most
+        self.during(
+            replace(before, commits=commits, high=high, streams=frozenset(changed.values()))
+        )
+        if fault is not None:
+            self.disk.fail(*fault)
+        failed = False
+        try:
+            do()
+        except (SyncFailedError, Cut):
+            self.disk.lift()
+            self.kill()
+            self.open()
+            return False
+        except (EnvironmentFault, KeyboardInterrupt):
+            failed = True
+            assert fault is not None
+        self.disk.lift()
+        self.buf.engine.owned.recover_if_stale()
+        return not failed
+
+    def settled(self, synced=False):
+        """Note what is stored now, after a call."""
+        before = self.now
+        seen = look(self.buf)
+        self.judge(seen, before, False)
+        fits = [
+            n
+            for n in range(before.low, before.high + 1)
+            if set(self.ends(before, n)) == {int(self.buf.engine.source.head)}
+        ]
+        count = fits[-1] if fits else before.high
+        known = before.commits[:count]
+        self.after(
+            Expect(
+                known,
+                count,
+                count,
+                count if synced or self.power else min(before.synced, count),
+                self.recorded(),
+            )
+        )
+
+    def ends(self, expect, count):
+        return [max([0, *[s + p[2] - p[1] for s, *p in expect.commits[:count]]])]
+
+    def recorded(self):
+        return frozenset(
+            (number, stream.num_steps - stream._pending, stream._pending, stream._pending + 1)
+            for number, stream in self.streams.items()
+            if stream._end[1] or stream._part.number
+        )
+
+    def kill(self):
+        self.disk.fail(1, Cut(), sticky=True)
+        self.buf.engine.owned.abandon()
+        self.disk.lift()
+
+    def fault(self, rng):
+        if rng.random() > 0.25:
+            return None
+        error = rng.choice(
+            [
+                KeyboardInterrupt(),
+                OSError(errno.ENOSPC, "planted"),
+                Cut(),
+                OSError(errno.EIO, "planted"),
+            ]
+        )
+        return rng.randint(1, 9), error
+
+    def step(self, rng):
+        kinds = ["append", "begin", "finish", "abandon", "write", "flush", "sync", "close", "kill"]
+        kind = rng.choices(kinds, [12, 1, 1.5, 0.5, 1.5, 0.5, 0.5, 0.5, 0.7])[0]
+        if kind in ("append", "finish", "abandon") and not self.streams:
+            kind = "begin"
+        if kind == "begin" and len(self.streams) > 1:
+            kind = "append"
+        getattr(self, "do_" + kind)(rng)
+
+    def do_begin(self, rng):
+        self.streams[next(self.numbers)] = self.buf.begin_episode(commit_every=EVERY)
+
+    def do_append(self, rng):
+        number = rng.choice(sorted(self.streams))
+        stream = self.streams[number]
+        step = stream.num_steps
+        first = stream.num_steps - stream._pending
+        part = (number, first, step + 1) if step + 1 - first == EVERY else None
+        also = [(number, first, 0, step + 1 - first)]
+        self.call(lambda: stream.append(row(number, step)), part, also, self.fault(rng))
+        if self.streams.get(number) is stream:
+            self.settled()
+
+    def do_finish(self, rng):
+        number = rng.choice(sorted(self.streams))
+        stream = self.streams[number]
+        step, pending = stream.num_steps, stream._pending
+        part = (number, step - pending, step) if pending else None
+        also = [(number, step - pending, 0, pending + 1)]
+        done = self.call(lambda: stream.finish(terminated=True), part, also, self.fault(rng))
+        if self.streams.get(number) is not stream:
+            return  # it was opened again
+        if not done:
+            stream.finish(terminated=True)
+        del self.streams[number]
+        self.settled()
+        with pytest.raises(RoleError):
+            stream.finish()
+
+    def do_abandon(self, rng):
+        number = rng.choice(sorted(self.streams))
+        stream = self.streams.pop(number)
+        also = [(number, stream.num_steps - stream._pending, 0, stream._pending + 1)]
+        self.call(stream.abandon, None, also)
+        self.settled()
+        if not self.power:  # its removal is not synced
+            self.after(replace(self.now, streams=self.now.streams | {also[0]}))
+
+    def do_write(self, rng):
+        number, length = next(self.numbers), rng.randint(1, SPARE)
+        do = lambda: self.buf.write_episode(rows(number, 0, length))  # noqa: E731
+        buf = self.buf
+        self.call(do, (number, 0, length), (), self.fault(rng))
+        if self.buf is buf:
+            self.settled()
+
+    def do_flush(self, rng):
+        self.call(self.buf.flush)
+        self.settled(synced=True)
+
+    def do_sync(self, rng):
+        self.call(self.buf.engine.owned.sync_in_background)
+        self.settled()
+
+    def do_close(self, rng):
+        self.call(self.buf.close)
+        self.after(replace(self.now, synced=self.now.high))
+        self.open()
+
+    def do_kill(self, rng):
+        self.kill()
+        self.open()
+
+
+class Campaign:
+    """Runs scripts, and crashes them everywhere."""
+
+    def __init__(self, base, seed, samples=2, share=1.0, cheats=None, again=0.06):
+        self.base, self.rng, self.samples, self.cheats = base, random.Random(seed), samples, cheats
+        self.share, self.keep, self.again = share, bool(seed % 2), again
+        self.states = self.roots = 0
+
+    def new_root(self, tree):
+        root = os.path.join(self.base, str(self.roots))
+        self.roots += 1
+        materialise(tree, root)
+        return root
+
+    def run(self, power, calls=12, depth=0):
+        session = Session(self.new_root({}), {}, 1, power, self.keep, Expect(), False, self.cheats)
+        session.open()
+        for _ in range(calls):
+            session.step(self.rng)
+        session.kill()
+        self.explore(session, power, depth)
+
+    def explore(self, session, power, depth):
+        model, rng = Model(session.disk.tree), self.rng
+        boot = session.disk.system.boot
+        for prefix in range(len(session.disk.log) + 1):
+            if prefix:
+                model.apply(session.disk.log[prefix - 1])
+            if rng.random() > (0.25 if depth else self.share):
+                continue
+            expect = session.expect_at(prefix)
+            was_cut = session.cut_before if depth and prefix < session.opened_at else False
+            self.examine(model.live(), expect, boot, was_cut, power, depth)
+            for way in [Always(0), Always(1), *[rng] * self.samples]:
+                self.examine(model.crash(way), expect, boot + 1, True, power, depth)
+
+    def examine(self, tree, expect, boot, cut, power, depth):
+        tree.get("buf", {}).pop("lock", None)
+        self.states += 1
+        root = self.new_root(tree)
+        session = Session(root, tree, boot, power, self.keep, expect, cut, self.cheats)
+        session.cut_before = cut
+        session.open()
+        if depth < 1 and self.rng.random() < self.again:
+            for _ in range(3):
+                session.step(self.rng)
+            session.kill()
+            self.explore(session, power, depth + 1)
+        else:
+            session.kill()
+
+
+@pytest.fixture
+def run(monkeypatch):
+    with ram_folder() as folder:
+
+        def run(power, seed, **options):
+            same_ids(monkeypatch, seed)
+            campaign = Campaign(os.path.join(folder, str(seed)), seed, **options)
+            os.mkdir(campaign.base)
+            campaign.run(power)
+            return campaign
+
+        yield run
+
+
+@LEVELS
+@pytest.mark.parametrize("seed", range(2))
+def test_a_part_that_was_committed_is_there_once(run, power, seed):
+    assert run(power, seed, samples=0, share=0.1, again=0.01).states > 10
+
+
+@pytest.mark.campaign
+@LEVELS
+def test_of_many_scripts(run, power):
+    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
+    states = sum(run(power, seed).states for seed in range(first, first + count))
+    print(f"\n{count} scripts, {states} states")
+
+
+# -- kills at every line -----------------------------------------------------------------------------
+
+PACKAGE = os.path.dirname(ringmap.__file__)
+STEPS = 7
+
+
+def killed_at(path, line):
+    """Record two episodes side by side in a child that is killed at the N-th line it executes of the package; return the calls
+    that returned, and whether it was killed.
+    """
+    ear, mouth = os.pipe()
+    pid = os.fork()
+    if not pid:
+        left = itertools.count(1)
+
+        def trace(frame, event, arg):
+            if not frame.f_code.co_filename.startswith(PACKAGE):
+                return None
+            if event == "line" and next(left) == line:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        try:
+            buf = ReplayBuffer(40, path=path, sync_every_s=0, spare_rows=SPARE, schema=COLUMNS)
+            episodes = [buf.begin_episode(commit_every=EVERY) for _ in range(2)]
+            sys.settrace(trace)
+            for step in range(STEPS):
+                for number, episode in enumerate(episodes):
+                    episode.append(row(number, step))
+                    os.write(mouth, bytes([number]))
+            for number, episode in enumerate(episodes):
+                episode.finish(terminated=True)
+                os.write(mouth, bytes([10 + number]))
+        finally:
+            os._exit(0)
+    os.close(mouth)
+    heard = b""
+    while part := os.read(ear, 1 << 16):
+        heard += part
+    os.close(ear)
+    return heard, os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+
+def check_kill(path, line, keep):
+    """Kill at a line, and prove what is left; return whether there was such a line."""
+    heard, was_killed = killed_at(path, line)
+    with ReplayBuffer.open(path) as reader:
+        look(reader)
+    for _ in range(2):  # the second opening finds nothing to do
+        with ReplayBuffer.open(path, "r+", interrupted="keep" if keep else "drop") as buf:
+            look(buf)
+            stored = {int(e["number"][0]): len(e["step"]) for e in buf.episodes()}
+            assert len(stored) == buf.num_episodes
+            for number in range(2):
+                steps = heard.count(number)
+                least = steps if keep or 10 + number in heard else steps // EVERY * EVERY
+                assert least <= stored.get(number, 0) <= steps + 1, f"{stored} after {list(heard)}"
+            assert not buf.engine.source.live.whole.is_open.any()
+            assert buf.check() == []
+            buf.close()
+    assert ringmap.check(path) == []
+    return was_killed
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_kill_at_a_line(keep):
+    with ram_folder() as folder:
+        lines = range(40 + 7 * keep, 4000, 401)
+        killed = [check_kill(folder / str(line), line, keep) for line in lines]
+        assert all(killed)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_kill_at_every_line(keep):
+    every, line = int(os.environ.get("EVERY", 1)), 0
+    with ram_folder() as folder:
+        while check_kill(folder / "buf", line := line + every, keep):
+            shutil.rmtree(folder / "buf")
+    print(f"\n{line} lines")
+
+
+# -- controls: each guard taken out, and the campaign sees it ----------------------------------------
+
+
+def leave_them_open(monkeypatch):
+    """Don't end the episodes that a killed process left open."""
+    monkeypatch.setattr(open_module, "_end_chains", lambda store: None)
+
+
+def forget_the_chain(monkeypatch):
+    """Keep the steps of a part as an episode of its own."""
+    monkeypatch.setattr(
+        open_module, "_last_part", lambda store, part: table_module.PartOf(is_last=True)
+    )
+
+
+def keep_what_was_committed(monkeypatch):
+    """Don't name the file of a part in its commit."""
+    real = CommitFiles.carry_finished
+
+    def carry_finished(self, name):
+        real(self, name)
+        self.carried["finished"].remove(name)
+        OpenEpisode.was_committed.add(name)
+
+    def go_on(self):
+        if self._every is not None and self.id in OpenEpisode.was_committed:
+            self._store.carried.setdefault("finished", []).append(self.id)
+            GO_ON(self)
+            self._store.carried["finished"].pop()
+
+    monkeypatch.setattr(OpenEpisode, "was_committed", set(), raising=False)
+    monkeypatch.setattr(CommitFiles, "carry_finished", carry_finished)
+    monkeypatch.setattr(OpenEpisode, "_go_on", go_on)
+
+
+def forget_the_steps_before(monkeypatch):
+    """Commit each part as if it were the first one."""
+    real = Store.commit_within
+
+    def commit_within(self, *args, part=None, **options):
+        real(self, *args, part=part and table_module.PartOf(is_last=part.is_last), **options)
+
+    monkeypatch.setattr(Store, "commit_within", commit_within)
+
+
+GO_ON = OpenEpisode._go_on
+
+
+@pytest.mark.parametrize(
+    "plant", [leave_them_open, forget_the_chain, keep_what_was_committed, forget_the_steps_before]
+)
+def test_the_campaign_sees_a_missing_guard(run, monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, RingmapError, LookupError)):
+        for seed in (1, 3, 5, 7, 9):  # which keep what was appended
+            run(True, seed, samples=0, share=0.1, again=0)
