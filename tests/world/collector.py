@@ -25,17 +25,19 @@ def world_of(num_envs, policy):
     return world
 
 
-def collect(path, episodes, max_steps, num_envs, policy):
-    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`."""
+def collect(path, episodes, max_steps, num_envs, *parts, policy):
+    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`; `parts`: `commit_every`, and what is kept of a kill."""
     world = world_of(num_envs, policy)
     options = {"variation": ["agent.color"]}
     if str(path).endswith((".h5", ".lance")):
         world.collect(path, episodes, seed=100, options=options, resume=True, progress=False)
     else:
-        buf = ReplayBuffer(max_steps, history_len=4, path=path)
+        every, interrupted = parts or (None, "drop")
+        buf = ReplayBuffer(max_steps, history_len=4, path=path, interrupted=interrupted)
         world.collect(
-            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False
-        )
+            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False,
+            commit_every=every,
+        )  # fmt: skip
         buf.close()
     world.close()
 
@@ -45,4 +47,4 @@ def collect_and_say(said, path, *numbers):
     os.dup2(said.fileno(), 1)
     said.close()
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
-    collect(path, *numbers, Saying(seed=9))
+    collect(path, *numbers, policy=Saying(seed=9))

@@ -21,7 +21,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -521,6 +521,10 @@ class Engine(Forkable):
         if owned.pending is not None and isinstance(owned, Store) and self.is_writer:
             with self.committing() as small:
                 owned.settle(where, small)
+
+    def drop_chains(self, chains: Collection[int], where: str) -> None:
+        """Drop episodes that were recorded in parts, by the positions of their first steps, durably. For a writer only."""
+        self.writer(where).drop_chains(chains, where)
 
     def clear(self, where: str) -> None:
         """Drop every episode, in one commit."""

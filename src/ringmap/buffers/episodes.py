@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,24 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined
 from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data
-from ringmap.storage.records.table import DROPPED, EPISODE, Record
+from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
 from ringmap.storage.ring.integers import Ordinal, Position
 
-__all__ = ["StoredEpisodes"]
+__all__ = ["StoredChain", "StoredEpisodes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class StoredChain(NamedTuple):
+    """An episode that was recorded in parts.
+
+    `name`: the position of its first step; `data`: the newest of its data; `is_whole`: whether it was finished, and no part that was
+    stored after its oldest one is lost.
+    """
+
+    name: int
+    data: dict[str, Any]
+    is_whole: bool
 
 
 class StoredEpisodes:
@@ -209,6 +221,28 @@ class StoredEpisodes:
                 found.append(None if blob is None else decode_data(decode_blob(blob)[2]))
             except ValueError:  # it was dropped because it is not valid
                 found.append(None)
+        return found
+
+    def chains(self) -> list[StoredChain]:
+        """Return the chains that have live parts, by name. O(live records), vectorised, and one blob for each chain."""
+        source = self._source
+        if source.live.chains is None:
+            return []
+        with source.memory:
+            first, last, tail = source.first, source.seq, source.tail
+        records, valid = source.table.read_range(max(1, first), last)
+        records = records[valid & (records["part"] & PART != 0)]
+        is_live = are_live(records, tail)
+        is_lost = (records["kind"] == EPISODE) & ~is_live & (records["start"] >= tail)
+        found = []
+        for name in np.unique(records["chain"][is_live]).tolist():
+            mine = records["chain"] == name
+            ends = mine & (records["part"] & END != 0)
+            is_finished = ends.any() and not (records["flags"][ends] & INTERRUPTED).any()
+            data = dict[str, Any]()
+            for row in records[mine & ~is_lost][::-1]:
+                data = data or source.data_of(Record.of(row))
+            found.append(StoredChain(name, data, bool(is_finished and not is_lost[mine].any())))
         return found
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:

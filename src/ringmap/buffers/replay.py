@@ -418,7 +418,9 @@ class ReplayBuffer(Sampled):
         for episode in episodes:
             self.write_episode(episode)
 
-    def begin_episode(self, *, commit_every: int | None = None) -> OpenEpisode:
+    def begin_episode(
+        self, *, commit_every: int | None = None, episode_data: Mapping[str, Any] | None = None, lane: int = 0,
+    ) -> OpenEpisode:  # fmt: skip
         """Begin an episode whose steps reach the disk as they are appended; see `OpenEpisode`.
 
         Args:
@@ -427,17 +429,23 @@ class ReplayBuffer(Sampled):
                 go like other episodes, and `first_step` in its data is then how many steps went. Clips cross parts. A kill ends the
                 episode with what was committed (and with `interrupted="keep"` all that was appended). None: the episode is committed
                 when it ends.
+            episode_data: as for `OpenEpisode.finish`, if it is known already. With `commit_every` it is stored with each part, and so is
+                there before the episode ends, and after a kill.
+            lane: 0 or more: which of several environments, for `commit_every` with `Sequences(..., across=True)`.
 
         Raises:
-            InputError: `commit_every` is not positive, or greater than the spare rows.
+            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be stored; the
+                lane is no whole number.
         """
         where = "ReplayBuffer.begin_episode"
         store = self.engine.writer(where)
         self.check_commit_every(where, commit_every)
+        if not isinstance(lane, int | np.integer) or not 0 <= lane < 1 << 32:
+            raise InputError(f"{where}: lane must be a whole number, 0 or more, got {lane!r}")
         store.disk.check_held(where)
         return OpenEpisode(
             store, self.options.casting, self.key_filter, self.engine.committing,
-            None if commit_every is None else int(commit_every),
+            None if commit_every is None else int(commit_every), episode_data, int(lane),
         )  # fmt: skip
 
     def check_commit_every(self, where: str, commit_every: int | None) -> None:

@@ -87,7 +87,7 @@ class EpisodeSink(Sink):
     def append(self, slot: int, step: Mapping[str, Any]) -> None:
         """Stream a row of a slot's open episode."""
         if slot not in self._open:
-            self._open[slot] = self._inner.begin_episode(commit_every=self.commit_every)
+            self._open[slot] = self._inner.begin_episode(commit_every=self.commit_every, lane=slot)
         if self._inner.schema is None:
             rows = self._typed({name: np.asarray(value)[None] for name, value in step.items()})
             step = {name: values[0] for name, values in rows.items()}

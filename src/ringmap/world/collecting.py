@@ -3,6 +3,7 @@
     roll ─► EpisodeRows ─► writer.write_episode({..., "_episode_data": {"seed": ...}})
                               buffer: progress rides as a note in the episode's own commit
                               dataset: the seeds that are stored say what is finished
+    roll ─► EpisodeRows ─► begin_episode(commit_every=...)       whose parts say of which collection and seed they are
 
 Invariants: what was written before an error stays; with a seed exactly the seeds
 `seed ... seed + episodes - 1` are run, each once, killed and resumed or not.
@@ -20,7 +21,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringmap.errors import InputError
+from ringmap.errors import InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
@@ -31,6 +32,7 @@ from ringmap.world.wrappers import named
 
 if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
+    from ringmap.storage.open_episodes.open_episode import OpenEpisode
 
 __all__ = ["DEFAULT_FORMAT", "collect"]
 
@@ -38,7 +40,7 @@ log = logging.getLogger("ringmap")
 
 WHERE = "World.collect"
 COLLECTION_KEY = "collection"
-"""Episode data of a dataset that can be resumed: the identity of the collection, as JSON."""
+"""Episode data of a dataset, or of an episode in parts, that can be resumed: the identity of the collection, as JSON."""
 
 _NOTE = "collections"
 _NOTES_MAX = 32
@@ -62,6 +64,7 @@ def collect(
     progress: bool,
     resume: bool,
     mode: str,
+    commit_every: int | None = None,
 ) -> None:
     """Collect episodes; see `World.collect`."""
     if (path is None) == (writer is None):
@@ -85,6 +88,8 @@ def collect(
     )
     with contextlib.ExitStack() as stack:
         sink: _Sink
+        if commit_every is not None:
+            _check_parts(writer, commit_every)
         if path is not None:
             if resume and mode != "append":
                 raise InputError(f"{WHERE}: resume=True goes on with what is there: it needs mode='append', got {mode!r}")  # fmt: skip
@@ -99,7 +104,13 @@ def collect(
         done = count - len(offsets)
         bar = stack.enter_context(bar_of(f"collect {world.env_name}", count, progress, done))
         names = frozenset(named("action", blank_action(world.envs.single_action_space)))
-        roll(world.envs, world.act, turns, [_Recorder(sink, names, bar)])
+        if commit_every is None:
+            roll(world.envs, world.act, turns, [_Recorder(sink, names, bar)])
+            return
+        assert isinstance(sink, _ToWriter)
+        recorder = _PartRecorder(sink, names, bar, commit_every)
+        stack.callback(recorder.give_up)
+        roll(world.envs, world.act, turns, [recorder])
 
 
 class _Sink(Protocol):
@@ -127,18 +138,62 @@ class _Recorder:
         data = dict(data or {})
         if turn.seed is not None:
             data["seed"] = turn.seed
-        try:
+        with _refusals(turn):
             self._sink.write(rows.columns(), data, turn)
-        except ValueError as error:
-            raise InputError(
-                f"{WHERE}: {turn.label}: the writer refused it: {error}; what was collected before stays"
-            ) from error
-        except Exception as error:
-            error.add_note(
-                f"{WHERE}: {turn.label}: it was not written; what was collected before stays"
-            )
-            raise
         self._bar.update()
+
+
+@contextlib.contextmanager
+def _refusals(turn: Turn) -> Iterator[None]:
+    """Say in an error whose episode could not be written."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(
+            f"{WHERE}: {turn.label}: the writer refused it: {error}; what was collected before stays"
+        ) from error
+    except Exception as error:
+        error.add_note(
+            f"{WHERE}: {turn.label}: it was not written; what was collected before stays"
+        )
+        raise
+
+
+class _PartRecorder:
+    """A watcher that writes the rows of each turn as they come, in parts."""
+
+    def __init__(
+        self, sink: _ToWriter, actions: frozenset[str], bar: Any, commit_every: int
+    ) -> None:
+        self._sink, self._actions, self._bar, self._every = sink, actions, bar, commit_every
+        self._open: dict[int, tuple[EpisodeRows, OpenEpisode]] = {}
+
+    def began(self, turn: Turn, row: Row) -> None:
+        with _refusals(turn):
+            episode = self._sink.begin(turn, self._every)
+        self._open[turn.number] = EpisodeRows(self._actions, f"{WHERE}: {turn.label}"), episode
+        self.stepped(turn, row)
+
+    def stepped(self, turn: Turn, row: Row) -> None:
+        rows, episode = self._open[turn.number]
+        rows.add(row)
+        if len(rows) > 1:  # the row before it has its action now
+            with _refusals(turn):
+                episode.append(rows.take_oldest(ends=False))
+
+    def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
+        rows, episode = self._open[turn.number]
+        with _refusals(turn):
+            episode.append(rows.take_oldest(ends=True))
+            self._sink.finish(episode, dict(data or {}), turn)
+        del self._open[turn.number]
+        self._bar.update()
+
+    def give_up(self) -> None:
+        """End what is open, after an error."""
+        for _, episode in self._open.values():
+            with contextlib.suppress(RingmapError):  # the next opening does it
+                episode.abandon()
 
 
 class _ToWriter:
@@ -153,14 +208,51 @@ class _ToWriter:
         if self.progress is None:
             self._writer.write_episode(episode)
             return
-        notes = dict(self._writer.notes.get(_NOTE, {}))
-        key = str(self.progress.identity["seed"])
-        notes.pop(key, None)  # the newest stands last
-        notes[key] = self.progress.plus(turn.number).as_json()
-        for old in list(notes)[: max(0, len(notes) - _NOTES_MAX)]:
-            del notes[old]
-        self._writer.write_episode(episode, notes={_NOTE: notes})
+        notes = _notes_with(self._writer, self.progress.plus(turn.number))
+        self._writer.write_episode(episode, notes=notes)
         self.progress.add(turn.number)
+
+    def begin(self, turn: Turn, commit_every: int) -> OpenEpisode:
+        """Begin an episode in parts."""
+        data: dict[str, Any] = {}
+        if turn.seed is not None:
+            data["seed"] = turn.seed
+        if self.progress is not None:
+            data[COLLECTION_KEY] = json.dumps(self.progress.identity, sort_keys=True)
+        begun: OpenEpisode = self._writer.begin_episode(
+            commit_every=commit_every, episode_data=data, lane=turn.env
+        )
+        return begun
+
+    def finish(self, episode: OpenEpisode, data: dict[str, Any], turn: Turn) -> None:
+        """End an episode in parts."""
+        notes = None
+        if self.progress is not None:
+            notes = _notes_with(self._writer, self.progress.plus(turn.number))
+        episode.finish(turn.terminated, turn.truncated, data, notes=notes)
+        if self.progress is not None:
+            self.progress.add(turn.number)
+
+
+def _notes_with(buffer: ReplayBuffer, progress: Progress) -> dict[str, Any]:
+    """Return the notes of a buffer about its collections, with that of one of them."""
+    notes = dict(buffer.notes.get(_NOTE, {}))
+    key = str(progress.identity["seed"])
+    notes.pop(key, None)  # the newest stands last
+    notes[key] = progress.as_json()
+    for old in list(notes)[: max(0, len(notes) - _NOTES_MAX)]:
+        del notes[old]
+    return {_NOTE: notes}
+
+
+def _check_parts(writer: Any, commit_every: int) -> None:
+    from ringmap.buffers.replay import ReplayBuffer
+
+    if not isinstance(writer, ReplayBuffer):
+        raise InputError(
+            f"{WHERE}: commit_every={commit_every!r} is for a ReplayBuffer, writer=; a dataset takes whole episodes"
+        )
+    writer.check_commit_every(WHERE, commit_every)
 
 
 def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
@@ -178,14 +270,14 @@ def _to_writer(writer: Any, identity: dict[str, Any] | None) -> _Sink:
         raise InputError(
             f"{WHERE}: resume=True needs a ReplayBuffer or path=: what a {type(writer).__name__} holds can't be asked"
         )
-    return _ToWriter(writer, _progress_in(writer, identity))
+    return _ToWriter(writer, _with_chains(writer, _progress_in(writer, identity)))
 
 
 def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
     kept = buffer.notes.get(_NOTE, {}).get(str(identity["seed"]))
     if kept is None:
         return Progress(identity)
-    progress = Progress.resumed(kept, identity, WHERE, f"the buffer {buffer.path or 'in RAM'}")
+    progress = Progress.resumed(kept, identity, WHERE, _place_of(buffer))
     # Opening dropped the episodes that a power cut lost, whatever the newest note says.
     dropped = buffer.dropped_episode_data()
     if not dropped:
@@ -198,6 +290,54 @@ def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
     stored = set(buffer.get_episode_data().get("seed", []))
     seeds = {data.get("seed") for data in dropped if data is not None} - stored
     return progress.without(int(seed) - identity["seed"] for seed in seeds if seed is not None)
+
+
+def _with_chains(buffer: ReplayBuffer, progress: Progress) -> Progress:
+    """Return the progress with the episodes in parts that are there; drop those of which a kill left a part, or count them.
+
+    A seed that is played again must not be stored twice.
+    """
+    first = int(progress.identity["seed"])
+    whole, rest = set[int](), dict[int, list[int]]()
+    for chain in buffer.engine.episodes.chains():
+        offset = _offset_of(chain.data, progress, buffer)
+        if offset is not None and chain.is_whole:
+            whole.add(offset)
+        elif offset is not None:
+            rest.setdefault(offset, []).append(chain.name)
+    if rest and buffer.options.interrupted == "drop":
+        progress = progress.without(set(rest) - whole)
+        buffer.engine.drop_chains([name for names in rest.values() for name in names], WHERE)
+        seeds = sorted(first + offset for offset in rest)
+        log.info("%s: dropped the parts of interrupted episodes, seeds %s", WHERE, seeds)
+        rest = {}
+    counted = [offset for offset in (*whole, *rest) if offset not in progress]
+    for offset in counted:
+        progress.add(offset)
+    if counted:  # else it would be played again once the episode is evicted
+        buffer.flush(notes=_notes_with(buffer, progress))
+    return progress
+
+
+def _offset_of(data: Mapping[str, Any], progress: Progress, buffer: ReplayBuffer) -> int | None:
+    """Return which episode of a collection has such data; None if it is of another one."""
+    mark, seed = data.get(COLLECTION_KEY), data.get("seed")
+    if not isinstance(mark, str) or not isinstance(seed, int):
+        return None
+    try:
+        kept = json.loads(mark)
+    except ValueError:  # a user's own data
+        return None
+    if not isinstance(kept, dict) or kept.get("seed") != progress.identity["seed"]:
+        return None
+    Progress.resumed(
+        {**kept, "watermark": 0, "beyond": []}, progress.identity, WHERE, _place_of(buffer)
+    )
+    return seed - int(progress.identity["seed"])
+
+
+def _place_of(buffer: ReplayBuffer) -> str:
+    return f"the buffer {buffer.path or 'in RAM'}"
 
 
 class _ToPath:

@@ -39,7 +39,8 @@ class EpisodeRows:
         self._actions = actions
         self._label = label
         self._columns: dict[str, list[Any]] = {}
-        self._count = 0
+        self._count = self._held = 0
+        self._blanks: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -73,12 +74,32 @@ class EpisodeRows:
                 )
             held.append(value)
         self._count += 1
+        self._held += 1
         for name, held in columns.items():
-            if len(held) != self._count:
+            if len(held) != self._held:
                 raise RolloutError(
                     f"{self._label}: info {name!r} is missing at step {self._count - 1}; a column spans the "
                     "episode: report it at every step, or begin its name with '_'"
                 )
+
+    def take_oldest(self, ends: bool) -> dict[str, Any]:
+        """Return the oldest row that is held, and hold it no longer: column -> its value.
+
+        Args:
+            ends: whether it is the last row of the episode; else the next row, which has its action, must be held.
+        """
+        if self._held == self._count:  # the first row's actions are blank
+            self._blanks = {
+                name: self._columns[name][0] for name in self._actions if name in self._columns
+            }
+        found = {
+            name: held[0] if name not in self._actions else self._blanks[name] if ends else held[1]
+            for name, held in self._columns.items()
+        }
+        for held in self._columns.values():
+            del held[0]
+        self._held -= 1
+        return found
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the episode, its actions moved to the rows at which they were taken."""

@@ -253,6 +253,7 @@ class World:
         progress: bool = True,
         resume: bool = False,
         mode: str = "append",
+        commit_every: int | None = None,
     ) -> None:
         """Roll out episodes into a buffer or a dataset.
 
@@ -274,6 +275,9 @@ class World:
             resume: continue with a collection that was killed: the seeds that are missing, each once. Its
                 progress is committed with each episode, and stays when the episode is evicted.
             mode: what to do with a dataset at `path`: "append", "overwrite" or "error".
+            commit_every: commit this many rows of an open episode at a time, as for `ReplayBuffer.begin_episode`: for long episodes, or a
+                learner that follows. For a `ReplayBuffer`. What a kill left of an episode is dropped by `resume` before its seed is
+                played again; in a buffer with `interrupted="keep"` it stays, and its seed counts as played.
 
         Raises:
             RoleError: no policy is set.
@@ -282,13 +286,26 @@ class World:
                 collected before stays.
             RolloutError: an environment raised or broke its contract, or a worker died; so with this.
 
-        Cost: the environments', the policy's, and one commit per episode. Memory: the open episodes.
+        Cost: the environments', the policy's, and one commit per episode, or per `commit_every` rows. Memory: the open episodes, or
+            with `commit_every` their newest rows.
 
         Processes and threads: other processes may read the buffer meanwhile.
         """
         if episodes is None:
             raise InputError("World.collect: say how many episodes")
-        collect(self, path, episodes, seed, options, format, writer, progress, resume, mode)
+        collect(
+            self,
+            path,
+            episodes,
+            seed,
+            options,
+            format,
+            writer,
+            progress,
+            resume,
+            mode,
+            commit_every,
+        )
 
     def evaluate(
         self,

@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,11 +68,13 @@ from ringmap.storage.records.table import (
     DROPPED,
     END,
     EPISODE,
+    PART,
     RETIRE,
     SPARE_SLOTS,
     WHOLE,
     PartOf,
     Record,
+    are_live,
 )
 from ringmap.storage.ring.integers import Ordinal, Position
 from ringmap.storage.sidecars import SIDECARS
@@ -619,6 +621,30 @@ class Store(Handle):
         self._stale = True
         self._commit_mark(files, RETIRE, self.tail, flags, replace(part, is_last=True), data)
         self._stale = False
+
+    def drop_chains(self, chains: Collection[int], where: str) -> None:
+        """Flag the parts of some chains as dropped, durably: they are not returned any more. O(live records).
+
+        Args:
+            chains: names of chains: positions of their first steps.
+            where: the method to name in an error.
+
+        Raises:
+            EnvironmentFault: the disk fails; call this again.
+        """
+
+        def work(files: CommitFiles) -> None:
+            if not self.seq:
+                return
+            records, valid = self.table.read_range(max(1, self.first), self.seq)
+            of_them = (records["part"] & PART != 0) & np.isin(records["chain"], list(chains))
+            self._stale = True
+            for row in records[valid & of_them & are_live(records, self.tail)]:
+                record = Record.of(row)
+                self.table.write(replace(record, flags=record.flags | DROPPED))
+            self._recover()  # syncs the table, and has readers look again
+
+        self.exclusively(where, work)
 
     def follow_with(self, following: Values) -> None:
         """Write the next observations of the newest rows, for a ring in RAM that was copied."""

@@ -16,6 +16,7 @@ Not here: how a commit works (store.py), how the file is read back (stream_file.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import logging
@@ -56,8 +57,10 @@ class OpenEpisode:
         store: the target.
         casting: how values may be converted, as for the buffer.
         key_filter: the buffer's, applied to each step.
-        small: provides the buffer's small state for the commit that ends the episode.
+        small: given notes or None, provides the buffer's small state for a commit.
         commit_every: commit this many steps at a time, as parts of one episode; None: the episode is committed when it ends.
+        episode_data: of the episode, as far as it is known: it is stored with each part, too.
+        lane: of the parts, 0 or more: episodes of one lane follow each other in `Sequences(..., across=True)`.
 
     Processes and threads: several may be open; each is used by one thread at a time.
 
@@ -77,12 +80,18 @@ class OpenEpisode:
         store: Store,
         casting: str,
         key_filter: Callable[[dict[str, Any]], dict[str, Any]] | None,
-        small: Callable[[], AbstractContextManager[Mapping[str, Any] | None]] = nullcontext,
+        small: Callable[
+            [Mapping[str, Any] | None], AbstractContextManager[Mapping[str, Any] | None]
+        ] = lambda _: nullcontext(),
         commit_every: int | None = None,
+        episode_data: Mapping[str, Any] | None = None,
+        lane: int = 0,
     ) -> None:
         self._small = small
         self._every = commit_every
-        self._part = PartOf()
+        self._data = dict(episode_data or {})
+        self._encoded = encode_data(self._data, "ReplayBuffer.begin_episode")
+        self._part = PartOf(lane=lane)
         """The part that is being recorded, for an episode of parts."""
         self._begins = NONE
         """The position at which a commit was begun: of the chain's first step, if that commit was of the first part."""
@@ -145,7 +154,7 @@ class OpenEpisode:
         self._end = self._write(self._file, payload, before)
         if self._every is not None and self._pending >= self._every:
             try:
-                self._commit(files, self._part, 0, b"", where)
+                self._commit(files, self._part, 0, self._encoded, where)
             except (OSError, RingmapError):
                 self._end = before  # nothing was stored by this call
                 raise
@@ -176,8 +185,16 @@ class OpenEpisode:
         terminated: bool = False,
         truncated: bool = False,
         episode_data: Mapping[str, Any] | None = None,
+        *,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         """End the episode and commit it whole, or what is left of it. With no steps, nothing is stored.
+
+        Args:
+            terminated: whether it ended in a terminal state.
+            truncated: whether it was cut off.
+            episode_data: values that are constant in the episode, as for `write_episode`; they join those that it began with.
+            notes: as for `write_episode`.
 
         Raises:
             InputError: the schema was fixed to another one meanwhile.
@@ -188,28 +205,29 @@ class OpenEpisode:
         self._check_open(where)
         self._store.exclusively(
             where,
-            lambda files: self._finish(files, terminated, truncated, episode_data, where),
+            lambda files: self._finish(files, terminated, truncated, episode_data, notes, where),
         )
 
     def _finish(
         self, files: CommitFiles, terminated: bool, truncated: bool, episode_data: Mapping[str, Any] | None,
-        where: str,
+        notes: Mapping[str, Any] | None, where: str,
     ) -> None:  # fmt: skip
         self._check_open(where)  # once more: a handler may have come first
         self._go_on()
-        data = encode_data(dict(episode_data or {}), where) if self.num_steps else b""
+        data = encode_data({**self._data, **(episode_data or {})}, where) if self.num_steps else b""
         flags = TERMINATED * bool(terminated) | TRUNCATED * bool(truncated)
         last = None if self._every is None else replace(self._part, is_last=True)
         # An interrupted call may have stored it or not: `carried` knows, since a recovery came before this.
         if self._pending and self.id not in self._store.carried.get("finished", []):
-            self._commit(files, last, flags, data, where)
+            self._commit(files, last, flags, data, where, notes)
         elif last is not None and not self._pending:
-            self._end_chain(files, flags, data)
+            self._end_chain(files, flags, data, notes)
         self._remove()
 
     def _commit(
-        self, files: CommitFiles, part: PartOf | None, flags: int, data: bytes, where: str
-    ) -> None:
+        self, files: CommitFiles, part: PartOf | None, flags: int, data: bytes, where: str,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Commit the steps in the file."""
         store, count = self._store, self._pending
         stream = _read_steps(store.disk, self._folder, store.ring.max_steps)
@@ -223,17 +241,19 @@ class OpenEpisode:
         arrays = [a[:count] for a in stream.arrays()]
         schema, arrays = _as_stored(store, stream.schema, arrays, self._casting, where)
         self._begins = store.head
-        with self._small() as small:
+        with self._small(notes) as small:
             store.commit_within(
                 files, schema, arrays, data, flags, where, self.id, small, part=part
             )  # fmt: skip
 
-    def _end_chain(self, files: CommitFiles, flags: int, data: bytes = b"") -> None:
+    def _end_chain(
+        self, files: CommitFiles, flags: int, data: bytes = b"", notes: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """End the episode where its newest part ends, unless it has ended or has no part."""
         store, part = self._store, self._part
         chains = store.live.chains
         if part.number and (chains is None or part.chain not in chains.ended):
-            with self._small() as small:
+            with self._small(notes) as small:
                 store.end_chain(files, part, flags, data, small)
 
     def abandon(self) -> None:
@@ -286,6 +306,8 @@ class OpenEpisode:
                 "columns": described,
                 "part": [part.chain, part.step, part.number, part.lane],
             }
+            if self._encoded:
+                described["data"] = base64.b64encode(self._encoded).decode()
         try:
             end = self._write(file, json.dumps(described).encode(), (0, 0))
             if self._store.power:
@@ -335,7 +357,7 @@ def finish_open(store: Store, keep: bool) -> None:
                     else:
                         part = steps.part and _last_part(store, steps.part)
                         store.commit(
-                            schema, arrays, b"", INTERRUPTED, where=folder, finished=name, part=part
+                            schema, arrays, steps.data, INTERRUPTED, where=folder, finished=name, part=part
                         )  # fmt: skip
                         log.info(
                             "%s: kept %d steps of an interrupted episode",

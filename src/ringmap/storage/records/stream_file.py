@@ -14,6 +14,7 @@ Not here: writing, and what is done with the steps (open_episode.py).
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from contextlib import closing
@@ -58,7 +59,8 @@ class Stream:
 
     `after`: the record that a group follows, as `group.follows` names it; None for an episode. `apart`: the columns after the
     ring's own; `earlier`: their values of rows before the group. `nbytes`: bytes of the whole frames; `fault`: the fault in the bytes after them, in words. A
-    truncated frame is not a fault: a kill causes it. `part`: the part of a chain that it is; None for an episode or a group.
+    truncated frame is not a fault: a kill causes it. `part`: the part of a chain that it is; None for an episode or a group. `data`: of the
+    chain's episode, encoded, as far as it was known when the part began.
     """
 
     schema: Schema | None
@@ -69,6 +71,7 @@ class Stream:
     apart: Apart | None = None
     earlier: dict[str, Any] = field(default_factory=dict)
     part: PartOf | None = None
+    data: bytes = b""
 
     def arrays(self) -> list[Array]:
         """Return the steps as one array per column, those of `apart` last."""
@@ -87,7 +90,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The content of frame 0. `part`: of a chain. Of a group: the bytes of `earlier` rows in frame 1, its seed, the most rows."""
+    """The content of frame 0. `part`, `data`: of a chain. Of a group: the bytes of `earlier` rows in frame 1, its seed, the most rows."""
 
     schema: Schema
     apart: Apart | None = None
@@ -96,6 +99,7 @@ class _Begun:
     seed: int = 0
     rows: int = 0
     part: PartOf | None = None
+    data: bytes = b""
 
     @property
     def specs(self) -> tuple[ColumnSpec, ...]:
@@ -156,7 +160,7 @@ def read_stream(disk: Disk, path: str, max_steps: int) -> Stream:
             break
         steps.append(payload)
         where += FRAME.size + row
-    return Stream(begun.schema, steps, at + where, fault, part=begun.part)
+    return Stream(begun.schema, steps, at + where, fault, part=begun.part, data=begun.data)
 
 
 def _group_in(
@@ -259,7 +263,9 @@ def _contents_of(described: bytes) -> _Begun:
         if not all(type(n) is int and NONE <= n < most for n, most in limits):
             raise ValueError(f"is part {found['part']!r}")
         part = PartOf(chain, max(0, step), max(0, number), max(0, lane))
-        return _Begun(_schema_of(found["columns"]), part=part)
+        data = base64.b64decode(found.get("data", ""), validate=True)
+        decode_data(data)  # raises if it can't be shown
+        return _Begun(_schema_of(found["columns"]), part=part, data=data)
     after, earlier, rows = found["after"], found.get("earlier", 0), found["rows"]
     counts = all(_is_count(n) for n in (*after, earlier, rows))
     if len(after) != 4 or not counts or earlier > EARLIER_LIMIT:
