@@ -234,15 +234,15 @@ def in_line(work, items, count, name):
 
 def draw_step(rng, max_steps, spare):
     kind = rng.choices(
-        ["write", "sample", "clear", "flush", "sync", "sync_write", "reopen", "begin", "append", "finish", "abandon"],
-        [12, 3, 1.5, 1.5, 3, 1, 3, 1, 4, 2, 0.5],
+        ["write", "unsynced", "sample", "clear", "flush", "sync", "sync_write", "reopen", "begin", "append", "finish", "abandon"],
+        [10, 2, 3, 1.5, 1.5, 3, 1, 3, 1, 4, 2, 0.5],
     )[0]  # fmt: skip
     length = rng.randint(1, spare) if rng.random() < 0.7 else rng.randint(1, max_steps)
     fault = None
     if rng.random() < 0.2:
         what = rng.choice(["interrupt", "ENOSPC", "EIO", "partial", "die", "sync"])
         fault = (what, rng.randint(1, 3) if what == "sync" else rng.randint(1, 12))
-    if kind == "write":
+    if kind in ("write", "unsynced"):
         return kind, length, fault
     if kind == "sync_write":
         return kind, length, rng.randint(1, 5)
@@ -269,6 +269,8 @@ class Session:
 
     has_groups = False
     """Whether a writer's opening stores rows that a reader does not see yet."""
+    lags = False
+    """Whether a call's sampling state may be stored with a later commit."""
 
     def __init__(self, case, root, tree, boot, expect, cut=True, fresh=True, cheats=None):
         self.case = case
@@ -335,6 +337,15 @@ class Session:
     def put(self, number, length):
         """Store an episode."""
         self.buf.write_episode(episode(number, length))
+
+    def put_unsynced(self, number, length):
+        """Store an episode without a sync."""
+        self.buf.write_episode(episode(number, length), sync=False)
+
+    @property
+    def is_durable(self):
+        """Whether a power cut loses no call that returned."""
+        return self.power and not self.store_now.is_unsynced
 
     def sampling(self):
         return sampling_of(self.buf)
@@ -504,7 +515,7 @@ class Session:
                 self.end_stream(number)
             self.after(
                 replace(
-                    during, newest=frozenset([seen]), streams=self.open_streams(streams),
+                    during, power=self.is_durable, newest=frozenset([seen]), streams=self.open_streams(streams),
                     ended=self.ended_streams(),
                 )
             )  # fmt: skip
@@ -532,7 +543,8 @@ class Session:
             states=before.states | one | set(middles),
         )
         self.expects[place] = self.expects[place][0], during
-        done = replace(during, newest=one, newest_samplings=sampled or before.newest_samplings)
+        kept = sampled if sampled and not self.lags else before.newest_samplings | sampled
+        done = replace(during, power=self.is_durable, newest=one, newest_samplings=kept)
         if syncs:
             synced = self.store_now.files.state.mark >= seq
             assert synced or syncs != "surely", "flush returned, and nothing was synced"
@@ -597,6 +609,17 @@ class Session:
     def do_write(self, length, fault=None):
         number = next(self.numbers)
         self.store(lambda: self.put(number, length), number, length, fault)
+
+    def do_unsynced(self, length, fault=None):
+        """At level power, write an episode that a later sync makes durable."""
+        number, now = next(self.numbers), self.now
+        if now.power:
+            self.after(
+                replace(
+                    now, power=False, states=now.newest, droppable=frozenset(), samplings=now.newest_samplings
+                )
+            )  # fmt: skip
+        self.store(lambda: self.put_unsynced(number, length), number, length, fault)
 
     def do_sample(self):
         with contextlib.suppress(NoClipsError):

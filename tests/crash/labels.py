@@ -72,6 +72,7 @@ class LabelSession(Session):
 
     draw_step = staticmethod(draw)
     has_groups = True
+    lags = True  # it joins with the commit of rows of earlier calls
     where = os.sep + "rows"
 
     def __init__(self, *args, **options):

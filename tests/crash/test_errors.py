@@ -379,9 +379,9 @@ def failing_after_the_record(self, state):
 
 
 def forgetful(append):
-    def wrong(self, record):
+    def wrong(self, *args):
         try:
-            append(self, record)
+            append(self, *args)
         except OSError:
             self.state = self.state  # swallowed: the caller goes on as if it were stored
 

@@ -156,6 +156,10 @@ FOUND_ELSEWHERE = {
     "successors of another call": (TransitionSession, [False], (W, W, ("sync",), W), {"warm": 5}),
     # The rows of a dropped newest call were served as next observations, and drawn by priority.
     "a spoiled call behind the newest": (TransitionSession, [False], (("write", 3), W, ("write", 3)), {}),
+    # The state of sampling was carried by the commit after the one that it counted as stored with.
+    "sampling of a group that is settled": (
+        TransitionSession, [True], (("write", 3), ("sample",), ("write", 3), ("write", 2)), {},
+    ),
     "a spoiled episode behind the newest": (PrioritySession, [False], (U, W, ("sample",), W), {}),
     # A fold overwrote the log that the disk still needed; a fall-back left the log of its generation out.
     "log overwritten before its leaves were synced": (
@@ -253,9 +257,20 @@ def mark_after_the_sync(self):
 
 
 def delete_early(append):
-    def wrong(self, record):
-        append(self, record)
+    def wrong(self, record, durable):
+        append(self, record, durable)
         self.segments.delete_before(record.first, record.seq)
+
+    return wrong
+
+
+def without_rows(commit_mark):
+    def wrong(self, *args, **options):
+        rows, self.rows = self.rows, None
+        try:
+            commit_mark(self, *args, **options)
+        finally:
+            self.rows = rows
 
     return wrong
 
@@ -307,6 +322,9 @@ PLANTED = {
     ),
     "segments go before the retirement is durable": (
         False, SCRIPT, {"patch": (CommitFiles, "append", delete_early(CommitFiles.append)), "segment": 1},
+    ),
+    "a record without rows is synced before the rows of commits that were not": (
+        True, (("write", 3), ("unsynced", 3), ("write", 8)), {"patch": (Store, "_commit_mark", without_rows(Store._commit_mark))},
     ),
     "a failed sync is tried again": (
         False, FAILING, {"patch": (RecordingHandle, "sync", retry(RecordingHandle.sync))},

@@ -542,6 +542,11 @@ class Engine(Forkable):
         with self.committing(notes) as small:
             store.flush(small=small)
 
+    def make_durable(self, where: str) -> None:
+        """Flush, if durability is "power" and episodes were stored without a sync. For a writer only."""
+        if self.writer(where).is_unsynced:
+            self.flush(where)
+
     def remember(self, where: str, settings: Mapping[str, Any]) -> None:
         """Store settings in the manifest, with a flush. For a writer only."""
         store = self.writer(where)

@@ -359,7 +359,11 @@ class ReplayBuffer(Sampled):
     # -- writing -----------------------------------------------------------------------------
 
     def write_episode(
-        self, ep_data: Mapping[str, Any], *, notes: Mapping[str, Any] | None = None
+        self,
+        ep_data: Mapping[str, Any],
+        *,
+        notes: Mapping[str, Any] | None = None,
+        sync: bool = True,
     ) -> None:
         """Store one whole episode, and evict the oldest ones that no longer fit, in one commit.
 
@@ -369,6 +373,9 @@ class ReplayBuffer(Sampled):
                 the episode: str, bytes, numbers, arrays. An empty episode, or one of length 0, is ignored.
             notes: name -> JSON value, small: they join `notes` with this episode or not at all, and remain
                 when it is evicted.
+            sync: at durability "power", whether the episode is durable when this returns. False: it survives a kill of the
+                process at once, and a power cut from the next `flush` on, or the next episode that is synced; so several episodes
+                cost one sync.
 
         Raises:
             InputError: a scalar column, unequal lengths, a schema mismatch, a value that does not fit,
@@ -405,7 +412,7 @@ class ReplayBuffer(Sampled):
         encoded = encode_data(data, where) if data else b""
         flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
         with self.engine.committing(notes) as small:
-            store.commit(schema, list(fitted.values()), encoded, flags, small=small)
+            store.commit(schema, list(fitted.values()), encoded, flags, small=small, sync=sync)
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -414,9 +421,12 @@ class ReplayBuffer(Sampled):
         return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store episodes as they arrive, each in its own commit."""
-        for episode in episodes:
-            self.write_episode(episode)
+        """Store episodes as they arrive, each in its own commit. At durability "power" one sync makes all of them durable."""
+        try:
+            for episode in episodes:
+                self.write_episode(episode, sync=False)
+        finally:
+            self.engine.make_durable("ReplayBuffer.write_episodes")
 
     def begin_episode(
         self, *, commit_every: int | None = None, episode_data: Mapping[str, Any] | None = None, lane: int = 0,

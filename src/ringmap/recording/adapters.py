@@ -74,15 +74,19 @@ class EpisodeSink(Sink):
         self._inner = buffer
         self._open: dict[int, Any] = {}
 
-    def write(self, episode: Mapping[str, Any]) -> None:
-        """Store a whole episode, in one commit."""
+    def write(self, episode: Mapping[str, Any], sync: bool = True) -> None:
+        """Store a whole episode, in one commit. `sync`: False if `sync` is called after the last one."""
         if self._inner.schema is None:
             episode = self._typed(episode)
         if self.buffer is self._inner:
-            self._inner.write_episode(episode)
+            self._inner.write_episode(episode, sync=sync)
         else:
             self.buffer.extend(episode)  # and its mixing state with it
         self.num_stored += 1
+
+    def sync(self) -> None:
+        """Make durable what was written without a sync."""
+        self._inner.engine.make_durable("ReplayBufferCollectionWrapper")
 
     def append(self, slot: int, step: Mapping[str, Any]) -> None:
         """Stream a row of a slot's open episode."""

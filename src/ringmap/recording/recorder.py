@@ -157,13 +157,18 @@ class Recorder:
             if self._limit is not None and self._longest() > self._limit:
                 self._check_length(faults)
             self._steps.take(terminated, truncated, faults)
+            many = len(faults.cut.union(done)) > 1
             for slot in sorted(faults.cut):
                 rows.at[slot] -= 1
-                self._end(slot, False, False, faults)
+                self._end(slot, False, False, faults, sync=not many)
             for slot in done:
                 if slot not in faults.cut:
-                    self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults)
+                    self._end(
+                        slot, bool(terminated[slot]), bool(truncated[slot]), faults, sync=not many
+                    )
                     ended.append(slot)
+            if many:
+                self._sync(faults)
         except BaseException:
             # An interrupt in the middle: open episodes are abandoned, so that no later rows are joined to them.
             faults.cut.update(slots.playing)
@@ -290,9 +295,17 @@ class Recorder:
 
     # -- ends and beginnings ---------------------------------------------------------------------
 
+    def _sync(self, faults: Faults) -> None:
+        """Make durable what was stored without a sync."""
+        for sink in self.sinks:
+            if isinstance(sink, EpisodeSink):
+                with faults.noting("what this step stored may not be durable"):
+                    sink.sync()
+
     def _end(
-        self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True
-    ) -> None:
+        self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True,
+        sync: bool = True,
+    ) -> None:  # fmt: skip
         """Store the open episode of a slot, with its newest row as the last; an episode without a step is not stored."""
         sink, rows = self._by_slot[slot], self._open
         last = int(rows.at[slot])
@@ -305,7 +318,7 @@ class Recorder:
                 if sink.stream:
                     sink.finish(slot, terminated, truncated)
                 elif built:
-                    sink.write({name: [row[name] for row in built] for name in built[0]})
+                    sink.write({name: [row[name] for row in built] for name in built[0]}, sync)
                 return
             if last + int(rows.before[slot]) < 1:
                 return
@@ -315,7 +328,7 @@ class Recorder:
                 sink.append(slot, {name: values[0] for name, values in row.items()})
                 sink.finish(slot, terminated, truncated)
             else:
-                sink.write(rows.cut(slot, 0, last + 1, sink.names, ending))
+                sink.write(rows.cut(slot, 0, last + 1, sink.names, ending), sync)
         except Exception as error:
             faults.note(error, self._label(slot, "not all of it is stored"))
             assert isinstance(sink, EpisodeSink)

@@ -238,14 +238,14 @@ class CommitFiles:
                 rows.sync()
             self._sync_blobs()
 
-    def append(self, record: Record) -> None:
-        """Write the record, which is the commit, then show it to readers."""
+    def append(self, record: Record, durable: bool) -> None:
+        """Write the record, which is the commit, then show it to readers. `durable`: sync it; rows and blobs are synced already."""
         self.table.write(record)
-        if self.power:
+        if durable:
             with self.poisoning():
                 self.table.sync()
         old = self.state
-        mark = record.seq if self.power else old.mark
+        mark = record.seq if durable else old.mark
         self._publish(
             State(
                 old.generation + 1, record.seq, record.first, record.tail, record.head,
@@ -254,9 +254,8 @@ class CommitFiles:
         )  # fmt: skip
 
     def drop_retired(self) -> None:
-        """Delete the segments that the newest record retired, if it is durable. Its state must already be shown to threads."""
-        if self.power:
-            self._table_is_synced(self.state)
+        """Delete the segments that the newest record retired: it is durable. Its state must already be shown to threads."""
+        self._table_is_synced(self.state)
 
     def _publish(self, state: State) -> None:
         try:

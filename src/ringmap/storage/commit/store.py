@@ -414,8 +414,13 @@ class Store(Handle):
                     raise
                 log.warning("%s: recovery failed, and is tried again", self.folder)
 
-    def exclusively(self, where: str, work: Callable[[CommitFiles], None]) -> None:
-        """Do `work` while other writing calls are kept out; raise unless this handle may write.
+    def exclusively(
+        self,
+        where: str,
+        work: Callable[[CommitFiles], None],
+        small: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Commit the open group, with `small`, then do `work` while other writing calls are kept out; raise unless this handle may write.
 
         Takes a function, and is not a context manager: an interrupt between a
         Python `__enter__` and its block would leave the mutex locked forever.
@@ -425,7 +430,7 @@ class Store(Handle):
             self.made_room = False
             try:
                 files = self._ready(where)
-                self._commit_group(files, where)
+                self._commit_group(files, where, small)
                 work(files)
             except RingmapError:
                 raise
@@ -485,6 +490,13 @@ class Store(Handle):
         return self.files is not None and self.files.poison is not None
 
     @property
+    def is_unsynced(self) -> bool:
+        """Whether durability is "power", and there are commits that asked for no sync and had none since."""
+        if not self.power or self.files is None:
+            return False
+        return self.files.state.mark < self.files.state.seq
+
+    @property
     def writable_here(self) -> bool:
         """Whether this process may write: not a forked child, not closed."""
         return not self._child and not self._closed
@@ -501,6 +513,7 @@ class Store(Handle):
         self, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str = "ReplayBuffer.write_episode", finished: str | None = None,
         small: Mapping[str, Any] | None = None, following: Values | None = None, part: PartOf | None = None,
+        sync: bool = True,
     ) -> None:  # fmt: skip
         """Store one episode: its rows, its data and the buffer's small state, or none of these.
 
@@ -514,6 +527,7 @@ class Store(Handle):
             small: sections of the small state (JSON) that changed.
             following: the next observations of the newest rows, for `Successors`.
             part: which part of a chain it is; None: an episode that is whole.
+            sync: whether durability "power" applies; else a later sync makes it durable.
 
         Raises:
             InputError: another thread locked another schema first.
@@ -537,6 +551,7 @@ class Store(Handle):
                 small,
                 following=following,
                 part=part,
+                sync=sync,
             ),
         )
 
@@ -544,6 +559,7 @@ class Store(Handle):
         self, files: CommitFiles, schema: Schema, arrays: list[Array], data: bytes, flags: int,
         where: str, finished: str | None = None, small: Mapping[str, Any] | None = None,
         group: OpenGroup | None = None, following: Values | None = None, part: PartOf | None = None,
+        sync: bool = True,
     ) -> None:  # fmt: skip
         """Do the work of `commit`, inside `exclusively`. `group`: the open group, if its rows are committed."""
         length = len(arrays[0])
@@ -579,14 +595,16 @@ class Store(Handle):
         record = files.write_blob(record, sums, data)
         if following is not None:
             self._write_following(files, record, following)
-        if self.power:
+        durable = self.power and sync
+        if durable:
             files.sync_written(rows)
-        files.append(record)
+        files.append(record, durable)
         self._remember(record)
         if following is not None:
             self._following.turn()
             self._following_of = record.seq
-        files.drop_retired()
+        if durable:
+            files.drop_retired()
         self._stale = False
         if self._background is not None:
             self._background.committed()
@@ -917,7 +935,7 @@ class Store(Handle):
     def settle(self, where: str, small: Mapping[str, Any] | None = None) -> None:
         """Commit the rows of the open group, so that other handles find them."""
         if self._group is not None and self.writable_here:
-            self.exclusively(where, lambda files: files.carry(small))
+            self.exclusively(where, lambda files: None, small)
 
     def commit_behind(self) -> None:
         """Commit the rows of a group that no call has committed in time, in a background thread."""
@@ -957,10 +975,11 @@ class Store(Handle):
         )  # fmt: skip
         record = files.write_blob(record, [], data)
         if self.power:
-            files.sync_written(None)
-        files.append(record)
+            files.sync_written(self.rows)  # of commits before it that were not synced
+        files.append(record, self.power)
         self._remember(record)
-        files.drop_retired()
+        if self.power:
+            files.drop_retired()
 
     def _remember(self, record: Record) -> None:
         """Move memory to the state after `record`."""

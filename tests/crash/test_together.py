@@ -1,0 +1,93 @@
+"""Episodes that are stored by one call at durability "power": one sync makes all of them durable before the call returns."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer
+from ringmap.recording import ReplayBufferCollectionWrapper
+from tests.crash.recording import Always, RecordingDisk, materialise
+from tests.disks import Through, undisturbed
+
+MANY = 8
+
+
+def episode(number):
+    return {"number": np.full(3, number), "noise": np.arange(15).reshape(3, 5) * number}
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    undisturbed(monkeypatch.setattr, looks=2)
+    (tmp_path / "live").mkdir()
+    return RecordingDisk(str(tmp_path / "live"))
+
+
+@pytest.fixture
+def buf(disk):
+    with Through(ReplayBuffer, disk)(
+        1000, path=f"{disk.root}/buf", durability="power", history_len=1
+    ) as made:
+        made.write_episode(episode(0))
+        yield made
+
+
+def syncs(disk, work):
+    """Return how many syncs some work makes."""
+    before = len(disk.log)
+    work()
+    return sum(entry[0] in ("sync", "sync_folder") for entry in disk.log[before:])
+
+
+def after_a_cut(disk, tmp_path, name):
+    """Return the episodes after a power cut that loses all that no sync covers."""
+    materialise(disk.model.crash(Always(0)), str(tmp_path / name))
+    with ReplayBuffer(1000, path=tmp_path / name / "buf", history_len=1) as buf:
+        return list(buf.episodes())
+
+
+def test_one_sync_makes_all_of_them_durable(buf, disk, tmp_path):
+    one = syncs(disk, lambda: buf.write_episode(episode(1)))
+    many = syncs(disk, lambda: buf.write_episodes([episode(2 + i) for i in range(MANY)]))
+    flush = syncs(disk, buf.flush)
+    assert many <= flush
+    assert many < MANY * one / 2
+    found = [int(steps["number"][0]) for steps in after_a_cut(disk, tmp_path, "cut")]
+    assert found == [*range(2 + MANY)]
+
+
+def test_without_the_sync_a_cut_loses_them(buf, disk, tmp_path):
+    buf.write_episode(episode(1), sync=False)
+    assert len(buf.lengths) == 2
+    assert len(after_a_cut(disk, tmp_path, "cut")) == 1
+    buf.write_episode(episode(2))  # its sync covers the one before it
+    assert len(after_a_cut(disk, tmp_path, "later")) == 3
+
+
+def test_those_before_one_that_is_refused_are_durable(buf, disk, tmp_path):
+    with pytest.raises(ValueError, match="schema mismatch"):
+        buf.write_episodes([episode(1), episode(2), {"other": np.zeros(3)}])
+    assert len(after_a_cut(disk, tmp_path, "cut")) == 3
+
+
+def test_a_clear_covers_what_was_stored_before_it_without_a_sync(buf, disk, tmp_path):
+    buf.write_episode(episode(1), sync=False)
+    buf.clear()
+    assert not buf.engine.owned.is_unsynced
+    assert after_a_cut(disk, tmp_path, "cut") == []
+
+
+def test_a_step_that_ends_several_episodes_syncs_once(disk, tmp_path):
+    envs = gymnasium.make_vec("CartPole-v1", MANY, vectorization_mode="sync", max_episode_steps=4)
+    path = f"{disk.root}/buf"
+    with Through(ReplayBuffer, disk)(1000, path=path, durability="power", history_len=1) as buf:
+        env = ReplayBufferCollectionWrapper(envs, buf)
+        env.reset(seed=0)
+        actions = np.zeros(MANY, np.int64)
+        counts = [syncs(disk, lambda: env.step(actions)) for _ in range(10)]
+        stored = buf.num_episodes
+        assert stored == 2 * MANY
+        assert len(after_a_cut(disk, tmp_path, "cut")) == stored
+        alone = syncs(disk, lambda: buf.write_episode(buf.load_episode(0)))
+        assert max(counts[5:]) < MANY * alone / 2  # the first episodes make the columns, too
+        env.close()
