@@ -971,7 +971,7 @@ class Store(Handle):
             if record.start < self.head:  # the rows of the open group, which are shown already
                 self._group = None
             elif record.part and record.length:
-                live.append(record.start, record.length, record.chain, record.step)
+                live.append(record.start, record.length, record.chain, record.step, record.lane)
             elif record.length:
                 live.append(record.start, record.length)
             if record.part & END:
