@@ -5,12 +5,15 @@ Each row carries its episode and its step, so that whatever is read proves itsel
 
 import contextlib
 import json
+import multiprocessing
+import os
 import pickle
 import random
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.buffers import replay
 from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
@@ -395,6 +399,72 @@ def test_a_dump_holds_one_episode(tmp_path):
             assert (loaded["episode"] == number).all()
         assert dataset.get_episode_data(1)["first_step"] == [80]
         assert dataset.get_episode_data(1)["seed"] == [5]
+
+
+def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_path, monkeypatch):
+    buf = ReplayBuffer(max_steps=100, spare_rows=20)
+    buf.write_episode({"x": np.arange(3.0) - 10, "_episode_data": {"seed": 1}})
+    with buf.begin_episode(commit_every=7, episode_data={"seed": 2}) as episode:
+        for t in range(60):
+            episode.append({"x": np.float64(t)})
+    monkeypatch.setattr(replay, "memory_left", lambda: 2 * 8 * 40.0)
+    with pytest.warns(
+        UserWarning,
+        match=r"episode 1 of 60 steps \(0 MiB\) .* episodes of up to 20 steps, with 'first_step'",
+    ):
+        buf.dump(tmp_path / "out.h5", progress=False)
+    out = load_dataset(tmp_path / "out.h5")
+    assert out.lengths.tolist() == [3, 14, 14, 14, 18]
+    assert out.get_episode_data()["seed"] == [1, 2, 2, 2, 2]
+    assert out.get_episode_data()["first_step"][2:] == [14, 28, 42]
+    found = np.concatenate([out.load_episode(i)["x"] for i in range(1, 5)])
+    assert found.tolist() == list(range(60))
+    monkeypatch.setattr(replay, "memory_left", lambda: 2 * 8 * 60.0)
+    buf.dump(tmp_path / "whole.h5", progress=False)
+    assert load_dataset(tmp_path / "whole.h5").lengths.tolist() == [3, 60]
+
+
+def _dump_with_little_memory(path, out, said, left):
+    import resource
+
+    buf = ReplayBuffer.open(path)
+    tiny = ReplayBuffer(10)
+    tiny.write_episode({"x": np.zeros((5, 10), np.uint8)})
+    tiny.dump(out + ".tiny.h5", progress=False)  # what is imported counts before
+    taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115
+    resource.setrlimit(resource.RLIMIT_AS, (taken + left, -1))
+    if said == "control":
+        replay.memory_left = lambda: float("inf")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            buf.dump(out, progress=False)
+    except MemoryError:
+        os._exit(3)
+    os._exit(len(told))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+def test_it_is_dumped_with_little_memory(tmp_path):
+    """48 MB of steps with 60 MB left; the control needs more than there is."""
+    path, size = tmp_path / "buf", 1 << 14
+    with ReplayBuffer(max_steps=3000, path=path, spare_rows=100) as buf:
+        with buf.begin_episode(commit_every=100) as episode:
+            for t in range(3000):
+                episode.append({"x": np.full(size, t % 251, np.uint8)})
+        buf.close()
+    fork = multiprocessing.get_context("fork")
+    codes = {}
+    for kind in ("pieces", "control"):
+        out = str(tmp_path / f"{kind}.h5")
+        process = fork.Process(target=_dump_with_little_memory, args=(path, out, kind, 60 << 20))
+        process.start()
+        process.join()
+        codes[kind] = process.exitcode
+    assert codes == {"pieces": 1, "control": 3}
+    found = load_dataset(tmp_path / "pieces.h5")
+    assert len(found.lengths) > 1
+    assert found.lengths.sum() == 3000
 
 
 def test_what_bad_input_gets(tmp_path):
