@@ -560,6 +560,70 @@ def test_a_damaged_part_is_named_and_taken_out(tmp_path):
         prove(buf.sample(200, history_len=4))
 
 
+def test_a_manifest_that_says_nothing_of_parts_is_named_and_mended(tmp_path):
+    path = tmp_path / "buf"
+    with make(path=path) as buf:
+        recorded(buf, 1, 13).finish(terminated=True, episode_data={"seed": 4})
+        expected = [
+            {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
+            for e in buf.episodes()
+        ]
+        buf.close()
+    whole = manifest_module.Manifest.decode((path / "manifest.json").read_bytes(), "here")
+    assert whole.features == ("chains",)
+    for left in ((), ("groups",), None):
+        if left is None:
+            (path / "manifest.json").unlink()
+        else:
+            (path / "manifest.json").write_bytes(replace(whole, features=left).encode())
+        (finding, *others) = ringmap.check(path)
+        assert finding.file == "manifest.json"
+        assert not others
+        assert (
+            left is None
+            or "lacks the feature 'chains', but episodes are stored in parts" in finding.what
+        )
+        assert [action.file for action in ringmap.repair(path)] == ["manifest.json", "state.bin"]
+        ringmap.repair(path, dry_run=False)
+        assert ringmap.check(path) == []
+        assert "chains" in json.loads((path / "manifest.json").read_text())["features"]
+        with ReplayBuffer.open(path, "r+") as buf:
+            found = [
+                {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
+                for e in buf.episodes()
+            ]
+            assert found == expected
+            assert buf.get_episode_data() == {"seed": [4]}
+            buf.close()
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_record_of_a_part_that_is_lost(tmp_path, number):
+    """Repaired, the rest of the episode is there, once, and has ended."""
+    path = tmp_path / "buf"
+    with make(path=path) as buf:
+        recorded(buf, 1, 20).finish(terminated=True)
+        parts = len(buf.engine.source.live)
+        assert (parts, buf.engine.source.seq) == (4, 5)
+        buf.close()
+    with open(path / "episodes.npy", "r+b") as file:
+        file.seek(4096 + 128 * number + 30)
+        file.write(b"\x77")
+    assert ringmap.check(path)[0].seq == number
+    ringmap.repair(path, dry_run=False)
+    assert ringmap.check(path) == []
+    for _ in range(2):
+        with ReplayBuffer.open(path, "r+") as buf:
+            found = [[int(s) for s in e["step"]] for e in buf.episodes()]
+            left = [s for s in range(20) if s // 5 != number - 1]
+            assert sorted(s for steps in found for s in steps) == left
+            assert len(found) == (1 if number in (1, 4) else 2)
+            assert not buf.engine.source.live.whole.is_open.any()
+            prove(buf.sample(50, history_len=2))
+            assert buf.check() == []
+            buf.close()
+
+
 @pytest.mark.parametrize("changes", [{"chain": 99}, {"step": 3}, {"part": 2}, {"chain": -5}])
 def test_a_forged_part_is_refused(tmp_path, changes):
     with make(path=tmp_path / "buf") as buf:
