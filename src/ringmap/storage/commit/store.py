@@ -301,7 +301,7 @@ class Store(Handle):
     def _open_values(self) -> None:
         before = self.values
         super()._open_values()
-        if self.values is not None and self.values is not before and not self.disk.volatile:
+        if self.values is not None and self.values is not before:
             self.values.begin(self.head, self._trusted)
 
     def _fix_schema(self, schema: Schema | None) -> None:
