@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -426,9 +427,14 @@ def test_a_part_that_was_committed_is_there_once(run, power, seed):
 @pytest.mark.campaign
 @LEVELS
 def test_of_many_scripts(run, power):
-    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
-    states = sum(run(power, seed).states for seed in range(first, first + count))
-    print(f"\n{count} scripts, {states} states")
+    """50, or as many as there is time for: LASTS_S."""
+    first, began = 100 * int(os.environ.get("SEED", 0)), time.monotonic()
+    lasts_s, states = float(os.environ.get("LASTS_S", "inf")), 0
+    for seed in range(first, first + int(os.environ.get("SCRIPTS", 50))):
+        states += run(power, seed).states
+        if time.monotonic() - began > lasts_s:
+            break
+    print(f"\n{seed + 1 - first} scripts, {states} states")
 
 
 # -- kills at every line -----------------------------------------------------------------------------
