@@ -497,6 +497,87 @@ def test_what_bad_input_gets(tmp_path):
     assert buf.check() == []
 
 
+def files_of(folder):
+    """Return every byte below a folder, but for who holds the lock."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {path.name: path.read_bytes() for path in found}
+
+
+def test_bad_input_changes_nothing_in_the_middle_of_a_chain(tmp_path):
+    """Bad input gets an error before anything changes, and the episode goes on."""
+    buf = make(path=tmp_path / "buf", durability="power")
+    episode = buf.begin_episode(commit_every=5, episode_data={"seed": 3}, lane=2)
+    for step in range(8):
+        episode.append(row(0, step))
+    before = files_of(tmp_path / "buf")
+    calls = {
+        "episode data": lambda: buf.begin_episode(commit_every=5, episode_data={"seed": object()}),
+        "names are strings": lambda: buf.begin_episode(commit_every=5, episode_data={1: 2}),
+        "lane must be": lambda: buf.begin_episode(commit_every=5, lane=-1),
+        "lane must be a": lambda: buf.begin_episode(commit_every=5, lane=1 << 32),
+        "lane must be a whole": lambda: buf.begin_episode(commit_every=5, lane="left"),
+        "spare rows": lambda: buf.begin_episode(commit_every=buf.engine.source.ring.spare + 1),
+        "must be positive": lambda: buf.begin_episode(commit_every=-5),
+        "schema mismatch": lambda: episode.append({"other": 1}),
+        "reward": lambda: episode.append({**row(0, 8), "reward": "x"}),
+        "step": lambda: episode.append({**row(0, 8), "step": np.zeros(2)}),
+        "OpenEpisode.finish": lambda: episode.finish(episode_data={"seed": object()}),
+    }
+    for why, call in calls.items():
+        with pytest.raises(InputError, match=why):
+            call()
+        assert files_of(tmp_path / "buf") == before, why
+    with ReplayBuffer.open(tmp_path / "buf") as reader, pytest.raises(RoleError):
+        reader.begin_episode(commit_every=5)
+    for step in range(8, 12):
+        episode.append(row(0, step))
+    episode.finish(terminated=True, episode_data={"more": 1})
+    with pytest.raises(RoleError, match="this episode has ended"):
+        episode.finish()
+    episode.abandon()  # which is fine
+    assert buf.get_episode_data() == {"seed": [3], "more": [1]}
+    assert buf.load_episode(0)["step"].tolist() == list(range(12))
+    assert buf.check() == []
+
+
+def test_another_schema_before_the_first_part_is_committed(tmp_path):
+    buf = ReplayBuffer(100, path=tmp_path / "buf", spare_rows=10)
+    episode = buf.begin_episode(commit_every=3)
+    for step in range(2):
+        episode.append({"x": np.float32(step)})
+    buf.write_episode({"y": np.arange(4)})  # fixes the columns
+    for _ in range(2):
+        with pytest.raises(InputError):
+            episode.append({"x": np.float32(2)})
+        assert buf.lengths.tolist() == [4]
+    with pytest.raises(InputError):
+        episode.append({"y": 5})  # its other steps are of the first schema
+        episode.append({"y": 6})
+    with pytest.raises(InputError):
+        episode.finish()
+    episode.abandon()
+    assert buf.lengths.tolist() == [4]
+    assert buf.check() == []
+    buf.close()
+    with ReplayBuffer.open(tmp_path / "buf", "r+", interrupted="keep") as again:
+        assert again.lengths.tolist() == [4]
+        assert again.check() == []
+        again.close()
+
+
+def test_a_chain_longer_than_the_ring_is_no_error(tmp_path):
+    buf = ReplayBuffer(30, path=tmp_path / "buf", spare_rows=8)
+    buf.write_episode({"x": np.arange(10.0)})
+    with buf.begin_episode(commit_every=8) as episode:
+        for step in range(200):
+            episode.append({"x": np.float64(step)})
+    assert buf.num_episodes == 1
+    first = buf.get_episode_data()["first_step"][0]
+    assert buf.load_episode(0)["x"].tolist() == list(range(first, 200))
+    assert 30 - 8 < len(buf.load_episode(0)["x"]) <= 30
+    assert buf.check() == []
+
+
 def test_the_first_part_makes_it_version_2(tmp_path, monkeypatch):
     buf = make(path=tmp_path / "buf")
     buf.write_episode({name: np.array([row(0, s)[name] for s in range(5)]) for name in SCHEMA})

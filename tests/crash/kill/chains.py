@@ -61,6 +61,16 @@ class ChainModel(Model):
             found.append((k, parts[k], first, not flags & INTERRUPTED))
         return tuple(found)
 
+    def is_in(self, table):
+        """Whether the call itself or the opening after a kill stored a whole part does not matter: only the flag tells."""
+        if len(table) != len(self.episodes):
+            return False
+        pairs = zip(self.episodes, table, strict=True)
+        return all(
+            n == steps and (flags == seen or (is_chain(k) and not TERMINATED & (flags | seen)))
+            for (k, n, flags), (steps, seen) in pairs
+        )
+
     def flags_of(self, k):
         return next(flags for number, _, flags in self.episodes if number == k)
 

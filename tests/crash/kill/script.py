@@ -49,6 +49,10 @@ class Model:
         stored = [e for e in self.episodes if not e[2] & DROPPED]
         return tuple((k, n, not flags & INTERRUPTED) for k, n, flags in stored)
 
+    def is_in(self, table):
+        """Tell whether a table's live records, of (steps, flags), are of this model."""
+        return table == [(n, flags) for _, n, flags in self.episodes if not flags & DROPPED]
+
     def stored(self, k, steps, flags=0):
         """Return the model with one more episode; the oldest whole ones make room."""
         kept = list(self.episodes)
