@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import xxhash
 from torch.utils.data import DataLoader
 
 import ringmap
@@ -37,6 +38,7 @@ from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NewerVersionError, NoClipsError, RoleError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import manifest as manifest_module
+from ringmap.storage.records.stream_file import FRAME
 from ringmap.storage.records.table import EpisodeTable
 
 SCHEMA = {
@@ -513,6 +515,9 @@ def test_bad_input_changes_nothing_in_the_middle_of_a_chain(tmp_path):
     calls = {
         "episode data": lambda: buf.begin_episode(commit_every=5, episode_data={"seed": object()}),
         "names are strings": lambda: buf.begin_episode(commit_every=5, episode_data={1: 2}),
+        "of 2097[0-9]+ bytes would be stored with each part": lambda: buf.begin_episode(
+            commit_every=5, episode_data={"map": np.zeros(1 << 21, np.uint8)}
+        ),
         "lane must be": lambda: buf.begin_episode(commit_every=5, lane=-1),
         "lane must be a": lambda: buf.begin_episode(commit_every=5, lane=1 << 32),
         "lane must be a whole": lambda: buf.begin_episode(commit_every=5, lane="left"),
@@ -538,6 +543,26 @@ def test_bad_input_changes_nothing_in_the_middle_of_a_chain(tmp_path):
     assert buf.get_episode_data() == {"seed": [3], "more": [1]}
     assert buf.load_episode(0)["step"].tolist() == list(range(12))
     assert buf.check() == []
+
+
+@pytest.mark.parametrize("data", ["!!", "YWJj", 7, None, ["a"], "é"])
+def test_a_file_of_a_part_whose_data_make_no_sense(tmp_path, data):
+    """It is named by check and dropped at the next opening; no error comes out of it."""
+    path = tmp_path / "buf"
+    with make(path=path) as buf:
+        recorded(buf, 0, 5).finish()
+        buf.close()
+    described = {"columns": [["x", [], "<i8"]], "part": [-1, 0, 0, 0], "data": data}
+    head = json.dumps(described).encode()
+    frame = FRAME.pack(len(head), xxhash.xxh3_64_intdigest(head, seed=0)) + head
+    (path / "open" / "a").mkdir()
+    (path / "open" / "a" / "steps.bin").write_bytes(frame)
+    (finding,) = ringmap.check(path)
+    assert "frame 0, which names the columns, does not make sense" in finding.what
+    with ReplayBuffer.open(path, "r+", interrupted="keep") as again:
+        assert again.lengths.tolist() == [5]
+        assert again.check() == []
+        again.close()
 
 
 def test_another_schema_before_the_first_part_is_committed(tmp_path):

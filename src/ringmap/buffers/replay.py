@@ -436,8 +436,8 @@ class ReplayBuffer(Sampled):
             lane: 0 or more: which of several environments, for `commit_every` with `Sequences(..., across=True)`.
 
         Raises:
-            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be stored; the
-                lane is no whole number.
+            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be stored, or, with
+                `commit_every`, more than 1 MiB of them; the lane is no whole number.
         """
         where = "ReplayBuffer.begin_episode"
         store = self.engine.writer(where)
