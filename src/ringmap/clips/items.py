@@ -55,6 +55,10 @@ class ItemRows(Protocol):
         """Return the numbers of the episodes that begin at these positions, int64."""
         ...
 
+    def are_begins(self, places: Array) -> Array:
+        """Tell at which of these positions an episode begins."""
+        ...
+
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these positions which have not ended."""
         ...
@@ -93,6 +97,13 @@ class RingRows:
         """Return the numbers of the episodes among those stored now, oldest first."""
         with self.memory:
             found: Array = self._source.live.starts.searchsorted(starts)
+        return found
+
+    def are_begins(self, places: Array) -> Array:
+        """Tell at which of these positions an episode begins."""
+        with self.memory:
+            starts = self._source.live.starts
+            found: Array = starts.take(starts.searchsorted(places), mode="clip") == places
         return found
 
     def are_open(self, starts: Array) -> Array:

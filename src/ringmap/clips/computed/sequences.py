@@ -17,7 +17,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Sequences(WindowMaker):
-    """A window of the next `length` steps of every column, inside one episode: `sample(window=Sequences(64))`.
+    """A window of the next `length` steps of every column: `sample(window=Sequences(64))`.
+
+    It lies inside one episode; with `across`, it runs on into the next episode, as a recurrent learner that carries its state from one
+    sequence to the next needs it: all stored steps are used, however short their episodes are, and `is_first` tells where to reset.
 
     Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a step is the
     first of its episode, the last, and the last of one that terminated. Of an episode in parts, the oldest stored step is not the
@@ -27,9 +30,14 @@ class Sequences(WindowMaker):
     Args:
         length: steps.
         burn_in: number of steps at the start that only warm up a recurrent state.
+        across: whether a sequence runs on into the next episode of the same lane, in the order of storage. Lanes are known of episodes
+            that were recorded in parts (`commit_every`, by a recording wrapper or a `World`; or `lane` of `begin_episode`).
+            Episodes without a lane follow each other, which a log line says once. After an episode that has not ended, nothing follows yet.
 
     Raises:
         InputError: a length that is not positive, or as many steps of burn-in.
+
+    Cost: with `across`, the first draw after a commit joins the stored episodes: 0.4 ms for 1,000 of them, 12 ms for 100,000.
 
     Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019, for burn-in.
 
@@ -42,19 +50,20 @@ class Sequences(WindowMaker):
         ([0, 1, 2], [True, False, False], [True, False, False])
     """
 
-    def __init__(self, length: int, burn_in: int = 0) -> None:
+    def __init__(self, length: int, burn_in: int = 0, across: bool = False) -> None:
+        self.across = bool(across)
         self.length = positive_length("Sequences", "length", length)
         self.burn_in = 0 if burn_in == 0 else positive_length("Sequences", "burn_in", burn_in)
         if self.burn_in >= self.length:
             raise InputError(
                 f"Sequences: burn_in={burn_in} leaves nothing of {length} steps; it must be smaller than length"
             )
-        self._flags = _Flags(self.length, self.burn_in)
+        self._flags = _Flags(self.length, self.burn_in, across=self.across)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """A value that equal sequences share."""
-        return "Sequences", self.length, self.burn_in
+        return "Sequences", self.length, self.burn_in, self.across
 
     def window(self, schema: Schema, where: str) -> dict[str, Any]:
         """Return the windows of all columns, and what computes the flags."""
@@ -67,15 +76,17 @@ class Sequences(WindowMaker):
 class _Flags(Computed):
     """The flags of a sequence that are not stored."""
 
-    def __init__(self, length: int, burn_in: int, names: tuple[str, ...] = ()) -> None:
-        self.length, self.burn_in, self.names = length, burn_in, names
+    def __init__(
+        self, length: int, burn_in: int, names: tuple[str, ...] = (), across: bool = False
+    ) -> None:
+        self.length, self.burn_in, self.names, self.across = length, burn_in, names, across
 
     def over(self, schema: Schema) -> _Flags:
         """Return the flags that these columns lack."""
         names = [n for n in ("is_first", "is_last", "is_terminal") if n not in schema.names]
         if self.burn_in:
             names.append("is_burn_in")
-        return _Flags(self.length, self.burn_in, tuple(names))
+        return _Flags(self.length, self.burn_in, tuple(names), self.across)
 
     def check(self, schema: Schema, where: str) -> None:
         if self.burn_in and "is_burn_in" in schema.names:
@@ -87,12 +98,29 @@ class _Flags(Computed):
     def compute(self, items: Items) -> dict[str, Array]:
         steps = items.step[:, None] + np.arange(self.length)
         is_last = (steps == items.length[:, None] - 1) & ~items.is_open[:, None]
+        is_first = steps == 0
+        if self.across:
+            places = items.origin[:, None] + steps
+            is_first = items.rows.are_begins(places)
+            inner = steps < items.length[:, None] - 1
+            is_last[inner] = items.rows.are_begins(places[inner] + 1)
+            is_terminal = is_last & self._terminated(items, steps)
+        else:
+            is_terminal = is_last & items.terminated[:, None]
         made = {
-            "is_first": (steps == 0) & (items.first_step == 0)[:, None],
+            "is_first": is_first & ((steps > 0) | (items.first_step == 0)[:, None]),
             "is_last": is_last,
-            "is_terminal": is_last & items.terminated[:, None],
+            "is_terminal": is_terminal,
             "is_burn_in": np.broadcast_to(
                 np.arange(self.length) < self.burn_in, steps.shape
             ).copy(),
         }
         return {name: made[name] for name in self.names}
+
+    @staticmethod
+    def _terminated(items: Items, steps: Array) -> Array:
+        if "terminated" not in items.rows.names:
+            return np.zeros(steps.shape, np.bool_)
+        values, _ = items.take("terminated", steps)
+        found: Array = values.reshape(*steps.shape, -1)[..., -1] != 0
+        return found
