@@ -406,6 +406,37 @@ def test_threads_read_whole_values_while_one_updates(tmp_path, on_disk):
     buf.close()
 
 
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_value_whose_row_is_gone_may_be_written_over(tmp_path, is_live):
+    """A reader that looked up its rows before they were evicted looks again after it has read: no value of theirs is damage."""
+    schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
+    buf = ReplayBuffer(40, path=tmp_path / "b", schema=schema, spare_rows=20)
+    buf.write_episode({"obs": np.arange(40)})
+    buf.update([3], {"big": np.full((1, 200), 7)})
+    buf.flush()
+    with ReplayBuffer.open(tmp_path / "b") as reader:
+        values = reader.engine.owned.values
+        value = np.zeros((1, 200), np.int64)
+        values.put_into("big", np.array([3]), value)
+        assert (value == 7).all()
+        if not is_live:
+            buf.write_episode({"obs": np.arange(40)})
+        path = tmp_path / "b" / "mutable.bin"
+        raw = path.read_bytes()
+        at = raw.index(np.full(200, 7, "<i8").tobytes())
+        with open(path, "r+b") as file:  # the writer is in the middle of a copy of the next row
+            file.seek(at + 800)
+            file.write(b"\1" * 800)
+        if is_live:
+            with pytest.raises(
+                CorruptError, match="the value of position 3 .generation 1. is damaged"
+            ):
+                values.put_into("big", np.array([3]), value)
+        else:
+            values.put_into("big", np.array([3]), value)
+    buf.close()
+
+
 def test_in_ram_a_value_is_read_whole_while_its_next_one_is_half_written(monkeypatch):
     schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
     buf = ReplayBuffer(64, schema=schema)

@@ -15,7 +15,8 @@ Not here: writing (store.py), following a writer (reader.py), clips.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+import weakref
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import numpy as np
@@ -147,7 +148,8 @@ class Handle:
             and schema is not None
             and schema.mutable.columns
         ):
-            self.values = MutableValues.open(self.home, self.writable, self.mapped)
+            tail = _tail_of(weakref.ref(self))
+            self.values = MutableValues.open(self.home, self.writable, self.mapped, tail)
             self.rows = rows.with_changes(self.values)
 
     def ordinal(self, index: int, where: str) -> Ordinal:
@@ -297,3 +299,13 @@ def is_mine(lock: Any) -> bool:
     """Tell whether this thread holds a reentrant lock; Python's conditions do the same, by a private name."""
     held: bool = lock._is_owned()
     return held
+
+
+def _tail_of(handle: weakref.ref[Handle]) -> Callable[[], int]:
+    """Return a function that returns the position below which rows may have been overwritten by now."""
+
+    def tail() -> int:
+        alive = handle()
+        return 0 if alive is None else alive.newest_tail()
+
+    return tail

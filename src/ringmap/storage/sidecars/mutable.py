@@ -108,6 +108,7 @@ class MutableValues(Sidecar):
         header: its newest header.
         write: whether it is for updates.
         mapped: whether values are read through a map, or with reads.
+        tail: returns the position of the oldest row by now.
 
     Processes and threads: one thread at a time may update; any thread of any process may read.
     """
@@ -116,11 +117,12 @@ class MutableValues(Sidecar):
     temporary = ("mutable.bin.tmp",)
 
     def __init__(
-        self, file: File, home: Home, header: _Header, write: bool, mapped: bool = True
-    ) -> None:
+        self, file: File, home: Home, header: _Header, write: bool, mapped: bool = True,
+        tail: Callable[[], int] = lambda: 0,
+    ) -> None:  # fmt: skip
         self.path = file.path
         self._file, self._home, self._header, self._mapped = file, home, header, mapped
-        self._writes = write
+        self._writes, self._tail = write, tail
         assert home.schema is not None
         self._columns = home.schema.mutable
         self._rows = home.rows
@@ -175,7 +177,9 @@ class MutableValues(Sidecar):
         (sync_folder or disk.sync_folder)(home.folder)
 
     @classmethod
-    def open(cls, home: Home, write: bool, mapped: bool = True) -> MutableValues:
+    def open(
+        cls, home: Home, write: bool, mapped: bool = True, tail: Callable[[], int] = lambda: 0
+    ) -> MutableValues:
         """Open an existing file; a writer calls `begin` next.
 
         Raises:
@@ -187,7 +191,7 @@ class MutableValues(Sidecar):
             )
         file = home.disk.open(home.path(cls.names[0]), write)
         header = max(_headers(file, home), key=lambda header: header.number)
-        return cls(file, home, header, write, mapped)
+        return cls(file, home, header, write, mapped, tail)
 
     @classmethod
     def _faults_of_file(cls, home: Home) -> list[str]:
@@ -442,7 +446,7 @@ class MutableValues(Sidecar):
         """Return the plane and a copy of the newest whole copy of a position, -1 and None for none, whatever is being written.
 
         A copy that is not whole is being written, if its head is the same before and after: then it is not the newest one yet. Or a
-        kill or a power cut tore it.
+        kill or a power cut tore it. Or its row is gone, and its reader looks again.
         """
         slot = np.array([position % self._rows])
         for _ in range(_LOOKS):
@@ -462,9 +466,11 @@ class MutableValues(Sidecar):
                 torn.append(generation)
             again = self._heads(slot)
             if not torn or all(map(np.array_equal, again, (places, generations))):
-                for generation in filter(header.is_damage, torn):
+                damaged = [*filter(header.is_damage, torn)]
+                # Over a copy of a row that is gone, one of the next row of its slot may be written.
+                if damaged and position >= self._tail():
                     raise CorruptError(
-                        f"{self.path}: the value of position {position} (generation {generation}) is damaged; run "
+                        f"{self.path}: the value of position {position} (generation {damaged[0]}) is damaged; run "
                         "ringmap.check and ringmap.repair on the buffer"
                     )
                 return found
