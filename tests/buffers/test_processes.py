@@ -386,7 +386,7 @@ def test_a_fork_while_another_thread_writes(buffer):
         thread.join()
 
 
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("spare", [None, 2])
 def test_a_fork_at_any_line_of_a_write(buffer, spare, every):
     """As another thread could have it: the child sees the state before the call, after it, or, if

@@ -42,7 +42,7 @@ def start(fast, runner):
 @pytest.mark.parametrize(("calls", "acts"), SAMPLE)
 def test_some_lines(start, calls, acts):
     storage = "zarr" if len(calls) % 2 else "memmap"
-    assert start(storage, "process", calls, acts, number=5)[1] == []
+    assert start(storage, "process", calls, acts, number=3)[1] == []
 
 
 def test_control_without_the_gate(start):

@@ -69,8 +69,8 @@ def passes(memory, **job):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_kills_and_interrupts(memory, group):
-    passes(memory, kinds=[["changes", 17]], scenarios=GROUPS[group], levels=["process"])
-    kinds = [["lines", 1999], ["interrupts", 1999], ["calls", 7993]]
+    passes(memory, kinds=[["changes", 23]], scenarios=GROUPS[group], levels=["process"])
+    kinds = [["lines", 2999], ["interrupts", 2999], ["calls", 11987]]
     passes(memory, kinds=kinds, scenarios=GROUPS[group][::5], levels=["process"])
 
 
@@ -83,16 +83,16 @@ ZARR = [
 
 
 def test_kills_and_interrupts_of_compressed_columns(memory):
-    kinds = [["changes", 23], ["lines", 2999], ["interrupts", 2999], ["calls", 9973]]
+    kinds = [["changes", 29], ["lines", 3989], ["interrupts", 3989], ["calls", 14983]]
     passes(memory, kinds=kinds, scenarios=ZARR, levels=["process"], storages=["zarr"])
-    kinds = [["changes", 17], ["lines", 1999]]
+    kinds = [["changes", 23], ["lines", 2999]]
     passes(
         memory, kinds=kinds, scenarios=["commit that evicts"], levels=["power"], storages=["mixed"]
     )
 
 
 def test_compressed_columns_killed_again_and_in_ram(memory):
-    kinds = [["changes", 17], ["again", 1999], ["in_ram", 499]]
+    kinds = [["changes", 23], ["again", 2999], ["in_ram", 997]]
     passes(
         memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"], storages=["zarr"]
     )
@@ -108,7 +108,7 @@ def test_kills_and_interrupts_at_the_level_of_power_cuts(memory):
         "flush",
         "stream, keep",
     ]
-    kinds = [["changes", 19], ["lines", 2399], ["interrupts", 2399]]
+    kinds = [["changes", 29], ["lines", 3593], ["interrupts", 3593]]
     passes(memory, kinds=kinds, scenarios=chosen, levels=["power"])
 
 
@@ -120,12 +120,12 @@ def test_killed_again_during_recovery(memory):
         "open with streams, keep",
     ]
     chosen += ["open after a reboot that lost rows"]
-    passes(memory, kinds=[["changes", 43], ["again", 2999]], scenarios=chosen, levels=["process"])
+    passes(memory, kinds=[["changes", 61], ["again", 4999]], scenarios=chosen, levels=["process"])
 
 
 def test_interrupted_again_during_recovery(memory):
     chosen = ["first episode", "commit of a long episode", "clear", "stream, keep"]
-    passes(memory, kinds=[["twice", 401]], scenarios=chosen, levels=["process"])
+    passes(memory, kinds=[["twice", 797]], scenarios=chosen, levels=["process"])
 
 
 def test_interrupts_of_a_buffer_in_ram(memory):
@@ -136,7 +136,7 @@ def test_interrupts_of_a_buffer_in_ram(memory):
         "clear",
         "stream, keep",
     ]
-    passes(memory, kinds=[["in_ram", 149]], scenarios=chosen, levels=["process"])
+    passes(memory, kinds=[["in_ram", 293]], scenarios=chosen, levels=["process"])
 
 
 def test_random_kills(memory):
@@ -144,7 +144,7 @@ def test_random_kills(memory):
 
 
 def test_a_second_writer_is_kept_out_and_a_dead_one_keeps_nobody_out(memory):
-    kinds = [["locked", 1], ["orphan", 2]]
+    kinds = [["locked", 2], ["orphan", 3]]
     passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"])
 
 
@@ -154,7 +154,7 @@ OTHERS = ["transitions", "priorities", "labels", "values", "chains"]
 @pytest.mark.parametrize("family", OTHERS)
 def test_kills_of_other_buffers(memory, family):
     chosen = [name for name in SCENARIOS_OF_OTHERS if name.startswith(family)]
-    every = 23 if family == "priorities" else 83
+    every = 37 if family == "priorities" else 127
     passes(memory, kinds=[["changes", every]], scenarios=chosen[1:], levels=["process"])
     kinds = [["changes", every], ["lines", 9973]]
     passes(memory, kinds=kinds, scenarios=chosen[1:2], levels=["power"])
@@ -164,7 +164,7 @@ def test_kills_of_other_buffers(memory, family):
 def test_kills_before_system_calls(memory):
     try_strace()
     chosen = ["birth", "commit that evicts", "flush"]
-    passes(memory, kinds=[["system_calls", 7]], scenarios=chosen, levels=["power"])
+    passes(memory, kinds=[["system_calls", 11]], scenarios=chosen, levels=["power"])
 
 
 def try_strace():
@@ -220,7 +220,7 @@ def test_control(memory, planted, storage):
     kind, scenario = CAUGHT[planted]
     level = "power" if planted.startswith("segment") else "process"
     every = {"calls": 97, "interrupts": 7}.get(kind, 1)
-    sample = [[kind, 17]] if kind == "changes" else []  # as above, and then every change
+    sample = [[kind, 23]] if kind == "changes" else []  # as above, and then every change
     reports = start(
         memory,
         kinds=[*sample, [kind, every]],
@@ -240,7 +240,7 @@ def test_control(memory, planted, storage):
 @pytest.mark.parametrize("planted", UNSEEN)
 def test_no_kill_shows(memory, planted):
     scenarios = ["commits, a turn of the ring"]
-    passes(memory, kinds=[["changes", 4]], scenarios=scenarios, levels=["power"], planted=planted)
+    passes(memory, kinds=[["changes", 7]], scenarios=scenarios, levels=["power"], planted=planted)
 
 
 # -- all of it -----------------------------------------------------------------------------------

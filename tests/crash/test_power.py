@@ -40,6 +40,11 @@ from tests.disks import Through, ram_folder
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
 
+def campaign_unless(chosen):
+    """Return the marks of a case that runs by default only if it is one of those that were chosen."""
+    return () if chosen else pytest.mark.campaign
+
+
 @pytest.fixture
 def base():
     """A folder in RAM, where a sync costs nothing."""
@@ -76,9 +81,16 @@ def run(base, monkeypatch):
 # -- the protocol ------------------------------------------------------------------------------------
 
 
-@LEVELS
+SCRIPTS = [(0, "memmap"), (1, "memmap"), (2, "zarr"), (3, "mixed")]
+BY_DEFAULT = {(0, False), (1, True), (2, True), (3, False)}
+
+
 @pytest.mark.parametrize(
-    ("seed", "storage"), [(0, "memmap"), (1, "memmap"), (2, "zarr"), (3, "mixed")]
+    ("seed", "storage", "power"),
+    [
+        pytest.param(*script, power, marks=campaign_unless((script[0], power) in BY_DEFAULT))
+        for script, power in itertools.product(SCRIPTS, (False, True))
+    ],
 )
 def test_a_cut_shows_a_committed_state(run, seed, storage, power):
     campaign = run(Case.draw(seed, power, storage), seed, samples=1, every=2, share=0.02)
@@ -88,8 +100,16 @@ def test_a_cut_shows_a_committed_state(run, seed, storage, power):
 SESSIONS = {"transitions": TransitionSession, "priorities": PrioritySession, "labels": LabelSession}
 
 
-@LEVELS
-@pytest.mark.parametrize(("name", "seed"), [("transitions", 3), ("priorities", 4), ("labels", 2)])
+OTHERS = [("transitions", 3), ("priorities", 4), ("labels", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "power"),
+    [
+        pytest.param(*other, power, marks=campaign_unless(power != (other[0] == "priorities")))
+        for other, power in itertools.product(OTHERS, (False, True))
+    ],
+)
 def test_a_cut_shows_what_other_buffers_keep(run, name, seed, power):
     kind = SESSIONS[name]
     case = Case.draw(seed, power, count=5, step=kind.draw_step)

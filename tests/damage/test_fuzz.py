@@ -81,11 +81,11 @@ def _all_kept(told):
     return words[:1] == ["kept"] and words[1] == words[3]
 
 
-def test_50_damages(place):
-    counts, wrong = campaign(place, 0, 50)
+def test_30_damages(place):
+    counts, wrong = campaign(place, 0, 30)
     assert wrong == []
-    assert (counts["cases"], counts["crashed"], counts["served wrong"]) == (50, 0, 0)
-    assert min(counts[what] for what in ("harmless", "harmful", "reported", "refused")) > 7
+    assert (counts["cases"], counts["crashed"], counts["served wrong"]) == (30, 0, 0)
+    assert min(counts[what] for what in ("harmless", "harmful", "reported", "refused")) > 4
 
 
 @pytest.mark.campaign

@@ -49,7 +49,7 @@ def main(folder):
     for name in WRITERS:
         home = Path(folder) / name
         home.mkdir()
-        ballast.write_bytes(bytes(26 << 20))
+        ballast.write_bytes(bytes(28 << 20))
         path = place(home, name)
         written = fill(path, name)
         assert written > 5, (name, written)

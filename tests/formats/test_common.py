@@ -68,7 +68,7 @@ def test_overwrite_killed_at_every_change(tmp_path, name, exchange, whole):
     def begin():
         return begun(tmp_path, name, keep)[1], name, new, exchange
 
-    for at, outcome, (path, *_) in each_kill(whole, begin, overwrite, 5):
+    for at, outcome, (path, *_) in each_kill(whole, begin, overwrite, 3):
         found = list(wheres(path))
         assert found in (expected_old, expected_new), f"killed at {at}, {outcome.calls[-1]}"
         seen.append(found == expected_new)

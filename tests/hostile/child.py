@@ -6,6 +6,7 @@ python child.py KIND ... -> a line of JSON per case and surface
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import hashlib
 import json
 import logging
@@ -163,10 +164,10 @@ def snapshot(at, place):
     return b""
 
 
-def load(at, place):
+def load(at, place, **options):
     from ringmap.data import load_dataset
 
-    dataset = load_dataset(at)
+    dataset = load_dataset(at, **options)
     try:
         found = [told(dataset.load_episode(i)) for i in range(min(4, len(dataset.lengths)))]
         if len(dataset):
@@ -202,7 +203,11 @@ def surfaces(kind):
         "open r": open_buffer("r", kind), "open r+": open_buffer("r+", kind), "check": check,
         "repair, dry": repair(True), "repair": repair(False),
     }  # fmt: skip
-    return found | ({} if kind == "transitions" else {"snapshot": snapshot, "as a dataset": load})
+    return found | (
+        {}
+        if kind == "transitions"
+        else {"snapshot": snapshot, "as a dataset": functools.partial(load, output="numpy")}
+    )
 
 
 # -- running ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ A program is what `python page.py` runs: `__main__`, its folder first in the pat
 end. While it runs, `ringmap` as a command in its `.bin` (see `console`) is a fork of the same process.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -141,6 +143,28 @@ def become(job):
     exec(compile(Path(script).read_text(), script, "exec"), main.__dict__)
 
 
+def end(job):
+    """Be the program of a job, and end as a process of `multiprocessing` does: what lives at the end is left to the system.
+
+    To take a hundred thousand objects apart is to copy the memory that they share with the first process.
+    """
+    code = 0
+    try:
+        become(job)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code == 1 and error.code != 1:
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     if (given := serve()) is not None:
-        become(given)
+        end(given)

@@ -41,6 +41,8 @@ def test_readme_has_two_commands():
     job, test = COMMAND.findall((ROOT / "README.md").read_text())
     assert job.endswith("examples/main_job.py")
     assert test.endswith("-m pytest -n auto")
+    for tool in ("ruff check .", "ruff format --check .", "mypy", "lint-imports"):
+        assert f" && .venv/bin/{tool} && " in test
 
 
 def test_the_package_says_its_version():
@@ -80,7 +82,8 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
     stub.write_text(
         f'#!/bin/sh\necho "stub $@"\n[ "$1" = .ci/versions ] && exit {versions}\n'
         f'mkdir -p "$3/bin"\nprintf "#!/bin/sh\\necho closing line\\n" > "$3/bin/pip"\n'
-        f'cp "$3/bin/pip" "$3/bin/python"\nchmod +x "$3/bin/pip" "$3/bin/python"\nexit {suite}\n'
+        f'cd "$3/bin"; for name in python ruff mypy lint-imports; do cp pip "$name"; done\n'
+        f"chmod +x *\nexit {suite}\n"
     )
     stub.chmod(0o755)
     done = subprocess.run(
