@@ -278,8 +278,20 @@ EVERY = 3  # of the changes; each fault and level begins at another one, and the
 ALL = list(itertools.product((errno.ENOSPC, errno.EIO), (False, True), (False, True)))
 
 
-@LEVELS
-@pytest.mark.parametrize("name", SCENARIOS)
+PLANTED_IN = {"commit", "opening", "finish", "eviction"}
+"""The calls of the controls below: these run at both levels by default, each of the others at one of them."""
+AT_LEVELS = [
+    pytest.param(
+        name,
+        power,
+        marks=() if name in PLANTED_IN or power == bool(i % 2) else pytest.mark.campaign,
+    )
+    for i, name in enumerate(sorted(SCENARIOS))
+    for power in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "power"), AT_LEVELS)
 def test_changes_fail(base, name, power):
     nothing_to_sync = name == "background sync" and power
     assert strikes(base, name, power, SOME, EVERY) >= 1 * (not nothing_to_sync)

@@ -162,7 +162,7 @@ def kill_campaign(tmp_path, options, enough=10_000, every=1):
 
 
 @pytest.mark.parametrize(
-    "every", [5, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 5th", "every"]
+    "every", [9, pytest.param(1, marks=pytest.mark.campaign)], ids=["every 9th", "every"]
 )
 @pytest.mark.parametrize(
     "options", [{}, {"compression": "gzip", "chunk_nbytes": 8192}], ids=["plain", "gzip"]
