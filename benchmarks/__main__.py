@@ -15,7 +15,7 @@ from benchmarks.place import Place
 
 NAMES = [
     "importing", "commit", "opening", "growth", "write", "sampling", "loading", "where", "workers", "cold", "codecs",
-    "pickling", "torn", "snapshot", "world", "transitions", "updates", "rollout", "recording", "formats", "dumping", "windows",
+    "pickling", "torn", "snapshot", "world", "transitions", "updates", "parts", "rollout", "recording", "formats", "dumping", "windows",
 ]  # fmt: skip
 
 
