@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -24,7 +24,9 @@ from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from ringmap.storage.open_episodes import open_episode as open_module
 from ringmap.storage.open_episodes.open_episode import OpenEpisode
+from ringmap.storage.read.recovery import broken_order
 from ringmap.storage.records import table as table_module
+from ringmap.storage.records.table import DROPPED, PART, RECORD, Record
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, Through, ram_folder
 
@@ -106,7 +108,7 @@ class Session:
         self.root, self.power, self.keep, self.cut = root, power, keep, cut
         self.disk = RecordingDisk(root, boot, tree, cheats)
         self.expects = [(0, expect)]
-        self.opened_at = 0
+        self.opened_at = self.begin = 0
         self.buf = None
         self.streams = {}
         self.numbers = itertools.count(1000 * boot)
@@ -147,6 +149,7 @@ class Session:
         commits = tuple(sorted((start, *part) for start, part in stored(self.buf).items()))
         self.after(Expect(commits, len(commits), len(commits), len(commits)))
         self.opened_at = len(self.disk.log)
+        self.begin = int(self.buf.engine.source.head)  # also of parts that were dropped
 
     def judge(self, seen, expect, cut, opened=False, reader=False):
         """Raise unless the parts `seen` may be there. Parts are `(start, number, first, stop)` once they were seen."""
@@ -251,7 +254,7 @@ class Session:
         )
 
     def ends(self, expect, count):
-        return [max([0, *[s + p[2] - p[1] for s, *p in expect.commits[:count]]])]
+        return [max([self.begin, *[s + p[2] - p[1] for s, *p in expect.commits[:count]]])]
 
     def recorded(self):
         return frozenset(
@@ -661,3 +664,22 @@ def test_the_campaign_sees_a_missing_guard(run, monkeypatch, plant):
     with pytest.raises((AssertionError, RingmapError, LookupError)):
         for seed in (1, 3, 5, 7, 9):  # which keep what was appended
             run(True, seed, samples=0, share=0.1, again=0)
+
+
+def test_steps_of_a_part_that_was_dropped_may_be_stored_again():
+    """A power cut damages a committed part, its steps are kept from their stream: the part is in the table twice, once as dropped."""
+
+    def table(flags):
+        parts = [
+            Record(1, 0, 3, 0, 1, part=PART, chain=0, step=0),
+            Record(2, 3, 3, 0, 1, flags=flags, part=PART, chain=0, step=3, number=1),
+            Record(3, 6, 3, 0, 1, part=PART, chain=0, step=3, number=1),
+        ]
+        made = np.zeros(len(parts), RECORD)
+        for row, part in zip(made, parts, strict=True):
+            for name, value in asdict(part).items():
+                row[name] = value
+        return made
+
+    assert broken_order(table(DROPPED)) == []
+    assert broken_order(table(0)) == ["record 3 has steps of its chain that are stored before it"]

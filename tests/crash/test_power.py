@@ -29,7 +29,7 @@ from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash import priorities
-from tests.crash.cases import Campaign, Case, Violation
+from tests.crash.cases import Campaign, Case, Session, Violation
 from tests.crash.kill.planted import successors_after_the_commit
 from tests.crash.labels import LabelSession
 from tests.crash.priorities import PrioritySession
@@ -605,6 +605,21 @@ def test_model_of_names_and_sizes(base):
     assert None not in crashes(disk)
     file.sync()
     assert crashes(disk) == {b"x" * 10}
+
+
+class Checked(Session):
+    """A session that asks `check` after each opening."""
+
+    def open(self, *args):
+        seen = super().open(*args)
+        assert self.buf.check() == []
+        return seen
+
+
+def test_check_names_nothing_of_a_state_that_an_opening_has_recovered(run):
+    """The newest record has no rows, and its blob is lost; the opening kept what the blob carried."""
+    steps = (("write", 3), ("clear",), ("write", 2), ("clear",))
+    assert run(Case(False, steps, warm=3), samples=2, share=0, session=Checked).states > 40
 
 
 # -- the campaign --------------------------------------------------------------------------------------

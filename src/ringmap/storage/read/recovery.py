@@ -270,7 +270,9 @@ def _broken_parts(records: Array) -> list[tuple[str, Array]]:
         return []
     chain, step, start = records["chain"], records["step"], records["start"]
     overlaps = np.zeros(len(records), np.bool_)
-    order = np.flatnonzero(is_part)
+    order = np.flatnonzero(
+        is_part & (records["flags"] & DROPPED == 0)
+    )  # else the steps may be stored again, from their stream
     order = order[np.argsort(chain[order], kind="stable")]
     one, other = order[:-1], order[1:]
     before = step[one] + records["length"][one]
