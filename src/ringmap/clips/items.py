@@ -55,6 +55,10 @@ class ItemRows(Protocol):
         """Return the numbers of the episodes that begin at these positions, int64."""
         ...
 
+    def positions(self, places: Array) -> Array:
+        """Return where these rows are stored: numbers that no other row gets, in any process."""
+        ...
+
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these positions which have not ended."""
         ...
@@ -94,6 +98,10 @@ class RingRows:
         with self.memory:
             found: Array = self._source.live.starts.searchsorted(starts)
         return found
+
+    def positions(self, places: Array) -> Array:
+        """Return the positions themselves."""
+        return places
 
     def are_open(self, starts: Array) -> Array:
         """Return False for each: only parts are stored before their episode ends."""

@@ -253,6 +253,10 @@ class JoinedRows:
         found: Array = self._whole.places.searchsorted(starts)
         return found
 
+    def positions(self, places: Array) -> Array:
+        """Return where the steps at these places are stored."""
+        return self._whole.positions(places)
+
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these places which have not ended."""
         found: Array = self._whole.is_open.take(self.episodes(starts))

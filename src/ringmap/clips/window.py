@@ -48,8 +48,8 @@ class WindowMaker(ABC):
         """A value that equal makers share."""
 
     @abstractmethod
-    def window(self, schema: Schema, where: str) -> Mapping[str, Any]:
-        """Return name -> `Window`, `Computed` or function."""
+    def window(self, schema: Schema, where: str, frameskip: int) -> Mapping[str, Any]:
+        """Return name -> `Window`, whose offsets `frameskip` multiplies, `Computed` or function."""
 
 
 _QUARTER = 0.25
@@ -220,7 +220,7 @@ def cut_of(
             rewards where it is not known where they stand.
     """
     if isinstance(window, WindowMaker):
-        window = window.window(schema, where)
+        window = window.window(schema, where, frameskip)
     names = schema.names
     specs = {spec.name: spec for spec in schema.columns}
     wanted = None if columns is None else _columns(where, columns, window, names)
