@@ -5,20 +5,25 @@ Each row carries its episode and its step, so that whatever is read proves itsel
 
 import contextlib
 import json
+import multiprocessing
+import os
 import pickle
 import random
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import xxhash
 from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
+from ringmap.buffers import replay
 from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
@@ -33,6 +38,7 @@ from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NewerVersionError, NoClipsError, RoleError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import manifest as manifest_module
+from ringmap.storage.records.stream_file import FRAME
 from ringmap.storage.records.table import EpisodeTable
 
 SCHEMA = {
@@ -397,6 +403,72 @@ def test_a_dump_holds_one_episode(tmp_path):
         assert dataset.get_episode_data(1)["seed"] == [5]
 
 
+def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_path, monkeypatch):
+    buf = ReplayBuffer(max_steps=100, spare_rows=20)
+    buf.write_episode({"x": np.arange(3.0) - 10, "_episode_data": {"seed": 1}})
+    with buf.begin_episode(commit_every=7, episode_data={"seed": 2}) as episode:
+        for t in range(60):
+            episode.append({"x": np.float64(t)})
+    monkeypatch.setattr(replay, "memory_left", lambda: 2 * 8 * 40.0)
+    with pytest.warns(
+        UserWarning,
+        match=r"episode 1 of 60 steps \(0 MiB\) .* episodes of up to 20 steps, with 'first_step'",
+    ):
+        buf.dump(tmp_path / "out.h5", progress=False)
+    out = load_dataset(tmp_path / "out.h5")
+    assert out.lengths.tolist() == [3, 14, 14, 14, 18]
+    assert out.get_episode_data()["seed"] == [1, 2, 2, 2, 2]
+    assert out.get_episode_data()["first_step"][2:] == [14, 28, 42]
+    found = np.concatenate([out.load_episode(i)["x"] for i in range(1, 5)])
+    assert found.tolist() == list(range(60))
+    monkeypatch.setattr(replay, "memory_left", lambda: 2 * 8 * 60.0)
+    buf.dump(tmp_path / "whole.h5", progress=False)
+    assert load_dataset(tmp_path / "whole.h5").lengths.tolist() == [3, 60]
+
+
+def _dump_with_little_memory(path, out, said, left):
+    import resource
+
+    buf = ReplayBuffer.open(path)
+    tiny = ReplayBuffer(10)
+    tiny.write_episode({"x": np.zeros((5, 10), np.uint8)})
+    tiny.dump(out + ".tiny.h5", progress=False)  # what is imported counts before
+    taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115
+    resource.setrlimit(resource.RLIMIT_AS, (taken + left, -1))
+    if said == "control":
+        replay.memory_left = lambda: float("inf")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            buf.dump(out, progress=False)
+    except MemoryError:
+        os._exit(3)
+    os._exit(len(told))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+def test_it_is_dumped_with_little_memory(tmp_path):
+    """48 MB of steps with 60 MB left; the control needs more than there is."""
+    path, size = tmp_path / "buf", 1 << 14
+    with ReplayBuffer(max_steps=3000, path=path, spare_rows=100) as buf:
+        with buf.begin_episode(commit_every=100) as episode:
+            for t in range(3000):
+                episode.append({"x": np.full(size, t % 251, np.uint8)})
+        buf.close()
+    fork = multiprocessing.get_context("fork")
+    codes = {}
+    for kind in ("pieces", "control"):
+        out = str(tmp_path / f"{kind}.h5")
+        process = fork.Process(target=_dump_with_little_memory, args=(path, out, kind, 60 << 20))
+        process.start()
+        process.join()
+        codes[kind] = process.exitcode
+    assert codes == {"pieces": 1, "control": 3}
+    found = load_dataset(tmp_path / "pieces.h5")
+    assert len(found.lengths) > 1
+    assert found.lengths.sum() == 3000
+
+
 def test_what_bad_input_gets(tmp_path):
     buf = make(path=tmp_path / "buf")
     for wrong in (0, -1, 2.5, True, "5"):
@@ -424,6 +496,110 @@ def test_what_bad_input_gets(tmp_path):
         raise ZeroDivisionError
     assert buf.lengths.tolist() == [7, 3]
     assert not buf.engine.source.live.whole.is_open.any()
+    assert buf.check() == []
+
+
+def files_of(folder):
+    """Return every byte below a folder, but for who holds the lock."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {path.name: path.read_bytes() for path in found}
+
+
+def test_bad_input_changes_nothing_in_the_middle_of_a_chain(tmp_path):
+    """Bad input gets an error before anything changes, and the episode goes on."""
+    buf = make(path=tmp_path / "buf", durability="power")
+    episode = buf.begin_episode(commit_every=5, episode_data={"seed": 3}, lane=2)
+    for step in range(8):
+        episode.append(row(0, step))
+    before = files_of(tmp_path / "buf")
+    calls = {
+        "episode data": lambda: buf.begin_episode(commit_every=5, episode_data={"seed": object()}),
+        "names are strings": lambda: buf.begin_episode(commit_every=5, episode_data={1: 2}),
+        "of 2097[0-9]+ bytes would be stored with each part": lambda: buf.begin_episode(
+            commit_every=5, episode_data={"map": np.zeros(1 << 21, np.uint8)}
+        ),
+        "lane must be": lambda: buf.begin_episode(commit_every=5, lane=-1),
+        "lane must be a": lambda: buf.begin_episode(commit_every=5, lane=1 << 32),
+        "lane must be a whole": lambda: buf.begin_episode(commit_every=5, lane="left"),
+        "spare rows": lambda: buf.begin_episode(commit_every=buf.engine.source.ring.spare + 1),
+        "must be positive": lambda: buf.begin_episode(commit_every=-5),
+        "schema mismatch": lambda: episode.append({"other": 1}),
+        "reward": lambda: episode.append({**row(0, 8), "reward": "x"}),
+        "step": lambda: episode.append({**row(0, 8), "step": np.zeros(2)}),
+        "OpenEpisode.finish": lambda: episode.finish(episode_data={"seed": object()}),
+    }
+    for why, call in calls.items():
+        with pytest.raises(InputError, match=why):
+            call()
+        assert files_of(tmp_path / "buf") == before, why
+    with ReplayBuffer.open(tmp_path / "buf") as reader, pytest.raises(RoleError):
+        reader.begin_episode(commit_every=5)
+    for step in range(8, 12):
+        episode.append(row(0, step))
+    episode.finish(terminated=True, episode_data={"more": 1})
+    with pytest.raises(RoleError, match="this episode has ended"):
+        episode.finish()
+    episode.abandon()  # which is fine
+    assert buf.get_episode_data() == {"seed": [3], "more": [1]}
+    assert buf.load_episode(0)["step"].tolist() == list(range(12))
+    assert buf.check() == []
+
+
+@pytest.mark.parametrize("data", ["!!", "YWJj", 7, None, ["a"], "é"])
+def test_a_file_of_a_part_whose_data_make_no_sense(tmp_path, data):
+    """It is named by check and dropped at the next opening; no error comes out of it."""
+    path = tmp_path / "buf"
+    with make(path=path) as buf:
+        recorded(buf, 0, 5).finish()
+        buf.close()
+    described = {"columns": [["x", [], "<i8"]], "part": [-1, 0, 0, 0], "data": data}
+    head = json.dumps(described).encode()
+    frame = FRAME.pack(len(head), xxhash.xxh3_64_intdigest(head, seed=0)) + head
+    (path / "open" / "a").mkdir()
+    (path / "open" / "a" / "steps.bin").write_bytes(frame)
+    (finding,) = ringmap.check(path)
+    assert "frame 0, which names the columns, does not make sense" in finding.what
+    with ReplayBuffer.open(path, "r+", interrupted="keep") as again:
+        assert again.lengths.tolist() == [5]
+        assert again.check() == []
+        again.close()
+
+
+def test_another_schema_before_the_first_part_is_committed(tmp_path):
+    buf = ReplayBuffer(100, path=tmp_path / "buf", spare_rows=10)
+    episode = buf.begin_episode(commit_every=3)
+    for step in range(2):
+        episode.append({"x": np.float32(step)})
+    buf.write_episode({"y": np.arange(4)})  # fixes the columns
+    for _ in range(2):
+        with pytest.raises(InputError):
+            episode.append({"x": np.float32(2)})
+        assert buf.lengths.tolist() == [4]
+    with pytest.raises(InputError):
+        episode.append({"y": 5})  # its other steps are of the first schema
+        episode.append({"y": 6})
+    with pytest.raises(InputError):
+        episode.finish()
+    episode.abandon()
+    assert buf.lengths.tolist() == [4]
+    assert buf.check() == []
+    buf.close()
+    with ReplayBuffer.open(tmp_path / "buf", "r+", interrupted="keep") as again:
+        assert again.lengths.tolist() == [4]
+        assert again.check() == []
+        again.close()
+
+
+def test_a_chain_longer_than_the_ring_is_no_error(tmp_path):
+    buf = ReplayBuffer(30, path=tmp_path / "buf", spare_rows=8)
+    buf.write_episode({"x": np.arange(10.0)})
+    with buf.begin_episode(commit_every=8) as episode:
+        for step in range(200):
+            episode.append({"x": np.float64(step)})
+    assert buf.num_episodes == 1
+    first = buf.get_episode_data()["first_step"][0]
+    assert buf.load_episode(0)["x"].tolist() == list(range(first, 200))
+    assert 30 - 8 < len(buf.load_episode(0)["x"]) <= 30
     assert buf.check() == []
 
 
@@ -488,6 +664,70 @@ def test_a_damaged_part_is_named_and_taken_out(tmp_path):
         assert found == [list(range(20)), list(range(5)), list(range(20)), list(range(10, 20))]
         assert buf.get_episode_data()["first_step"] == [None, None, None, 10]
         prove(buf.sample(200, history_len=4))
+
+
+def test_a_manifest_that_says_nothing_of_parts_is_named_and_mended(tmp_path):
+    path = tmp_path / "buf"
+    with make(path=path) as buf:
+        recorded(buf, 1, 13).finish(terminated=True, episode_data={"seed": 4})
+        expected = [
+            {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
+            for e in buf.episodes()
+        ]
+        buf.close()
+    whole = manifest_module.Manifest.decode((path / "manifest.json").read_bytes(), "here")
+    assert whole.features == ("chains",)
+    for left in ((), ("groups",), None):
+        if left is None:
+            (path / "manifest.json").unlink()
+        else:
+            (path / "manifest.json").write_bytes(replace(whole, features=left).encode())
+        (finding, *others) = ringmap.check(path)
+        assert finding.file == "manifest.json"
+        assert not others
+        assert (
+            left is None
+            or "lacks the feature 'chains', but episodes are stored in parts" in finding.what
+        )
+        assert [action.file for action in ringmap.repair(path)] == ["manifest.json", "state.bin"]
+        ringmap.repair(path, dry_run=False)
+        assert ringmap.check(path) == []
+        assert "chains" in json.loads((path / "manifest.json").read_text())["features"]
+        with ReplayBuffer.open(path, "r+") as buf:
+            found = [
+                {n: np.stack(v).tolist() for n, v in e.items() if n != "_episode_data"}
+                for e in buf.episodes()
+            ]
+            assert found == expected
+            assert buf.get_episode_data() == {"seed": [4]}
+            buf.close()
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_record_of_a_part_that_is_lost(tmp_path, number):
+    """Repaired, the rest of the episode is there, once, and has ended."""
+    path = tmp_path / "buf"
+    with make(path=path) as buf:
+        recorded(buf, 1, 20).finish(terminated=True)
+        parts = len(buf.engine.source.live)
+        assert (parts, buf.engine.source.seq) == (4, 5)
+        buf.close()
+    with open(path / "episodes.npy", "r+b") as file:
+        file.seek(4096 + 128 * number + 30)
+        file.write(b"\x77")
+    assert ringmap.check(path)[0].seq == number
+    ringmap.repair(path, dry_run=False)
+    assert ringmap.check(path) == []
+    for _ in range(2):
+        with ReplayBuffer.open(path, "r+") as buf:
+            found = [[int(s) for s in e["step"]] for e in buf.episodes()]
+            left = [s for s in range(20) if s // 5 != number - 1]
+            assert sorted(s for steps in found for s in steps) == left
+            assert len(found) == (1 if number in (1, 4) else 2)
+            assert not buf.engine.source.live.whole.is_open.any()
+            prove(buf.sample(50, history_len=2))
+            assert buf.check() == []
+            buf.close()
 
 
 @pytest.mark.parametrize("changes", [{"chain": 99}, {"step": 3}, {"part": 2}, {"chain": -5}])

@@ -386,7 +386,7 @@ def test_opening_and_reading_say_that_too_many_files_are_open(tmp_path):
         (lambda: ReplayBuffer(50), {"x": np.zeros((5, 2))}, "ReplayBuffer.write_episode: schema mismatch: missing"),
         (lambda: ReplayBuffer(50), [3], "an episode is a mapping of column"),
         (lambda: ReplayBuffer(50), 3, "the online half is a ReplayBuffer: expected an episode"),
-        (lambda: 50, {"x": np.zeros((5, 2))}, "ReplayBuffer.write_episode: schema mismatch"),
+        (lambda: 50, {"x": np.zeros((5, 2))}, "schema mismatch: missing"),
         (lambda: 50, {"obs": np.zeros((500, 2))}, "500 rows exceed capacity=50"),
         (transitions, {"obs": np.zeros((5, 2))}, r"TransitionReplayBuffer.add\(\) got .*'obs'; give what .*\['obs'\]"),
         (transitions, 3, "expected a mapping of what TransitionReplayBuffer.add takes, got int"),

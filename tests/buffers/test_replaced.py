@@ -252,6 +252,7 @@ def transitions(path, value):
 def test_transitions_and_what_follows_them(home):
     path = home / "buf"
     buf = transitions(path, 0)
+    buf.flush()
     reader = TransitionReplayBuffer.open(path)
     reader.sample(4)
     os.rename(path, home / "old")

@@ -754,9 +754,9 @@ def without(name, _real=Store.commit):
     )
 
 
-def unnamed(self, *args, _real=Store.commit_within):
+def unnamed(self, *args, _real=Store.commit_within, **given):
     """Commit an episode that was streamed without its name, the seventh argument."""
-    _real(self, *args[:6], None, *args[7:])
+    _real(self, *args[:6], None, *args[7:], **given)
 
 
 # Each control is a planted fault and a script of the machine's own rules that must stumble over it.

@@ -25,6 +25,7 @@ from ringmap.errors import (
     RoleError,
     UnknownColumnError,
 )
+from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.records.manifest import Manifest
 
 SCHEMA = {
@@ -403,6 +404,25 @@ def test_threads_read_whole_values_while_one_updates(tmp_path, on_disk):
         thread.join()
     assert faults == []
     buf.close()
+
+
+def test_in_ram_a_value_is_read_whole_while_its_next_one_is_half_written(monkeypatch):
+    schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
+    buf = ReplayBuffer(64, schema=schema)
+    buf.write_episode({"obs": np.arange(64)})
+    for number in (1, 2):
+        buf.update([5], {"big": np.full((1, 200), number)})
+    seen = []
+
+    def half(self, pieces, offsets, _real=MemoryFile.write_each):
+        _real(self, [piece[:800] for piece in pieces], offsets)
+        seen.extend(buf[[5]]["big"][0, 0].tolist())
+        _real(self, pieces, offsets)
+
+    monkeypatch.setattr(MemoryFile, "write_each", half)
+    buf.update([5], {"big": np.full((1, 200), 3)})
+    assert seen == [2] * 200
+    assert buf[[5]]["big"][0, 0].tolist() == [3] * 200
 
 
 READER = """

@@ -71,6 +71,14 @@ def _disks(row, text):
     row.cases = row.survived = _number(r"([\d,]+) disks of", text)
 
 
+def _states(row, text):
+    row.cases = row.survived = _number(r"([\d,]+) states", text)
+
+
+def _collections(row, text):
+    row.cases = row.survived = _number(r"([\d,]+) kills", text)
+
+
 def _errors(row, text):
     row.cases = row.survived = _number(r"([\d,]+) errors, one per", text)
 
@@ -133,12 +141,26 @@ PARTS = {
             [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_power.py", "-k", "campaign_of_other_buffers"],
             {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _disks,
         )
-    ] + [_controls("planted in the protocol", "tests/crash/test_power.py", "-k", "control")],
+    ] + [
+        Command(
+            "cuts and kills of episodes in parts, both levels",
+            [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_parts.py", "-k", "scripts"],
+            {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _states,
+        )
+    ] + [
+        _controls("planted in the protocol", "tests/crash/test_power.py", "-k", "control"),
+        _controls("planted in what keeps parts together", "tests/crash/test_parts.py", "-k", "guard"),
+    ],
     "kill": [
         Command(
             "kills at random",
             [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_kill.py", "-k", "random_kills"],
             {"SEED": "{seed}", "LASTS_S": "{seconds}"}, _kills,
+        ),
+        Command(
+            "seeded collections in parts, killed at random",
+            [*PYTEST, "-s", "-m", "campaign", "tests/world/test_parts.py"],
+            {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _collections,
         ),
         _controls("planted in the order of changes", "tests/crash/test_kill.py", "-k", "control"),
     ],

@@ -22,10 +22,10 @@ def test_it_says_what_it_did_and_may_be_called_again(cli, replay, tmp_path):
     done = cli("upgrade", replay)
     assert (done.code, done.out, done.err) == (
         0,
-        "replay: format version 1 -> 2, with groups\n",
+        "replay: format version 1 -> 2, with chains, groups, mutable\n",
         "",
     )
-    assert version(tmp_path / "replay") == (2, ["groups"])
+    assert version(tmp_path / "replay") == (2, ["chains", "groups", "mutable"])
     before = (tmp_path / "replay/manifest.json").read_bytes()
     done = cli("upgrade", replay)
     assert (done.code, done.out) == (0, "replay: format version 2, nothing to do\n")
@@ -59,8 +59,8 @@ def test_both_parts_of_a_teachers_buffer(cli, tmp_path):
         buf.close()
     done = cli("upgrade", "d")
     assert done.out.splitlines() == [
-        "d/rows: format version 1 -> 2, with groups",
-        "d/labels: format version 1 -> 2, with groups",
+        "d/rows: format version 1 -> 2, with chains, groups, mutable",
+        "d/labels: format version 1 -> 2, with chains, groups, mutable",
     ]
 
 

@@ -195,7 +195,7 @@ class Script:
 
 def columns(parts):
     starts, lengths, chains, steps = np.array(parts, np.int64).reshape(-1, 4).T
-    return starts, lengths, Parts(chains, steps) if (chains != NONE).any() else None
+    return starts, lengths, Parts(chains, steps, 0 * chains) if (chains != NONE).any() else None
 
 
 def test_it_holds_the_clips_of_the_model():

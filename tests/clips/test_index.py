@@ -163,7 +163,7 @@ def test_check_finds_a_vandalised_index():
         model.move("append", length)
     index.of(2)
     assert index.check() == []
-    ends = index._spans[2, 0]._ends.span(0, 3)
+    ends = index._spans[2, 0, False]._ends.span(0, 3)
     ends[1] += 1
     assert index.check() == ["clip index of span 2: clip counts do not follow the episode lengths"]
 

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.crash.kill.campaign import Runner
+from tests.crash.kill.families import SCENARIOS_OF_OTHERS
 from tests.crash.kill.planted import PLANTS, UNSEEN
-from tests.crash.kill.script import SCENARIOS, SCENARIOS_OF_OTHERS
+from tests.crash.kill.script import SCENARIOS
 from tests.disks import ram_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
@@ -147,7 +148,7 @@ def test_a_second_writer_is_kept_out_and_a_dead_one_keeps_nobody_out(memory):
     passes(memory, kinds=kinds, scenarios=["commit that evicts"], levels=["process"])
 
 
-OTHERS = ["transitions", "priorities", "labels", "values"]
+OTHERS = ["transitions", "priorities", "labels", "values", "chains"]
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -177,6 +178,7 @@ def try_strace():
 # -- controls ------------------------------------------------------------------------------------
 
 CAUGHT = {
+    "feature named after its first part": ("changes", "chains: first part"),
     "record before rows": ("changes", "commit that evicts"),
     "record before blob": ("changes", "commit that evicts"),
     "state.bin before record": ("changes", "commit that evicts"),

@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -426,9 +427,14 @@ def test_a_part_that_was_committed_is_there_once(run, power, seed):
 @pytest.mark.campaign
 @LEVELS
 def test_of_many_scripts(run, power):
-    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
-    states = sum(run(power, seed).states for seed in range(first, first + count))
-    print(f"\n{count} scripts, {states} states")
+    """50, or as many as there is time for: LASTS_S."""
+    first, began = 100 * int(os.environ.get("SEED", 0)), time.monotonic()
+    lasts_s, states = float(os.environ.get("LASTS_S", "inf")), 0
+    for seed in range(first, first + int(os.environ.get("SCRIPTS", 50))):
+        states += run(power, seed).states
+        if time.monotonic() - began > lasts_s:
+            break
+    print(f"\n{seed + 1 - first} scripts, {states} states")
 
 
 # -- kills at every line -----------------------------------------------------------------------------
@@ -511,6 +517,92 @@ def test_a_kill_at_every_line(keep):
         while check_kill(folder / "buf", line := line + every, keep):
             shutil.rmtree(folder / "buf")
     print(f"\n{line} lines")
+
+
+# -- parts that are dropped before their seed is played again -------------------------------------------
+
+
+def dropped_and_again(folder, power, every, samples=1):
+    """Drop what was left of an episode and record it again; cut the power after every change, and look for steps of both."""
+    path = os.path.join(folder, "script")
+    os.mkdir(path)
+    disk = RecordingDisk(path, 1, {})
+    buf = Through(ReplayBuffer, disk)(
+        MAX_STEPS, path=os.path.join(path, "buf"), durability="power" if power else "process", sync_every_s=0,
+        spare_rows=SPARE, schema=COLUMNS,
+    )  # fmt: skip
+    episode = buf.begin_episode(commit_every=EVERY)
+    for step in range(STEPS):
+        episode.append(row(1, step))
+    episode.abandon()
+    buf.flush()
+    chosen = len(disk.log)
+    buf.engine.drop_chains([chain.name for chain in buf.engine.episodes.chains()], "here")
+    assert buf.num_episodes == 0
+    episode = buf.begin_episode(commit_every=EVERY)
+    for step in range(STEPS):
+        episode.append(row(2, step))
+    episode.finish()
+    buf.flush()
+    model, rng, both = Model({}), random.Random(every), {0: 0, 1: 0, 2: 0}
+    for prefix, change in enumerate(disk.log):
+        model.apply(change)
+        if prefix < chosen or (prefix % every and prefix + 1 < len(disk.log)):
+            continue
+        for number, way in enumerate([Always(0), Always(1), *[rng] * samples]):
+            tree = model.crash(way)
+            tree.get("buf", {}).pop("lock", None)
+            root = os.path.join(folder, f"{prefix}-{number}")
+            materialise(tree, root)
+            with Through(ReplayBuffer, RecordingDisk(root, 2, tree))(
+                MAX_STEPS, path=os.path.join(root, "buf"), sync_every_s=0
+            ) as left:
+                found = {int(e["number"][0]) for e in left.episodes()}
+                assert len(found) < 2, f"after {prefix} of {len(disk.log)} changes both are there"
+                both[sum(found)] += 1
+                assert left.check() == []
+                left.close()
+            shutil.rmtree(root)
+    buf.close()
+    return both
+
+
+@LEVELS
+def test_a_seed_that_is_played_again_is_not_there_twice(power):
+    with ram_folder() as folder:
+        assert all(dropped_and_again(folder, power, 3).values())
+
+
+@pytest.mark.campaign
+@LEVELS
+def test_a_seed_is_not_there_twice_after_any_cut(power):
+    with ram_folder() as folder:
+        assert all(dropped_and_again(folder, power, 1, samples=10).values())
+
+
+def test_a_drop_that_is_not_synced_is_seen(monkeypatch):
+    """The control: the flags are written after all else."""
+    late = []
+
+    def drop_later(self, chains, where):
+        records, _ = self.table.read_range(1, self.seq)
+        late.extend(records["seq"][records["length"] > 0].tolist())
+        self.clear()
+
+    def flush_first(self, *args, **words):
+        FLUSH(self, *args, **words)
+        for seq in late:
+            record = self.table.read(seq)
+            self.table.write(replace(record, flags=record.flags | table_module.DROPPED))
+
+    monkeypatch.setattr(Store, "drop_chains", drop_later)
+    monkeypatch.setattr(Store, "clear", lambda self: self.live.evict_before(self.head))
+    monkeypatch.setattr(Store, "flush", flush_first)
+    with ram_folder() as folder, pytest.raises(AssertionError, match="both are there"):
+        dropped_and_again(folder, True, 1)
+
+
+FLUSH = Store.flush
 
 
 # -- controls: each guard taken out, and the campaign sees it ----------------------------------------

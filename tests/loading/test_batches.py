@@ -1,6 +1,7 @@
 """`batches()`: drawn ahead by a thread, in order, and closed without a trace; `out=` and `threads=`."""
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -329,3 +330,27 @@ def test_cores_are_those_that_may_be_used(tmp_path, monkeypatch):
     monkeypatch.delattr(system.os, "sched_getaffinity")
     monkeypatch.setattr(system.os, "cpu_count", lambda: None)
     assert system.cores(str(tmp_path / "nothing"), str(tmp_path)) == 1
+
+
+def test_memory_left_is_what_may_be_taken(tmp_path):
+    def left(line="", meminfo="MemTotal: 9 kB\nMemAvailable:  64 kB\n", **files):
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        root.mkdir()
+        for name, text in files.items():
+            path = root / name.replace("__", "/").replace("memory_", "memory.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (root / "cgroup").write_text(line)
+        (root / "meminfo").write_text(meminfo)
+        return system.memory_left(str(root / "cgroup"), str(root), str(root / "meminfo"))
+
+    assert left() == 65536
+    assert left(meminfo="nonsense") == math.inf
+    assert left("0::/a\n", a__memory_max="5000\n", a__memory_current="2000\n") == 3000
+    v1 = {"memory__a__memory_limit_in_bytes": "7000", "memory__a__memory_usage_in_bytes": "6000"}
+    assert left("4:memory:/a\n", **v1) == 1000
+    cache = {"a__memory_stat": "anon 5\ninactive_file 900\n"}
+    assert left("0::/a/b\n", a__memory_max="5000", a__memory_current="4500", **cache) == 1400
+    assert left("0::/a\n", a__memory_max="max\n", a__memory_current="2000\n") == 65536
+    assert left("0::/a\n", a__memory_max="5\n", a__memory_current="2000\n") == 0
+    assert 0 < system.memory_left() < math.inf

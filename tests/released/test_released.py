@@ -177,8 +177,8 @@ def test_version_1_is_upgraded_by_name_and_stays_whole(old, kind):
     path = old(kind)
     assert version_of(path) == (1, [])
     before = read(path)
-    assert ringmap.upgrade(path) == ["chains", "groups"]
-    assert version_of(path) == (2, ["chains", "groups"])
+    assert ringmap.upgrade(path) == ["chains", "groups", "mutable"]
+    assert version_of(path) == (2, ["chains", "groups", "mutable"])
     assert ringmap.check(path) == []
     assert read(path) == before
 

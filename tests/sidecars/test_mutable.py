@@ -124,15 +124,16 @@ def test_the_last_value_of_a_row_that_is_named_twice_counts():
 
 
 def test_a_position_that_is_given_again_has_no_value():
-    with a_file() as (file, home):
+    with a_file() as (file, home), reader(home) as before:
         update(file, np.arange(4), [1, 2, 3, 4])
+        assert look(before, np.arange(4)) == {0: 1, 1: 2, 2: 3, 3: 4}
         for _ in range(2):
             with opened(home, 2, trusted=False), reader(home) as again:
                 assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 0}
         with opened(home, 2, trusted=False) as again:
             update(again, [3], [9])
             assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}
-            assert look(file, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}  # opened long before
+            assert look(before, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}
         with opened(home, 2) as again:  # no row was lost since
             assert look(again, np.arange(4)) == {0: 1, 1: 2, 2: 0, 3: 9}
 

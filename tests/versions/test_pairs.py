@@ -38,7 +38,7 @@ def test_an_older_release_refuses_version_2_by_name(tmp_path, storage, mode):
     older = Version("the older one", src, path)
     older("open", mode, {})
     older("close")
-    assert ringmap.upgrade(path) == ["chains", "groups"]
+    assert ringmap.upgrade(path) == ["chains", "groups", "mutable"]
     with pytest.raises(
         Wrong, match=r"NewerVersionError.*format version 2, this ringmap reads up to 1"
     ):

@@ -1,6 +1,8 @@
 """Collections in parts: the rows are those of whole episodes; a kill in the middle of an episode stores no seed twice."""
 
+import os
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -87,10 +89,14 @@ def test_killed_and_resumed(tmp_path, interrupted):
 @pytest.mark.campaign
 @pytest.mark.parametrize("interrupted", ["drop", "keep"])
 def test_campaign(tmp_path, interrupted, capsys):
-    """60 episodes and a kill every few steps, until they are collected, ten times."""
+    """60 episodes and a kill every few steps, until they are collected, ten times, or as often as there is time for: LASTS_S."""
     expected, kills, cut = uninterrupted(60, num_envs=2), 0, 0
+    began, lasts_s = time.monotonic(), float(os.environ.get("LASTS_S", "inf"))
+    seed = os.environ.get("SEED", "0")
     for round_ in range(10):
-        path, rng = tmp_path / f"buffer{round_}", random.Random(f"{interrupted}{round_} campaign")
+        if time.monotonic() - began > lasts_s:
+            break
+        path, rng = tmp_path / f"buffer{round_}", random.Random(f"{interrupted} {round_} {seed}")
         numbers = (60, 5000, ENVS, EVERY, interrupted)
         while killed_after(rng.randint(0, 60), path, *numbers):
             kills += 1
@@ -102,7 +108,7 @@ def test_campaign(tmp_path, interrupted, capsys):
         assert not wrong or interrupted == "keep"
         cut += len(wrong)
     with capsys.disabled():
-        print(f"\n{interrupted}: {kills} kills, {cut} of 600 episodes cut")
+        print(f"\n{interrupted}: {kills} kills, {cut} of {60 * (round_ + 1)} episodes cut")
 
 
 class Stops(RandomPolicy):

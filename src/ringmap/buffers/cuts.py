@@ -13,7 +13,7 @@ from typing import Any
 
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.wanted import Wanted, warn_unreached
+from ringmap.clips.wanted import Wanted, tell_no_lanes, warn_unreached
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 
@@ -57,6 +57,7 @@ class Cuts:
     """
 
     def __init__(self) -> None:
+        self._told_lanes = False
         self._known: dict[tuple[Any, ...], tuple[Schema, Cut, ClipsOfCut]] = {}
 
     def of(self, buffer: Any, wanted: Wanted, schema: Schema | None, where: str) -> tuple[Cut, Any]:
@@ -85,4 +86,7 @@ class Cuts:
                 self._known.pop(next(iter(self._known)))
             found = self._known[key] = schema, cut, ClipsOfCut(buffer, cut)
             warn_unreached(buffer.lengths, cut, where)
+            if cut.across and not self._told_lanes and not buffer.engine.has_lanes:
+                self._told_lanes = True
+                tell_no_lanes(where)
         return found[1], found[2]

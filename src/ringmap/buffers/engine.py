@@ -59,6 +59,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.table import PartOf
+from ringmap.storage.ring.chains import NONE
 from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars.priorities import PriorityFile
 
@@ -262,7 +263,7 @@ class Engine(Forkable):
         """Return the clips of a cut that exist now, for samplers. O(1)."""
         source = self.source
         with source.memory:
-            index = self.readers[0].index.of(cut.span, cut.least)
+            index = self.readers[0].index.of(cut.span, cut.least, cut.across)
             return ClipRange(source, index, before=cut.before)
 
     def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> dict[str, Array]:
@@ -336,6 +337,13 @@ class Engine(Forkable):
                 raise
         self.pins.count_redraws(reader.num_redraws)
         return batch
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether a lane is known of every stored episode."""
+        source = self.source
+        with source.memory:
+            return source.live.chains is not None and NONE not in source.live.whole.lanes
 
     @property
     def num_redraws(self) -> int:

@@ -7,8 +7,9 @@ Not here: clips (clips/gather.py).
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from ringmap.datasets.base import in_range
 from ringmap.errors import ClipIndexError
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined
+from ringmap.storage.read.joined import FIRST_STEP, joined_data, read_joined, read_pieces
 from ringmap.storage.read.read_live import is_live, read_whole
 from ringmap.storage.records.blobs import decode_blob, decode_data
 from ringmap.storage.records.table import DROPPED, END, EPISODE, INTERRUPTED, PART, Record, are_live
@@ -48,14 +49,20 @@ class StoredEpisodes:
         self._names = _Names(source.live.era)
         self._names_at_end: dict[int, tuple[str, ...]] = {}
 
-    def each(self) -> Iterator[dict[str, Any]]:
+    def each(
+        self, most: float = math.inf, tell: Callable[[int, int], None] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield every episode, oldest first; an episode that is evicted meanwhile is left out.
+
+        Args:
+            most: steps; an episode that is stored in parts comes in pieces of half as many if it has more.
+            tell: called with the number of an episode that comes in pieces, and its steps.
 
         Iterates by position, which never changes: ordinals are assigned again when a refresh finds that the writer restarted.
         """
         source = self._source
         if source.live.chains is not None:
-            yield from self._each_joined()
+            yield from self._each_joined(most, tell)
             return
         position, stop = source.tail, source.head
         while (next_one := source.episode_from(position, stop)) is not None:
@@ -67,12 +74,22 @@ class StoredEpisodes:
             steps, data, _ = found
             yield self._as_dict(steps, data)
 
-    def _each_joined(self) -> Iterator[dict[str, Any]]:
+    def _each_joined(
+        self, most: float, tell: Callable[[int, int], None] | None
+    ) -> Iterator[dict[str, Any]]:
         """Yield every episode, parts joined, in the order of their first steps."""
         source = self._source
         with source.memory:
-            names = source.live.whole.names
-        for name in names.tolist():
+            whole = source.live.whole
+        for number, (name, length) in enumerate(
+            zip(whole.names.tolist(), whole.lengths.tolist(), strict=True)
+        ):
+            if length > most:
+                if tell is not None:
+                    tell(number, length)
+                for piece in read_pieces(source, name, most / 2):
+                    yield self._as_dict(*piece)
+                continue
             found = read_joined(source, name)
             if found is not None:
                 yield self._as_dict(*found)

@@ -32,7 +32,7 @@ class Pins:
         self.loader_state = LoaderState()
         self.copied: int | None = None
         """For a copy of a ring in RAM: the commit that it was copied at."""
-        self._of: dict[tuple[int, int, int], Pinned] = {}
+        self._of: dict[tuple[int, int, int, bool], Pinned] = {}
         self._told: tuple[int, ...] = ()
         self._told_redraws = 0
         self._fetcher: Any = None

@@ -50,9 +50,11 @@ from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.system import memory_left
 from ringmap.storage.inspect.check import Finding, check_source
 from ringmap.storage.open_episodes.open_episode import OpenEpisode, finish_open
 from ringmap.storage.read.handle import Handle
+from ringmap.storage.read.joined import FIRST_STEP
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import Manifest
@@ -434,8 +436,8 @@ class ReplayBuffer(Sampled):
             lane: 0 or more: which of several environments, for `commit_every` with `Sequences(..., across=True)`.
 
         Raises:
-            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be stored; the
-                lane is no whole number.
+            InputError: `commit_every` is not positive, or greater than the spare rows; episode data that can't be stored, or, with
+                `commit_every`, more than 1 MiB of them; the lane is no whole number.
         """
         where = "ReplayBuffer.begin_episode"
         store = self.engine.writer(where)
@@ -700,7 +702,9 @@ class ReplayBuffer(Sampled):
     ) -> None:
         """Write the stored episodes as a regular dataset, episode by episode, in the memory that the longest one takes.
 
-        An episode in parts is written as one; one that has not ended, as far as it is stored.
+        An episode in parts is written as one if it fits twice into the memory that is left; otherwise as several episodes, each with
+        the data of the episode and `first_step`, the number of steps before it, and a warning says so. One that has not ended is
+        written as far as it is stored.
 
         Args:
             path: target; existing data stay until the new dataset is complete.
@@ -722,8 +726,19 @@ class ReplayBuffer(Sampled):
                     f"ReplayBuffer.dump: format {chosen.name!r} holds no episode data; left out: {dropped}",
                     stacklevel=2,
                 )
+        schema = self.engine.source.schema
+        row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
+        most = max(2.0, memory_left() / 2 / max(1, row_nbytes))
+
+        def tell(number: int, length: int) -> None:
+            warnings.warn(
+                f"ReplayBuffer.dump: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit into memory "
+                f"twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} in their data",
+                stacklevel=3,
+            )
+
         with chosen.open_writer(path, mode=mode, **writer_options) as writer:
-            episodes: Iterable[Any] = self.episodes()
+            episodes: Iterable[Any] = self.engine.episodes.each(most, tell)
             if progress:
                 episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
             for episode in episodes:

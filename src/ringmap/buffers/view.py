@@ -30,11 +30,13 @@ from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipIndex
+from ringmap.clips.wanted import tell_no_lanes
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
+from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.ring.chains import Parts, WholeEpisodes
+from ringmap.storage.ring.chains import NONE, Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = ["BufferView", "split"]
@@ -70,6 +72,7 @@ class BufferView(Dataset):
         lengths: steps of each episode.
         cut: what an item holds; None: a clip of the buffer.
         stored: episodes with their parts joined, if there are parts, and the number in it of each episode of the view.
+        is_part: whether the view has left out stored episodes.
 
     Processes and threads: as the buffer.
 
@@ -85,8 +88,14 @@ class BufferView(Dataset):
 
     def __init__(
         self, buffer: ClipBuffer, starts: Array, lengths: Array, cut: Cut | None = None,
-        stored: tuple[WholeEpisodes, Array] | None = None,
+        stored: tuple[WholeEpisodes, Array] | None = None, is_part: bool = False,
     ) -> None:  # fmt: skip
+        if is_part and cut is not None and cut.across:
+            raise InputError(
+                "BufferView: a sequence with across=True runs on into the next stored episode, which this view may have left out; use "
+                "across=False, or a view of the whole buffer"
+            )
+        self._is_part = is_part
         sizes = np.asarray(lengths, np.int64)
         super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
         self._buffer = buffer
@@ -130,7 +139,7 @@ class BufferView(Dataset):
         if callable(anchors):
             chosen, anchors = self.where(anchors), None
         cut = self._cut_for(window, columns, anchors, drop_all_padded)
-        made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored)
+        made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
         return made if chosen is None else made.take(chosen)
 
     def _schema(self, where: str) -> Schema:
@@ -142,7 +151,7 @@ class BufferView(Dataset):
         chosen = self._episode_numbers(episodes)
         stored = self._stored and (self._stored[0], self._stored[1][chosen])
         return BufferView(
-            self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored
+            self._buffer, self.starts[chosen], self.lengths[chosen], self._cut, stored, True
         )
 
     @property
@@ -159,9 +168,9 @@ class BufferView(Dataset):
         """Return a view of what is stored before a position."""
         if self._stored is None:
             return self.take(np.flatnonzero(self.starts < head))
-        starts, lengths, (chains, steps) = self._stored[0].parts_in(self._stored[1])
+        starts, lengths, parts = self._stored[0].parts_in(self._stored[1])
         old = starts < head
-        whole = WholeEpisodes(starts[old], lengths[old], Parts(chains[old], steps[old]), {})
+        whole = WholeEpisodes(starts[old], lengths[old], Parts(*(v[old] for v in parts)), {})
         everything = whole, np.arange(len(whole))
         return BufferView(self._buffer, whole.names, whole.lengths, self._cut, everything)
 
@@ -260,6 +269,16 @@ class BufferView(Dataset):
         now = np.array([self._index_now(ep) for ep in numbers.tolist()], np.int64)
         return self.engine.episodes.data(now)
 
+    def _lane_runs(self) -> Runs:
+        if self._stored is None:
+            return super()._lane_runs()
+        if self._found_runs is None:
+            runs = self._stored[0].by_lane()
+            if NONE in runs.lanes:
+                tell_no_lanes("BufferView")
+            self._found_runs = self.lengths, Runs(self.lengths, runs.episodes, runs.places)
+        return self._found_runs[1]
+
     def _why_no_clips(self) -> str:
         return self.cut.why_none(self.lengths)
 
@@ -288,10 +307,13 @@ class BufferView(Dataset):
                 else:
                     starts, lengths, parts = self._stored[0].parts_in(self._stored[1])
                     live = LiveEpisodes(starts, lengths, parts=parts)
+                    whole = self._stored[0]
+                    for name in whole.names[~whole.is_open].tolist():
+                        live.end(name, 0)
                 self._live = os.getpid(), ClipIndex(live)
             index = self._live[1]
             index.live.evict_before(source.tail)
-            found = index.of(cut.span, cut.least)
+            found = index.of(cut.span, cut.least, cut.across)
             return ClipRange(source, found, before=cut.before)
 
     def sample(

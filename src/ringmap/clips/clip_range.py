@@ -84,7 +84,8 @@ class ClipRange:
     @property
     def anchors(self) -> tuple[Any, ...]:
         """What decides which steps are anchors: clip ranges with equal values have the same ones, at the same moment."""
-        return self.before, self.index.span, self.index.least, self.index.live
+        index = self.index
+        return self.before, index.span, index.least, index.across, index.live
 
     @property
     def live(self) -> LiveEpisodes:
@@ -102,7 +103,7 @@ class ClipRange:
         if self.end == self.base:
             return self.source.head
         if (
-            self.live.chains is not None
+            self.index.is_joined
         ):  # the first number may be that of a lost clip, or not the lowest position
             return self.live.start(self.live.first)
         return Position(int(self.index.positions(np.array([self.base]))[0]) + self.before)
@@ -121,7 +122,7 @@ class ClipRange:
 
     def late(self, position: int) -> Array:
         """Return the anchors before a position whose clips end after it: steps of a chain that goes on there. O(clips after it)."""
-        if self.live.chains is None:
+        if not self.index.is_joined:
             return np.empty(0, np.int64)
         first = max(self.base, self.end_before(Position(position)))
         anchors = self.index.positions(np.arange(first, self.end), self.before)
@@ -134,7 +135,7 @@ class ClipRange:
     def starts(self, first: int, last: int) -> Array:
         """Tell for each position in `[first, last)` whether it is an anchor. O(last - first + episodes there)."""
         live, span = self.live, self.index.span
-        if live.chains is not None:
+        if self.index.is_joined:
             return self.index.are(np.arange(first, last), self.before)
         starts, lengths = live.starts, live.lengths
         # Rows damaged by a power cut may lie after the newest episode.

@@ -188,6 +188,7 @@ class Cut:
         episode_numbers: returns the numbers of episodes, given the positions of their first steps; None: they are counted among
             those stored now.
         history, frameskip: of a clip, for messages; 0 for any other cut.
+        across: whether the steps run on into the next episode of the lane.
 
     Example:
         >>> cut = Cut.clip(history_len=2, frameskip=3)
@@ -207,11 +208,12 @@ class Cut:
     history: int = 0
     frameskip: int = 0
     episode_numbers: Callable[[Array], Array] | None = None
+    across: bool = False
     span: int = field(init=False)
     """Steps around an anchor that its episode must have: `before + 1 + after`."""
     widest: int = field(init=False)
     """The greatest number of steps of any column."""
-    anchors: tuple[int, int, int] = field(init=False)
+    anchors: tuple[int, int, int, bool] = field(init=False)
     """What decides which steps are anchors: two cuts with the same value have the same anchors."""
     added: tuple[str, ...] = field(init=False)
     """Names of the columns that are computed."""
@@ -227,9 +229,12 @@ class Cut:
             ("span", span),
             ("added", (*added, *(name for name, _ in self.functions))),
             ("least", least),
-            ("anchors", (self.before, self.after, least)),
+            ("anchors", (self.before, self.after, least, self.across)),
             ("widest", max((len(t.steps.offsets) for t in taken), default=1)),
-            ("needs_bounds", bool(self.computed) or any(t.steps.padded for t in taken)),
+            (
+                "needs_bounds",
+                self.across or bool(self.computed) or any(t.steps.padded for t in taken),
+            ),
         ):
             object.__setattr__(self, name, value)
 
@@ -279,6 +284,8 @@ class Cut:
 
     def unreached(self, lengths: Array) -> int:
         """Return how many steps of episodes of these lengths no item holds. O(episodes, and distinct lengths times offsets)."""
+        if self.across:  # as one run
+            lengths = np.asarray(lengths, np.int64).sum(keepdims=True)
         sizes, many = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         taken = [*self.named.values(), *([self.others] if self.others else [])]
         anchors = self.counts(sizes)
@@ -291,6 +298,8 @@ class Cut:
 
     def why_none(self, lengths: Array, option: str = "history_len") -> str:
         """Return why episodes of these lengths have no anchor, and how to change that."""
+        if self.across and len(lengths):
+            return f"no sequence of {self.span} steps fits in a lane: {int(np.sum(lengths))} steps are stored; collect more first"
         if self.history or not len(lengths):
             return why_no_clips(lengths, self.span, self.frameskip, option)
         longest = int(np.max(lengths))

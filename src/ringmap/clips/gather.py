@@ -80,7 +80,7 @@ class ClipReader(Forkable):
     def pin(self, cut: Cut) -> Pinned:
         """Return the clips that exist now. O(1) when nothing changed."""
         with self.source.memory:
-            index = self.index.of(cut.span, cut.least)
+            index = self.index.of(cut.span, cut.least, cut.across)
             return Pinned(index.base, index.end, index.numbering, self.source.head)
 
     def at(
@@ -144,20 +144,20 @@ class ClipReader(Forkable):
     def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Array | None:
         """Return the anchors of `count` clips drawn uniformly, or None when there are none."""
         with self.source.memory:
-            index = self.index.of(cut.span, cut.least)
+            index = self.index.of(cut.span, cut.least, cut.across)
             base, end = index.base, index.end
             if end <= base:
                 return None
             positions = index.positions(rng.integers(base, end, count), cut.before)
-            if index.live.chains is not None:
+            if index.is_joined:
                 return index.draw_again(positions, cut.before, rng)
         return positions
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
         with self.source.memory:
-            if self.source.live.chains is not None:
-                return self.index.of(cut.span, cut.least).are(positions, cut.before)
+            if cut.across or self.source.live.chains is not None:
+                return self.index.of(cut.span, cut.least, cut.across).are(positions, cut.before)
             starts, lengths = self.source.live.starts, self.source.live.lengths
             if not len(starts):
                 return np.zeros(len(positions), np.bool_)
@@ -189,7 +189,7 @@ class ClipReader(Forkable):
     def pin_before(self, head: Position, count: int, cut: Cut) -> Pinned:
         """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
         with self.source.memory:
-            index = self.index.of(cut.span, cut.least)
+            index = self.index.of(cut.span, cut.least, cut.across)
             end = index.end_before(head)
             return Pinned(ClipNumber(end - count), end, index.numbering, head)
 
@@ -197,13 +197,13 @@ class ClipReader(Forkable):
         """Return the anchors of the clips with these numbers; an evicted one is redrawn."""
         source = self.source
         with source.memory:
-            index = self.index.of(cut.span, cut.least)
+            index = self.index.of(cut.span, cut.least, cut.across)
             if index.numbering is not pinned.numbering:  # other numbers, the same positions
                 numbers = numbers + (index.end_before(pinned.head) - pinned.end)
             gone = (numbers < index.base) | (numbers >= index.end)
             if not gone.any():
                 positions = index.positions(numbers, cut.before)
-                if index.live.chains is None or not (gone := positions < 0).any():
+                if not index.is_joined or not (gone := positions < 0).any():
                     return positions
             else:
                 kept = numbers[~gone]
@@ -249,7 +249,7 @@ class ClipReader(Forkable):
             threads = 1
         joined: Joined | None = None
         crossing: Crossing | None = None
-        if self.source.live.chains is None or not cut.needs_bounds:
+        if not self._is_joined(cut):
             slots, starts, lengths, inside = self._slots(plan, anchors)
             if self.source.live.chains is not None and plan.highest > plan.lowest:
                 crossing = Crossing.of(self.source, anchors, plan.lowest, plan.highest)
@@ -257,7 +257,7 @@ class ClipReader(Forkable):
                     crossing.put(slots, plan.steps, rows.ring.rows)
         else:
             starts = lengths = anchors
-            joined = Joined.of(self.source, anchors)
+            joined = Joined.of(self.source, anchors, cut.across)
             slots, inside = joined.slots(plan.steps, rows.ring.rows)
         if rows.large:
             if not asked:
@@ -310,11 +310,15 @@ class ClipReader(Forkable):
         rows = self.source.rows
         if rows is not None and rows.large:
             plan = self._plan_of(cut, rows)
-            if self.source.live.chains is None or not cut.needs_bounds:
+            if not self._is_joined(cut):
                 self._want(plan, self._slots(plan, anchors)[0])
             else:
-                joined = Joined.of(self.source, anchors)
+                joined = Joined.of(self.source, anchors, cut.across)
                 self._want(plan, joined.slots(plan.steps, rows.ring.rows)[0])
+
+    def _is_joined(self, cut: Cut) -> bool:
+        """Whether steps must be found among joined episodes."""
+        return cut.across or (cut.needs_bounds and self.source.live.chains is not None)
 
     def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
         """Return what to gather for a cut."""

@@ -31,7 +31,7 @@ and span in use.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
@@ -39,6 +39,7 @@ import numpy as np
 
 from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
+from ringmap.storage.ring.chains import WholeEpisodes
 from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import ClipNumber, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
@@ -111,17 +112,20 @@ class SpanIndex:
         live: the episodes.
         span: steps of a clip.
         least: steps that an episode with a clip has at least.
+        across: whether clips run on into the next episode of their lane. Then every step is the last of one clip, which is lost
+            if it would begin before the oldest step of the lane.
     """
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_upto", "base", "first", "last", "least", "live",
+        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_upto", "across", "base", "first", "last", "least", "live",
         "numbering", "span",
     )  # fmt: skip
 
-    def __init__(self, live: LiveEpisodes, span: int, least: int = 0) -> None:
+    def __init__(self, live: LiveEpisodes, span: int, least: int = 0, across: bool = False) -> None:
         self.live = live
         self.span = span
         self.least = least
+        self.across = across
         self._follower = object()
         self._restart()
 
@@ -134,8 +138,18 @@ class SpanIndex:
         self.base = ClipNumber(0)
         self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
-        clips = live.num_steps - len(live) * (self.span - 1)
+        clips = live.num_steps - (0 if self.across else len(live) * (self.span - 1))
         self._guide = GuideTable(0, max(0, clips), len(live))
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether clips may cross what is stored one by one: parts, or episodes."""
+        return self.across or self.live.chains is not None
+
+    @property
+    def whole(self) -> WholeEpisodes:
+        """The episodes, or runs of episodes, in which clips lie."""
+        return self.live.runs if self.across else self.live.whole
 
     def follow(self) -> None:
         """Catch up with the episodes: O(1) when nothing changed, O(changes) otherwise.
@@ -174,7 +188,7 @@ class SpanIndex:
         if last != self._upto:
             seen: int = self._ends.at(self._upto - 1) if self._upto > self.first else self.base
             fresh = max(self._upto, first)
-            if last - fresh == 1 and fresh == self._upto and live.chains is None:
+            if last - fresh == 1 and fresh == self._upto and not self.is_joined:
                 length = live.length(fresh)
                 seen += max(0, length - self.span + 1) if length >= self.least else 0
                 self._ends.append(seen, self.first)
@@ -202,6 +216,8 @@ class SpanIndex:
     def _clips_of(self, first: int, last: int) -> Array:
         """Return how many numbers the episodes, or parts, of the ordinals `[first, last)` have. O(last - first)."""
         lengths, chains = self.live.lengths_since(first)[: last - first], self.live.chains
+        if self.across:
+            return lengths.astype(np.int64)
         if chains is None:
             return counts(lengths, self.span, self.least)
         before = chains.steps.span(first, last)
@@ -211,7 +227,9 @@ class SpanIndex:
 
     def _grow(self, newest: Ordinal, length: int) -> None:
         """Add the clips of the steps that the newest known episode got since."""
-        before, now = counts(np.array([self._length, length]), self.span, self.least).tolist()
+        before, now = self._length, length
+        if not self.across:
+            before, now = counts(np.array([before, now]), self.span, self.least).tolist()
         end = self._ends.at(newest) + now - before
         self._ends.put(newest, end)
         self._guide.append(newest, end, self.base)
@@ -251,8 +269,8 @@ class SpanIndex:
 
         Episodes of parts are counted from `first` on, as they are named.
         """
-        if self.live.chains is not None:
-            whole, places = self.live.whole, self._places(numbers)
+        if self.is_joined:
+            whole, places = self.whole, self._places(numbers)
             episodes = whole.places.searchsorted(places, side="right") - 1
             steps = places - whole.places.take(episodes, mode="clip")
             return episodes + self.first, np.where(places < 0, -1, steps)
@@ -272,7 +290,7 @@ class SpanIndex:
             # Every step starts a clip, so no search is needed.
             shifted: Array = numbers + (live.start(self.first) - self.base)
             return shifted
-        if live.chains is not None:
+        if self.is_joined:
             return self._in_parts(numbers, step)
         index, ends = self._find(numbers)
         before = np.where(index > 0, ends[index - 1], self.base)
@@ -293,7 +311,7 @@ class SpanIndex:
             if step:
                 places[places >= 0] += step
             lost = places < 0
-            positions[which] = np.where(lost, -1, live.whole.positions(places))
+            positions[which] = np.where(lost, -1, self.whole.positions(places))
         return positions
 
     def _offsets(self, index: Array, ends: Array, numbers: Array) -> Array:
@@ -305,7 +323,7 @@ class SpanIndex:
 
     def _placed(self, index: Array, offsets: Array) -> Array:
         """Return the place of the first step of each clip, -1 for a lost clip."""
-        whole = self.live.whole
+        whole = self.whole
         places = whole.place_of(index) + offsets
         lost = places < whole.places.take(whole.episode_of(index))
         return np.where(lost, -1, places)
@@ -323,11 +341,11 @@ class SpanIndex:
             return shifted
         index = live.starts.searchsorted(positions, side="right") - 1
         ends = self._ends.span(self.first, self.last)
-        if live.chains is None:
+        if not self.is_joined:
             before = np.where(index > 0, ends[index - 1], self.base)
             found: Array = before + (positions - live.starts.take(index) - step)
             return found
-        whole = live.whole
+        whole = self.whole
         # It belongs to the part that holds its last step, or with which the chain is long enough.
         place = whole.place_of(index) + (positions - live.starts.take(index))
         last = place + (self.span - 1 - step)
@@ -365,7 +383,7 @@ class SpanIndex:
         live = self.live
         if not len(live):
             return np.zeros(len(positions), np.bool_)
-        whole = live.whole
+        whole = self.whole
         index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
         offsets, episode = positions - live.starts.take(index), whole.episode_of(index)
         found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
@@ -400,18 +418,18 @@ class ClipIndex:
 
     def __init__(self, live: LiveEpisodes) -> None:
         self.live = live
-        self._spans: dict[tuple[int, int], SpanIndex] = {}
+        self._spans: dict[tuple[int, int, bool], SpanIndex] = {}
 
-    def of(self, span: int, least: int = 0) -> SpanIndex:
+    def of(self, span: int, least: int = 0, across: bool = False) -> SpanIndex:
         """Return the up-to-date index of `span`; the first call for a span costs O(episodes).
 
-        `least`: steps that an episode with a clip has at least.
+        `least`: steps that an episode with a clip has at least; `across`: see `SpanIndex`.
         """
-        index = self._spans.get((span, least))
+        index = self._spans.get((span, least, across))
         if index is None:
             if len(self._spans) >= _MAX_SPANS:
                 self._spans.pop(next(iter(self._spans)))
-            index = self._spans[span, least] = SpanIndex(self.live, span, least)
+            index = self._spans[span, least, across] = SpanIndex(self.live, span, least, across)
         # All spans are updated at each call, so that the backlog of each stays bounded.
         for other in tuple(self._spans.values()):  # a signal handler may ask for another span
             other.follow()
@@ -431,6 +449,7 @@ class ClipPairs(Sequence[tuple[int, int]]):
         lock: held while the index is updated and searched, if another thread may add episodes.
         before: steps of a clip before the one to return: 0 for its first.
         least: steps that an episode with a clip has at least.
+        of_run: where the episodes of `index` are runs of episodes: returns the episodes, and the steps in them, of steps of runs.
 
     Example:
         >>> pairs = ClipPairs(ClipIndex(LiveEpisodes.from_lengths(np.array([3, 1, 2]))), span=2)
@@ -442,8 +461,9 @@ class ClipPairs(Sequence[tuple[int, int]]):
 
     def __init__(
         self, index: ClipIndex, span: int, lock: AbstractContextManager[Any] | None = None,
-        before: int = 0, least: int = 0,
+        before: int = 0, least: int = 0, of_run: Callable[[Array, Array], tuple[Array, Array]] | None = None,
     ) -> None:  # fmt: skip
+        self._of_run = of_run
         self._index = index
         self._span = span, least
         self._before = before
@@ -473,11 +493,17 @@ class ClipPairs(Sequence[tuple[int, int]]):
             ids = np.arange(of.end - of.base)[item]
             ordinals, starts = of.locate(ids + of.base)
             steps = starts + self._before
+            if self._of_run is not None:
+                ordinals, steps = self._of_run(ordinals - of.first, starts)
+                return list(zip(ordinals.tolist(), steps.tolist(), strict=True))
             return list(zip((ordinals - of.first).tolist(), steps.tolist(), strict=True))
         size = of.end - of.base
         if not -size <= item < size:
             raise ClipIndexError(f"clip_indices: clip {item} is out of range for {size} clips")
         ordinals, starts = of.locate(np.array([of.base + item % size]))
+        if self._of_run is not None:
+            ordinals, starts = self._of_run(ordinals - of.first, starts)
+            return int(ordinals[0]), int(starts[0])
         return int(ordinals[0]) - of.first, int(starts[0]) + self._before
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

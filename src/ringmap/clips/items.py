@@ -59,6 +59,10 @@ class ItemRows(Protocol):
         """Return where these rows are stored: numbers that no other row gets, in any process."""
         ...
 
+    def are_begins(self, places: Array) -> Array:
+        """Tell at which of these positions an episode begins."""
+        ...
+
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these positions which have not ended."""
         ...
@@ -102,6 +106,13 @@ class RingRows:
     def positions(self, places: Array) -> Array:
         """Return the positions themselves."""
         return places
+
+    def are_begins(self, places: Array) -> Array:
+        """Tell at which of these positions an episode begins."""
+        with self.memory:
+            starts = self._source.live.starts
+            found: Array = starts.take(starts.searchsorted(places), mode="clip") == places
+        return found
 
     def are_open(self, starts: Array) -> Array:
         """Return False for each: only parts are stored before their episode ends."""

@@ -134,11 +134,11 @@ class Joined:
         self._reached = MOST
 
     @classmethod
-    def of(cls, source: Handle, anchors: Array) -> Joined:
-        """Return the anchors among the live episodes as they are now."""
+    def of(cls, source: Handle, anchors: Array, across: bool = False) -> Joined:
+        """Return the anchors among the live episodes as they are now; `across`: among runs of episodes."""
         with source.memory:
             live = source.live
-            whole = live.whole
+            whole = live.runs if across else live.whole
             if not len(live):
                 one = np.zeros(1, np.int64)
                 whole = WholeEpisodes(one, one + 1, None, {})
@@ -256,6 +256,10 @@ class JoinedRows:
     def positions(self, places: Array) -> Array:
         """Return where the steps at these places are stored."""
         return self._whole.positions(places)
+
+    def are_begins(self, places: Array) -> Array:
+        """Tell at which of these places an episode begins."""
+        return self._whole.are_begins(places)
 
     def are_open(self, starts: Array) -> Array:
         """Tell of the episodes that begin at these places which have not ended."""

@@ -19,7 +19,7 @@ from ringmap.clips.window import Window, WindowMaker, WindowSpec, cut_of
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import Schema
 
-__all__ = ["Wanted", "warn_unreached"]
+__all__ = ["Wanted", "tell_no_lanes", "warn_unreached"]
 
 log = logging.getLogger("ringmap")
 
@@ -83,8 +83,18 @@ class Wanted(NamedTuple):
         return replace(cut, before=checked.before, after=max(cut.after, checked.after))
 
 
+def tell_no_lanes(where: str) -> None:
+    """Say in the log in which order sequences run over episodes without lanes."""
+    log.info(
+        "%s: across=True: the lanes of the stored episodes are not known; sequences run from one to the next in the order of storage",
+        where,
+    )  # fmt: skip
+
+
 def warn_unreached(lengths: Array, cut: Cut, where: str) -> None:
     """Warn if more than a tenth of the stored steps are in episodes too short for a clip, and some are not."""
+    if cut.across:
+        return
     steps, missed = int(lengths.sum()), int(lengths[cut.counts(lengths) == 0].sum())
     if _MUCH * steps < missed < steps:
         log.warning(

@@ -40,7 +40,12 @@ REWARD_AT = ("next", "same")
 
 
 class WindowMaker(ABC):
-    """Makes the windows of all columns, once it is known which there are."""
+    """Makes the windows of all columns, once it is known which there are.
+
+    `across`: whether items run on into the next episode of their lane.
+    """
+
+    across = False
 
     @property
     @abstractmethod
@@ -219,6 +224,12 @@ def cut_of(
         InputError: an unknown column, a fill value that a column can't hold, a name that is taken, or a sum over
             rewards where it is not known where they stand.
     """
+    across = isinstance(window, WindowMaker) and window.across
+    if across and anchors is not None:
+        raise InputError(
+            f"{where}: anchors= leaves out steps at the ends of episodes, and {type(window).__name__}(across=True) runs over these; "
+            "leave one of them out"
+        )
     if isinstance(window, WindowMaker):
         window = window.window(schema, where, frameskip)
     names = schema.names
@@ -273,7 +284,7 @@ def cut_of(
         if name in specs:
             named.setdefault(name, ANCHOR)
     return Cut(
-        named, others, first, last, least, blanks, reward_at, tuple(computed), tuple(functions)
+        named, others, first, last, least, blanks, reward_at, tuple(computed), tuple(functions), across=across
     )  # fmt: skip
 
 

@@ -25,12 +25,12 @@ import numpy as np
 
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
-from ringmap.clips.wanted import Wanted, warn_unreached
+from ringmap.clips.wanted import Wanted, tell_no_lanes, warn_unreached
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.batch import worker
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns
-from ringmap.datasets.windows import DatasetRows, fold, gather, rows_by_slices
+from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
 from ringmap.errors import (
     ClipIndexError,
     InputError,
@@ -99,6 +99,7 @@ class Dataset(_Base):
     """Where rewards stand: "next": in the row of the step that their action led to, "same": in the row of the action."""
     _cut: Cut | None = None
     _chosen: Array | None = None
+    _found_runs: tuple[Array, Runs] | None = None
     _clips: ClipIndex | None = None
     _rows: DatasetRows | None = None
     _draws: tuple[Any, np.random.Generator] | None = None
@@ -250,6 +251,9 @@ class Dataset(_Base):
     def clip_indices(self) -> Sequence[tuple[int, int]]:
         """The `(episode, step)` of the anchor of every clip, its first step, oldest episode first; no memory per clip."""
         cut = self.cut
+        if cut.across:
+            runs = self._lane_runs()
+            return ClipPairs(runs.index, cut.span, of_run=runs.steps_of)
         return ClipPairs(self._clip_index(), cut.span, before=cut.before, least=cut.least)
 
     @property
@@ -297,7 +301,9 @@ class Dataset(_Base):
         if callable(anchors):
             made._chosen, anchors = self._accepted(anchors), None
         made._cut = self._cut_for(window, columns, anchors, drop_all_padded)
-        made._told_short = False
+        made._told_short, made._found_runs = False, None
+        if made.cut.across:
+            made._lane_runs()  # raises, if some episodes are left out
         made._tell_short()
         return made
 
@@ -442,7 +448,9 @@ class Dataset(_Base):
     def _locate(self, ids: Array) -> tuple[Array, Array]:
         """Return the episodes of clip ids, and the steps of their anchors; negative ids count from the end."""
         cut = self.cut
-        index = self._clip_index().of(cut.span, cut.least)
+        runs = self._lane_runs() if cut.across else None
+        clips = self._clip_index() if runs is None else runs.index
+        index = clips.of(cut.span, cut.least)
         size = index.end - index.base
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
         if low < -size or high >= size:
@@ -455,7 +463,27 @@ class Dataset(_Base):
         if low < 0:
             ids = np.where(ids < 0, ids + size, ids)
         ordinals, starts = index.locate(ids + index.base)
+        if runs is not None:
+            return runs.steps_of(ordinals - index.first, starts)
         return ordinals - index.first, starts + cut.before if cut.before else starts
+
+    def _lane_runs(self) -> Runs:
+        """Return the episodes as they follow each other, for items that run on into the next.
+
+        Raises:
+            InputError: only some of them have anchors.
+        """
+        lengths = self.lengths
+        if self._chosen is not None:
+            raise InputError(
+                f"{type(self).__name__}: a sequence with across=True runs on into the next episode, which this view may have left out; "
+                "use across=False, or a view of all episodes"
+            )
+        if self._found_runs is None or self._found_runs[0] is not lengths:
+            if self._found_runs is None and worker() is None:
+                tell_no_lanes(type(self).__name__)
+            self._found_runs = lengths, Runs(np.asarray(lengths, np.int64))
+        return self._found_runs[1]
 
     def _columns_at(self, episodes: Array, steps: Array, cut: Cut) -> dict[str, Any]:
         """Return the columns of the items at these anchors, in the form that users get, not folded yet."""

@@ -102,6 +102,10 @@ class GoalDataset(Forkable, Dataset):
         if not 0 <= gamma < 1:
             raise InputError(f"GoalDataset: gamma must be in [0, 1), got {gamma}")
         inner = cut_of_dataset(dataset)
+        if inner.across:
+            raise InputError(
+                "GoalDataset: a goal lies in the episode of its item, and with across=True items run on into the next; use across=False"
+            )
         last = dataset.num_steps if inner.history else 1
         offset = last if current_goal_offset is None else current_goal_offset
         if offset <= 0:

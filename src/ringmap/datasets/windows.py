@@ -16,16 +16,56 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.cut import Cut, Steps, Taken
+from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, call_functions, compute, pad
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
+from ringmap.storage.ring.live import LiveEpisodes
 
-__all__ = ["DatasetRows", "RowsAt", "fold", "gather", "rows_by_slices"]
+__all__ = ["DatasetRows", "RowsAt", "Runs", "fold", "gather", "rows_by_slices"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RowsAt = Callable[[Sequence[str], Array, Array, range | None], dict[str, Array]]
 """`(names, episodes, steps, run)` -> name -> values `(B, n, ...)`; see `Dataset._rows_at`."""
+
+
+class Runs:
+    """Episodes one after the other, in one run or several: a step has a place in that order.
+
+    Args:
+        lengths: steps of each episode.
+        order: numbers of the episodes; None: as they come.
+        breaks: places at which runs begin; None: there is one run.
+    """
+
+    def __init__(
+        self, lengths: Array, order: Array | None = None, breaks: Array | None = None
+    ) -> None:
+        order = np.arange(len(lengths)) if order is None else order
+        sizes = np.asarray(lengths, np.int64)
+        begins = np.empty(len(sizes), np.int64)
+        begins[order] = np.cumsum(sizes[order]) - sizes[order]
+        self._episodes = order[sizes[order] > 0]
+        self._begins, self._places = begins[self._episodes], begins
+        self.length = int(sizes.sum())
+        self._breaks = np.zeros(min(1, len(sizes)), np.int64) if breaks is None else breaks
+        self.index = ClipIndex(LiveEpisodes.from_lengths(np.diff(self._breaks, append=self.length)))
+        """Numbers the items of the runs."""
+
+    def steps_of(self, runs: Array, steps: Array) -> tuple[Array, Array]:
+        """Return the episodes, and the steps in them, of steps of runs."""
+        return self.locate(self._breaks.take(runs) + steps)
+
+    def locate(self, places: Array) -> tuple[Array, Array]:
+        """Return the episode of each place, and the step in it."""
+        at = self._begins.searchsorted(places, side="right") - 1
+        return self._episodes.take(at), places - self._begins.take(at)
+
+    def places(self, episodes: Array, steps: Array) -> Array:
+        """Return the places of steps of episodes."""
+        found: Array = self._places.take(episodes) + steps
+        return found
 
 
 class DatasetRows:
@@ -65,13 +105,25 @@ class DatasetRows:
                 self.columns.append((name, taken, list(alike).index(taken.steps)))
         self.alike = list(alike.items())
         """Steps, and the names of the columns that have them."""
+        self.run = Runs(self.lengths) if cut.across else None
+        """The episodes as one, for items that run on into the next."""
 
     def take(self, column: str, places: Array, starts: Array) -> Array:
         """Return copies of rows."""
+        if self.run is not None:
+            found = self.at([column], places.reshape(-1))[column]
+            return found.reshape(*places.shape, *found.shape[1:])
         first = starts.reshape(-1, *(1,) * (places.ndim - 1))
         steps = (places - first).reshape(len(places), -1)
         found = self.rows_at([column], self.episodes(starts), steps, None)[column]
         return found.reshape(*places.shape, *found.shape[2:])
+
+    def at(self, names: Sequence[str], places: Array) -> dict[str, Array]:
+        """Return the rows at places of the run, `(n, ...)`."""
+        assert self.run is not None
+        episodes, steps = self.run.locate(places)
+        found = self.rows_at(names, episodes, steps[:, None], None)
+        return {name: values[:, 0] for name, values in found.items()}
 
     def read(self, column: str, start: int, length: int) -> Array:
         """Return a copy of rows of one or more episodes that stand one after the other."""
@@ -91,8 +143,18 @@ class DatasetRows:
         return found
 
     def positions(self, places: Array) -> Array:
-        """Return the rows themselves."""
-        return places
+        """Return the rows in the dataset."""
+        if self.run is None:
+            return places
+        episodes, steps = self.run.locate(places)
+        found: Array = self.offsets.take(episodes) + steps
+        return found
+
+    def are_begins(self, places: Array) -> Array:
+        """Tell at which of these places of the run an episode begins."""
+        assert self.run is not None
+        found: Array = self.run.locate(places)[1] == 0
+        return found
 
     def are_open(self, starts: Array) -> Array:
         """Return False for each: the episodes of a dataset have ended."""
@@ -118,13 +180,16 @@ def gather(
         steps: of the anchors in their episodes.
         rng: for computed columns that draw.
     """
-    cut, lengths = rows.cut, steps
+    cut, lengths, run = rows.cut, steps, rows.run
     if cut.needs_bounds:
         lengths = rows.lengths.take(episodes)
     found: dict[str, Array] = {}
     masks: list[Array | None] = []
     for held, names in rows.alike:
-        values, is_pad = _read(rows, held, names, episodes, steps, lengths)
+        if run is not None:
+            values, is_pad = _read_across(rows, run, held, names, episodes, steps, lengths), None
+        else:
+            values, is_pad = _read(rows, held, names, episodes, steps, lengths)
         found.update(values)
         masks.append(is_pad)
     batch: dict[str, Array] = {}
@@ -137,10 +202,35 @@ def gather(
         assert rng is not None
         starts = rows.offsets[episodes]
         items = Items(rows, cut, starts + steps, starts, lengths, batch, rng)
+        if run is not None:
+            origins, whole = np.zeros(len(steps), np.int64), np.full(len(steps), run.length)
+            places = run.places(episodes, steps)
+            items = Items(rows, cut, starts + steps, starts, whole, batch, rng, places, origins)
         compute(batch, items, cut)
     if cut.functions:
         call_functions(batch, cut, len(steps))
     return batch
+
+
+def _read_across(
+    rows: DatasetRows, run: Runs, held: Steps, names: list[str], episodes: Array, steps: Array, lengths: Array,
+) -> dict[str, Array]:  # fmt: skip
+    """Return columns with the same steps, `(B, n, ...)`, which run on into the next episodes."""
+    inside = steps + held.highest < lengths
+    if held.run is not None and inside.all():
+        return rows.rows_at(names, episodes, steps, held.run)
+    over = np.flatnonzero(~inside) if held.run is not None else np.arange(len(steps))
+    places = run.places(episodes[over], steps[over])[:, None] + held.array
+    late = rows.at(names, places.reshape(-1))
+    found = {n: v.reshape(*places.shape, *v.shape[1:]) for n, v in late.items()}
+    if len(over) == len(steps) or held.run is None:
+        return found
+    merged = {}
+    within = rows.rows_at(names, episodes[inside], steps[inside], held.run)
+    for name, values in within.items():
+        both = np.concatenate([values, found[name]])
+        merged[name] = both[np.argsort(np.concatenate([np.flatnonzero(inside), over]))]
+    return merged
 
 
 def _read(

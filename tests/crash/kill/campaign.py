@@ -32,9 +32,10 @@ from ringmap.errors import LockedError
 from tests import ROOT
 from tests.crash.kill import strace, victim
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtChange, AtLine, CrashDisk, interrupt, kill
+from tests.crash.kill.families import SCENARIOS_OF_OTHERS
 from tests.crash.kill.interrupts import interrupt as interrupted
 from tests.crash.kill.planted import PLANTS, UNSEEN
-from tests.crash.kill.script import SCENARIOS, SCENARIOS_OF_OTHERS, STORAGES, random_scenario
+from tests.crash.kill.script import SCENARIOS, STORAGES, random_scenario
 from tests.crash.kill.verdict import fingerprint, verify
 from tests.crash.kill.victim import hands_of, perform
 from tests.disks import undisturbed

@@ -12,7 +12,8 @@ from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.storage.columns.schema import Column
 from ringmap.storage.sidecars import priorities
 from tests.crash import labels, transitions
-from tests.crash.kill.script import MAX_STEPS, SCHEMA, SPARE
+from tests.crash.kill.chains import SCENARIOS_OF_CHAINS, ChainHands
+from tests.crash.kill.script import MAX_STEPS, SCENARIOS_OF_OTHERS, SCHEMA, SPARE
 from tests.crash.kill.verdict import must, observe
 from tests.crash.kill.victim import Hands
 
@@ -194,7 +195,9 @@ class LabelHands(Hands):
         return self.state_of(DistillationBuffer(1, seed=0))
 
 
+SCENARIOS_OF_OTHERS |= {s.name: s for s in SCENARIOS_OF_CHAINS}
+
 FAMILIES = {
     "episodes": Hands, "transitions": TransitionHands, "priorities": PriorityHands, "labels": LabelHands,
-    "values": ValueHands,
+    "values": ValueHands, "chains": ChainHands,
 }  # fmt: skip

@@ -288,7 +288,20 @@ def values_in_place():
     FileHandle.write_each = write_each
 
 
+def feature_after_its_part():
+    use, commit = store.Store.use_within, store.Store.commit_within
+
+    def commit_first(self, files, *args, **words):
+        commit(self, files, *args, **words)
+        if words.get("part") is not None:
+            use(self, files, ["chains"])
+
+    store.Store.use_within = lambda self, files, features: None
+    store.Store.commit_within = commit_first
+
+
 PLANTS = {
+    "feature named after its first part": feature_after_its_part,
     "record before rows": hold("rows", until="record"),
     "record before blob": hold("blob write", until="record"),
     "state.bin before record": hold("record", until="state"),

@@ -44,6 +44,15 @@ class Model:
         newest = dict(self.also)
         return {k: newest.get(k, 0) for k, _, flags in self.episodes if not flags & DROPPED}
 
+    def seen(self):
+        """Return what a look at a buffer must see: an interrupted episode has no data."""
+        stored = [e for e in self.episodes if not e[2] & DROPPED]
+        return tuple((k, n, not flags & INTERRUPTED) for k, n, flags in stored)
+
+    def is_in(self, table):
+        """Tell whether a table's live records, of (steps, flags), are of this model."""
+        return table == [(n, flags) for _, n, flags in self.episodes if not flags & DROPPED]
+
     def stored(self, k, steps, flags=0):
         """Return the model with one more episode; the oldest whole ones make room."""
         kept = list(self.episodes)
@@ -139,6 +148,7 @@ class Scenario:
     levels: tuple = ("process", "power")
     storage: str = "memmap"
     family: str = "episodes"
+    model: type = Model
 
     def stored_as(self, storage):
         """Return the same scenario with its columns stored in this way."""
@@ -155,7 +165,7 @@ class Scenario:
 
     def models(self):
         """Return the model before each call, and after the last."""
-        models = [Model()]
+        models = [self.model()]
         for index, op in enumerate(self.ops):
             models.append(models[-1].after(op, index, self.keep))
             if self.dropped and index + 1 == len(self.given):

@@ -17,7 +17,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Sequences(WindowMaker):
-    """A window of the next `length` steps of every column, inside one episode: `sample(window=Sequences(64))`.
+    """A window of the next `length` steps of every column: `sample(window=Sequences(64))`.
+
+    It lies inside one episode; with `across`, it runs on into the next episode, as a recurrent learner that carries its state from one
+    sequence to the next needs it: all stored steps are used, however short their episodes are, and `is_first` tells where to reset.
 
     Adds the columns `is_first`, `is_last` and `is_terminal`, bool `(B, length)`, where they are not stored: whether a step is the
     first of its episode, the last, and the last of one that terminated. Of an episode in parts, the oldest stored step is not the
@@ -30,9 +33,14 @@ class Sequences(WindowMaker):
     Args:
         length: steps.
         burn_in: number of steps at the start that only warm up a recurrent state.
+        across: whether a sequence runs on into the next episode of the same lane, in the order of storage. Lanes are known of episodes
+            that were recorded in parts (`commit_every`, by a recording wrapper or a `World`; or `lane` of `begin_episode`).
+            Episodes without a lane follow each other, which a log line says once. After an episode that has not ended, nothing follows yet.
 
     Raises:
         InputError: a length that is not positive, or as many steps of burn-in.
+
+    Cost: with `across`, the first draw after a commit joins the stored episodes: 0.4 ms for 1,000 of them, 12 ms for 100,000.
 
     Source: Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019, for burn-in.
 
@@ -45,7 +53,8 @@ class Sequences(WindowMaker):
         ([0, 1, 2], [True, False, False], [True, False, False])
     """
 
-    def __init__(self, length: int, burn_in: int = 0) -> None:
+    def __init__(self, length: int, burn_in: int = 0, across: bool = False) -> None:
+        self.across = bool(across)
         self.length = positive_length("Sequences", "length", length)
         self.burn_in = 0 if burn_in == 0 else positive_length("Sequences", "burn_in", burn_in)
         if self.burn_in >= self.length:
@@ -56,22 +65,28 @@ class Sequences(WindowMaker):
     @property
     def key(self) -> tuple[Any, ...]:
         """A value that equal sequences share."""
-        return "Sequences", self.length, self.burn_in
+        return "Sequences", self.length, self.burn_in, self.across
 
     def window(self, schema: Schema, where: str, frameskip: int) -> dict[str, Any]:
         """Return the windows of all columns, and what computes the flags."""
+        if self.across and frameskip > 1:
+            raise InputError(
+                f"{where}: Sequences(across=True) with frameskip={frameskip} would miss ends of episodes between its steps; leave one "
+                "of them out"
+            )
         name = "sequence"
         while name in schema.names:
             name += "_"
-        flags = _Flags(range(0, self.length * frameskip, frameskip), self.burn_in, schema)
+        offsets = range(0, self.length * frameskip, frameskip)
+        flags = _Flags(offsets, self.burn_in, schema, self.across)
         return {**dict.fromkeys(schema.names, Window(range(self.length), blanks=True)), name: flags}
 
 
 class _Flags(Computed):
     """The flags and ids of a sequence, where they are not stored."""
 
-    def __init__(self, offsets: range, burn_in: int, schema: Schema) -> None:
-        self.offsets, self.burn_in = offsets, burn_in
+    def __init__(self, offsets: range, burn_in: int, schema: Schema, across: bool) -> None:
+        self.offsets, self.burn_in, self.across = offsets, burn_in, across
         flags = "is_first", "is_last", "is_terminal", "step_id"
         names = [name for name in flags if name not in schema.names]
         self.names = (*names, "is_burn_in") if burn_in else tuple(names)
@@ -85,14 +100,31 @@ class _Flags(Computed):
 
     def compute(self, items: Items) -> dict[str, Array]:
         steps = items.step[:, None] + np.array(self.offsets)
+        places = items.origin[:, None] + steps
         is_last = (steps == items.length[:, None] - 1) & ~items.is_open[:, None]
+        is_first = steps == 0
+        if self.across:
+            is_first = items.rows.are_begins(places)
+            inner = steps < items.length[:, None] - 1
+            is_last[inner] = items.rows.are_begins(places[inner] + 1)
+            is_terminal = is_last & self._terminated(items, steps)
+        else:
+            is_terminal = is_last & items.terminated[:, None]
         made = {
-            "is_first": (steps == 0) & (items.first_step == 0)[:, None],
+            "is_first": is_first & ((steps > 0) | (items.first_step == 0)[:, None]),
             "is_last": is_last,
-            "is_terminal": is_last & items.terminated[:, None],
+            "is_terminal": is_terminal,
             "is_burn_in": np.broadcast_to(
                 np.arange(len(self.offsets)) < self.burn_in, steps.shape
             ).copy(),
-            "step_id": items.rows.positions(items.origin[:, None] + steps),
+            "step_id": items.rows.positions(places),
         }
         return {name: made[name] for name in self.names}
+
+    @staticmethod
+    def _terminated(items: Items, steps: Array) -> Array:
+        if "terminated" not in items.rows.names:
+            return np.zeros(steps.shape, np.bool_)
+        values, _ = items.take("terminated", steps)
+        found: Array = values.reshape(*steps.shape, -1)[..., -1] != 0
+        return found

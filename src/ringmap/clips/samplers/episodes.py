@@ -43,9 +43,10 @@ class EpisodeSampler(DrawingSampler):
                 "with another sampler"
             )
         with window.lock:
-            live, starts, lengths = window.live, window.live.starts, window.live.lengths
-            if live.chains is not None:
-                starts, lengths = live.whole.places, live.whole.lengths
+            starts, lengths = window.live.starts, window.live.lengths
+            whole = window.index.whole if window.index.is_joined else None
+            if whole is not None:
+                starts, lengths = whole.places, whole.lengths
             chosen = self.rng.integers(0, len(lengths), batch_size)
             for _ in range(_TRIES):
                 short = window.in_episodes(lengths[chosen]) == 0
@@ -57,7 +58,7 @@ class EpisodeSampler(DrawingSampler):
                 chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
             steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))
             anchors = starts[chosen] + steps + window.before
-            if live.chains is not None:
-                anchors = live.whole.positions(anchors)
+            if whole is not None:
+                anchors = whole.positions(anchors)
             ids: Array = window.ids(anchors)
         return ids

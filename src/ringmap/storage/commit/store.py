@@ -301,7 +301,7 @@ class Store(Handle):
     def _open_values(self) -> None:
         before = self.values
         super()._open_values()
-        if self.values is not None and self.values is not before and not self.disk.volatile:
+        if self.values is not None and self.values is not before:
             self.values.begin(self.head, self._trusted)
 
     def _fix_schema(self, schema: Schema | None) -> None:
@@ -971,7 +971,7 @@ class Store(Handle):
             if record.start < self.head:  # the rows of the open group, which are shown already
                 self._group = None
             elif record.part and record.length:
-                live.append(record.start, record.length, record.chain, record.step)
+                live.append(record.start, record.length, record.chain, record.step, record.lane)
             elif record.length:
                 live.append(record.start, record.length)
             if record.part & END:

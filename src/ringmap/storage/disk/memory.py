@@ -121,7 +121,8 @@ class MemoryDisk(Disk):
     def rename(self, source: str, target: str) -> None:
         """Rename a file or folder."""
         if source in self._files:
-            self._files[target] = self._files.pop(source)
+            file = self._files[target] = self._files.pop(source)
+            file.path = target
             return
         inside = source + os.sep
         for folder in [f for f in self._folders if f == source or f.startswith(inside)]:

@@ -19,6 +19,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | open no link, and wait for nobody | O_NOFOLLOW, O_NONBLOCK | the same | - | lstat, open, compare |
 | boot id | /proc | sysctl | - | none: each opening verifies what no sync vouches for |
 | cores | affinity and the cgroup's quota | cpu_count | cpu_count | cpu_count |
+| memory left | /proc, the cgroup's limit, RLIMIT_AS | - | - | no limit is known |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
 | who holds a lock | /proc/locks | - | - | unknown |
 
@@ -37,13 +38,13 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 from ringmap.errors import CorruptError
 from ringmap.storage.disk.forks import Forkable, Renew
 
-__all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of"]
+__all__ = ["Data", "NotAFileError", "System", "cores", "file_system", "kind_of", "memory_left"]
 
 Data = bytes | bytearray | memoryview
 """Types that can be written."""
@@ -95,6 +96,7 @@ _KINDS = {
 try:
     import resource
 except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
     _RUSAGE_THREAD = None
 else:
     _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)
@@ -359,25 +361,61 @@ def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
 
 def _quota(proc: str, root: str) -> float:
     """Return the core quota of the cgroup and of each one above it; infinity without a limit."""
+    least = math.inf
+    for folder in _cgroups("cpu", proc, root):
+        given = _numbers(f"{folder}/cpu.max") or [
+            *_numbers(f"{folder}/cpu.cfs_quota_us"), *_numbers(f"{folder}/cpu.cfs_period_us")
+        ]  # fmt: skip
+        if len(given) == 2 and given[0] > 0 and given[1] > 0:
+            least = min(least, given[0] / given[1])
+    return least
+
+
+def _cgroups(controller: str, proc: str, root: str) -> Iterator[str]:
+    """Yield the folders of the cgroup of this process, and of each one above it."""
     try:
         with open(proc, encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
-        return math.inf
-    least = math.inf
+        return
     for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        home = root if not controllers else os.path.join(root, "cpu")
+        home = root if not controllers else os.path.join(root, controller)
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts) + 1):
-            folder = os.path.join(home, *parts[:depth])
-            given = _numbers(f"{folder}/cpu.max") or [
-                *_numbers(f"{folder}/cpu.cfs_quota_us"), *_numbers(f"{folder}/cpu.cfs_period_us")
-            ]  # fmt: skip
-            if len(given) == 2 and given[0] > 0 and given[1] > 0:
-                least = min(least, given[0] / given[1])
+            yield os.path.join(home, *parts[:depth])
+
+
+def memory_left(
+    proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup", meminfo: str = "/proc/meminfo"
+) -> float:
+    """Return how many bytes this process may still take, as far as the machine, its cgroup and its limit tell; infinity if they don't."""
+    least = math.inf
+    with contextlib.suppress(OSError, ValueError, IndexError), open(meminfo) as file:
+        found = [int(line.split()[1]) for line in file if line.startswith("MemAvailable")]
+        least = 1024.0 * found[0]
+    for folder in _cgroups("memory", proc, root):
+        limit = _numbers(f"{folder}/memory.max") or _numbers(f"{folder}/memory.limit_in_bytes")
+        used = _numbers(f"{folder}/memory.current") or _numbers(f"{folder}/memory.usage_in_bytes")
+        if limit and used:
+            least = min(least, max(0.0, limit[0] - used[0] + _page_cache(folder)))
+    if resource is not None:
+        limited, _ = resource.getrlimit(resource.RLIMIT_AS)
+        taken = _numbers("/proc/self/statm")
+        if limited != resource.RLIM_INFINITY and taken:
+            least = min(least, max(0.0, limited - taken[0] * mmap.PAGESIZE))
     return least
+
+
+def _page_cache(folder: str) -> float:
+    """Return the bytes of files that a cgroup gives back when memory is needed."""
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        open(f"{folder}/memory.stat") as file,
+    ):
+        return sum(float(line.split()[1]) for line in file if line.startswith("inactive_file "))
+    return 0.0
 
 
 def _numbers(path: str) -> list[float]:

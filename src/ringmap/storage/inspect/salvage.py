@@ -39,6 +39,7 @@ from ringmap.storage.inspect.faults import (
     ORPHAN,
     faults_in,
     home_of,
+    lacks_chains,
     orphans_in,
     sidecar_faults,
     stream_of,
@@ -510,6 +511,8 @@ class Salvage:
         carried = manifest.carried
         if carried and (self.survey.small_states()[1].fault or carried["seq"] > reached.seq):
             carried = {}
+        if lacks_chains(self.survey, manifest.features):
+            manifest = replace(manifest, features=(*manifest.features, "chains"))
         manifest = replace(manifest, table=counts, carried=carried).with_sizes()
         self.manifest = manifest
         what = f"write it again: {count} episodes"

@@ -39,7 +39,7 @@ def upgrade(path: str | os.PathLike[str]) -> list[str]:
         >>> import ringmap
         >>> ringmap.ReplayBuffer(max_steps=100, path="older").close()
         >>> ringmap.upgrade("older"), ringmap.upgrade("older")
-        (['chains', 'groups'], [])
+        (['chains', 'groups', 'mutable'], [])
     """
     return upgrade_folder(Disk(), os.path.abspath(path))
 

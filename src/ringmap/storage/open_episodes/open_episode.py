@@ -49,6 +49,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
 
+_BEGIN = "ReplayBuffer.begin_episode"
+_MOST_DATA = 1 << 20
+
 
 class OpenEpisode:
     """An episode being recorded, made by `ReplayBuffer.begin_episode`.
@@ -90,7 +93,12 @@ class OpenEpisode:
         self._small = small
         self._every = commit_every
         self._data = dict(episode_data or {})
-        self._encoded = encode_data(self._data, "ReplayBuffer.begin_episode")
+        self._encoded = encode_data(self._data, _BEGIN)
+        if commit_every is not None and len(self._encoded) > _MOST_DATA:
+            raise InputError(
+                f"{_BEGIN}: episode_data of {len(self._encoded)} bytes would be stored with each part; give at most {_MOST_DATA} "
+                "bytes here, and the rest to finish"
+            )
         self._part = PartOf(lane=lane)
         """The part that is being recorded, for an episode of parts."""
         self._begins = NONE

@@ -9,6 +9,8 @@ Not here: which parts make an episode (ring/chains.py), clips.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import Ordinal
 
-__all__ = ["FIRST_STEP", "joined_data", "read_joined"]
+__all__ = ["FIRST_STEP", "joined_data", "read_joined", "read_pieces"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,27 +32,47 @@ def read_joined(source: Handle, name: int) -> tuple[list[Array], dict[str, Any]]
     Raises:
         CorruptError: rows differ from what was stored.
     """
+    found = None
+    for found in read_pieces(source, name):  # noqa: B007 - the last one is what was not evicted
+        pass
+    return found
+
+
+def read_pieces(
+    source: Handle, name: int, most: float = math.inf
+) -> Iterator[tuple[list[Array], dict[str, Any]]]:
+    """Yield the steps of the episode of this name in pieces of whole parts, each with the data of the episode and the number of steps
+    before it; one piece, if it fits in `most` steps. If parts are evicted meanwhile, a piece begins after them.
+
+    Raises:
+        CorruptError: rows differ from what was stored.
+    """
     with source.memory:
         found = _find(source, name)
         if found is None:
-            return None
+            return
         ordinals, _, end = found
         records = [source.live_record(ordinal) for ordinal in ordinals]
+    newest = records[-1]
+    data = end or ({} if newest is None else source.data_of(newest))
     steps: list[list[Array]] = []
-    data, first_step = dict[str, Any](), 0
-    for record in records:
-        read = source.read_record(record)
+    first_step = count = 0
+    for record in (*records, None):
+        read = None if record is None else source.read_record(record)
+        if steps and (read is None or count + len(read[0][0]) > most):
+            joined, steps, count = _joined(steps), [], 0  # not held twice while the caller writes
+            yield joined, _with_first_step(data, first_step)
+            del joined
         if read is None or record is None:
-            steps.clear()
             continue
         if not steps:
             first_step = record.step
         steps.append(read[0])
-        data = read[1]
-    if not steps:
-        return None
-    joined = [np.concatenate(v) for v in zip(*steps, strict=True)] if len(steps) > 1 else steps[0]
-    return joined, _with_first_step(end or data, first_step)
+        count += len(read[0][0])
+
+
+def _joined(steps: list[list[Array]]) -> list[Array]:
+    return [np.concatenate(v) for v in zip(*steps, strict=True)] if len(steps) > 1 else steps[0]
 
 
 def joined_data(source: Handle, name: int) -> dict[str, Any] | None:

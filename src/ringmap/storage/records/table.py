@@ -181,7 +181,8 @@ def parts_of(records: Array) -> Parts | None:
     is_part = records["part"] != 0
     if not is_part.any():
         return None
-    return Parts(np.where(is_part, records["chain"], NONE), np.where(is_part, records["step"], 0))
+    chains, lanes = (np.where(is_part, records[name], NONE) for name in ("chain", "lane"))
+    return Parts(chains, np.where(is_part, records["step"], 0), lanes)
 
 
 def ends_of(records: Array) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ by what is left of it.
 
 Invariants: names rise; the parts of an episode meet, and their positions rise.
 Not here: clips (clips/index.py), records (records/table.py).
-Cost: 16 bytes per live episode from the first part on that is stored; nothing before.
+Cost: 24 bytes per live episode from the first part on that is stored; nothing before.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Parts(NamedTuple):
     """The chains of episodes.
 
     `chains`: int64 `(n,)`, the position of the chain's first step, NONE for an episode without a chain; `steps`: int64 `(n,)`, how
-    many steps of its chain were stored before each part; 0 without a chain.
+    many steps of its chain were stored before each part; 0 without a chain; `lanes`: int64 `(n,)`, of each part; NONE without a chain.
     """
 
     chains: Array
     steps: Array
+    lanes: Array
 
 
 class Chains:
@@ -52,33 +53,40 @@ class Chains:
         last: one past the ordinal of the newest one. None of these is a part.
     """
 
-    __slots__ = ("_most", "ended", "names", "num_parts", "steps")
+    __slots__ = ("_most", "ended", "lanes", "names", "num_parts", "steps")
 
     def __init__(self, first: int, last: int) -> None:
         self.names: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
         self.steps: GrowingArray[int] = GrowingArray(np.zeros(last - first, np.int64), first)
+        self.lanes: GrowingArray[int] = GrowingArray(np.full(last - first, NONE), first)
         self.ended: dict[int, int] = {}
         """Chain -> the number of the record that ended it."""
         self.num_parts = 0
         """Live episodes that are parts."""
         self._most = 64
 
-    def append(self, chain: int, step: int, first: int) -> None:
+    def append(self, chain: int, step: int, lane: int, first: int) -> None:
         """Add the newest episode; values before ordinal `first` may be dropped. O(1) amortised."""
         self.num_parts += chain != NONE
         self.names.append(chain, first)
         self.steps.append(step, first)
+        self.lanes.append(lane if chain != NONE else NONE, first)
 
     def extend(self, parts: Parts | None, count: int, first: int) -> None:
         """Add `count` newest episodes; None: none of them is a part."""
-        chains, steps = parts or (np.full(count, NONE), np.zeros(count, np.int64))
+        chains, steps, lanes = parts or _no_parts(count)
         self.num_parts += int((chains != NONE).sum())
         self.names.extend(chains, first)
         self.steps.extend(steps, first)
+        self.lanes.extend(lanes, first)
 
     def evict(self, ordinal: int) -> None:
         """Forget the oldest live episode. O(1)."""
         self.num_parts -= self.names.at(ordinal) != NONE
+
+    def of(self, first: int, last: int) -> Parts:
+        """Return the chains of the episodes of these ordinals."""
+        return Parts(*(values.span(first, last) for values in (self.names, self.steps, self.lanes)))
 
     def end(self, chain: int, seq: int, first: int, last: int) -> None:
         """Note that a chain has ended, with record `seq`. O(1) amortised.
@@ -115,11 +123,13 @@ class WholeEpisodes:
         parts: the index of the first part of each in `in_order`.
         in_order: indices of all parts, episode by episode.
         is_open: which episodes have not ended.
+        lanes: of each episode; NONE for one that is not stored in parts.
+        begins: the places at which episodes begin: `places`, but in `by_lane`.
     """
 
     __slots__ = (
-        "__weakref__", "_episode_of", "_place_of", "_places", "_shifts", "_starts", "ended", "first_steps", "in_order", "is_open", "lengths",
-        "names", "parts", "places",
+        "__weakref__", "_episode_of", "_place_of", "_places", "_shifts", "_starts", "begins", "ended", "episodes", "first_steps",
+        "in_order", "is_open", "lanes", "lengths", "names", "parts", "places",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +137,7 @@ class WholeEpisodes:
     ) -> None:
         count = len(starts)
         sizes = lengths.astype(np.int64)
-        chains, steps = parts or (np.full(count, NONE), np.zeros(count, np.int64))
+        chains, steps, lanes = parts or _no_parts(count)
         is_part = chains != NONE
         name = np.where(is_part, chains, starts)
         order = np.argsort(name, kind="stable")
@@ -143,24 +153,76 @@ class WholeEpisodes:
             name[order] = named
             again = np.argsort(name[order], kind="stable")
             order, begins = order[again], begins[again]
-        self.in_order = order
-        self.parts = np.flatnonzero(begins)
+        self._lay_out(order, begins, starts[order], sizes[order])
         self.names = name[order][self.parts]
         self.first_steps = steps[order][self.parts]
-        self._starts = starts[order]
-        stops = np.cumsum(sizes[order])
-        self._places = stops - sizes[order]
-        self._shifts = self._starts - self._places
-        self.places = self._places[self.parts]
-        self.lengths = np.diff(self.places, append=stops[-1:] if count else [])
-        self._place_of = np.empty(count, np.int64)
-        self._place_of[order] = self._places
-        self._episode_of = np.empty(count, np.int64)
-        self._episode_of[order] = np.cumsum(begins) - 1
+        self.lanes = lanes[order][self.parts]
+        self.begins = self.places
+        self.episodes = np.arange(len(self.parts))
         self.is_open = is_part[order][self.parts]
         self.ended = ended
         if ended and self.is_open.any():
             self.is_open &= ~np.isin(chains[order][self.parts], list(ended))
+
+    def _lay_out(self, order: Array, begins: Array, starts: Array, sizes: Array) -> None:
+        """Give each part its places, in this order; `begins` tells which parts begin an episode."""
+        self.in_order = order
+        self.parts = np.flatnonzero(begins)
+        self._starts = starts
+        stops = np.cumsum(sizes)
+        self._places = stops - sizes
+        self._shifts = starts - self._places
+        self.places = self._places[self.parts]
+        self.lengths = np.diff(self.places, append=stops[-1:])
+        self._place_of = np.empty(len(order), np.int64)
+        self._place_of[order] = self._places
+        self._episode_of = np.empty(len(order), np.int64)
+        self._episode_of[order] = np.cumsum(begins) - 1
+
+    def by_lane(self) -> WholeEpisodes:
+        """Return runs of episodes in place of episodes: those of a lane one after the other, or in the order of storage without lanes.
+
+        A run ends with an episode that has not ended: the next step of that is not known. `episodes` are the numbers here of the
+        episodes of the runs, in order.
+        """
+        order = np.argsort(self.lanes, kind="stable")
+        lanes = self.lanes[order]
+        begins = np.ones(len(self), np.bool_)
+        begins[1:] = (lanes[1:] != lanes[:-1]) | self.is_open[order][:-1]
+        rank = np.empty(len(self), np.int64)
+        rank[order] = np.arange(len(self))
+        of_part = self._episode_of.take(self.in_order)
+        parts = np.argsort(rank[of_part], kind="stable")
+        of_part = of_part[parts]
+        sizes = np.diff(self._places, append=self.lengths.sum())[parts]
+        is_first = np.ones(len(parts), np.bool_)
+        is_first[1:] = of_part[1:] != of_part[:-1]
+        runs = np.flatnonzero(begins)
+        made = object.__new__(WholeEpisodes)
+        made._lay_out(
+            self.in_order[parts], is_first & begins[rank[of_part]], self._starts[parts], sizes
+        )
+        made.names = self.names[order][runs]
+        made.first_steps = self.first_steps[order][runs]
+        made.lanes = lanes[runs]
+        made.begins = made._places[is_first]
+        made.episodes = order
+        made.is_open = (
+            self.is_open[order][np.append(runs[1:], len(self)) - 1] if len(runs) else begins
+        )
+        made.ended = self.ended
+        return made
+
+    def place_in_run(self, places: Array) -> tuple[Array, Array]:
+        """Return the number of the episode at each place, and the step in it."""
+        at = self.begins.searchsorted(places, side="right") - 1
+        return self.episodes.take(at), places - self.begins.take(at)
+
+    def are_begins(self, places: Array) -> Array:
+        """Tell of each place, 0 or more, whether an episode begins there."""
+        at = self.begins.searchsorted(places, side="right") - 1
+        found: Array = self.begins.take(at) == places
+        return found
 
     def __len__(self) -> int:
         return len(self.names)
@@ -208,7 +270,11 @@ class WholeEpisodes:
         lengths = np.diff(self._places, append=self.lengths.sum())
         number = number[kept]
         steps = self.first_steps[number] + self._places[kept] - self.places[number]
-        return self._starts[kept], lengths[kept], Parts(self.names[number], steps)
+        return (
+            self._starts[kept],
+            lengths[kept],
+            Parts(self.names[number], steps, self.lanes[number]),
+        )
 
     def check(self) -> list[str]:
         """Return violated invariants, in words; empty when sound. O(episodes)."""
@@ -217,6 +283,11 @@ class WholeEpisodes:
         rises = np.diff(self._starts) > 0
         rises[self.parts[1:] - 1] = True
         return [] if rises.all() else ["chains: the parts of an episode are not in order"]
+
+
+def _no_parts(count: int) -> Parts:
+    none = np.full(count, NONE)
+    return Parts(none, np.zeros(count, np.int64), none)
 
 
 def _begins(name: Array, steps: Array, sizes: Array, is_part: Array) -> Array:

@@ -38,7 +38,17 @@ class LiveEpisodes:
         parts: the chains of the episodes; None if none of them is a part.
     """
 
-    __slots__ = ("_lengths", "_starts", "_whole", "chains", "era", "first", "last", "num_steps")
+    __slots__ = (
+        "_lengths",
+        "_runs",
+        "_starts",
+        "_whole",
+        "chains",
+        "era",
+        "first",
+        "last",
+        "num_steps",
+    )
 
     def __init__(
         self, starts: Array, lengths: Array, era: int = 0, parts: Parts | None = None
@@ -55,6 +65,7 @@ class LiveEpisodes:
         self.chains: Chains | None = None
         """What is known of parts; None while there is none."""
         self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
+        self._runs: tuple[WholeEpisodes, WholeEpisodes] | None = None
         if parts is not None:
             self._chain(len(starts)).extend(parts, len(starts), 0)
 
@@ -78,10 +89,12 @@ class LiveEpisodes:
     def __len__(self) -> int:
         return self.last - self.first
 
-    def append(self, start: Position, length: int, chain: int = NONE, step: int = 0) -> None:
+    def append(
+        self, start: Position, length: int, chain: int = NONE, step: int = 0, lane: int = 0
+    ) -> None:
         """Add the newest episode, or the newest part of a chain (see `Parts`). O(1) amortised."""
         if chain != NONE or self.chains is not None:
-            self._chain(0).append(chain, step, self.first)
+            self._chain(0).append(chain, step, lane, self.first)
         self._starts.append(start, self.first)
         self._lengths.append(length, self.first)
         self.last = Ordinal(self.last + 1)
@@ -124,10 +137,18 @@ class LiveEpisodes:
             first, last, chains = self.first, self.last, self.chains
             parts, ended = None, dict[int, int]()
             if chains is not None:
-                parts = Parts(chains.names.span(first, last), chains.steps.span(first, last))
+                parts = chains.of(first, last)
                 ended = dict(chains.ended)
             self._whole = key, WholeEpisodes(self.starts, self.lengths, parts, ended)
         return self._whole[1]
+
+    @property
+    def runs(self) -> WholeEpisodes:
+        """The live episodes with those of a lane joined; see `WholeEpisodes.by_lane`. O(episodes log episodes) after a change."""
+        whole = self.whole
+        if self._runs is None or self._runs[0] is not whole:
+            self._runs = whole, whole.by_lane()
+        return self._runs[1]
 
     @property
     def num_episodes(self) -> int:

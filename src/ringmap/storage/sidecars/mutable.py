@@ -120,6 +120,7 @@ class MutableValues(Sidecar):
     ) -> None:
         self.path = file.path
         self._file, self._home, self._header, self._mapped = file, home, header, mapped
+        self._writes = write
         assert home.schema is not None
         self._columns = home.schema.mutable
         self._rows = home.rows
@@ -478,9 +479,8 @@ class MutableValues(Sidecar):
         return whole
 
     def _current_header(self) -> _Header:
-        """Return the newest header: a later writer may have written one since this handle was opened."""
-        number = self._header.number
-        if self._numbers() != number:
+        """Return the newest header: a writer may have written one since this handle was opened to read."""
+        if not self._writes and self._numbers() != self._header.number:
             for _ in range(_LOOKS):  # one may be torn just now, and not both
                 headers = _headers(self._file, self._home)
                 if headers:
