@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.data import FORMATS, Format, load_dataset, register_format
 from ringmap.errors import InputError
@@ -188,14 +189,14 @@ def test_what_was_there_stays_until_the_new_one_is_whole(buffer, tmp_path, monke
     buf, path = fill(buffer), tmp_path / "out.h5"
     buf.dump(path, "hdf5")
     buf.write_episode(episode(9, 20))
-    walk = buf.episodes
+    walk = buf.engine.episodes.each
 
     def stopped():
         yield from walk()
         check(path, [(1, 4), (2, 7), (3, 6)])
         raise error
 
-    monkeypatch.setattr(type(buf), "episodes", lambda self: stopped())
+    monkeypatch.setattr(StoredEpisodes, "each", lambda self, *limits: stopped())
     with pytest.raises(error):
         buf.dump(path, "hdf5")
     check(path, [(1, 4), (2, 7), (3, 6)])
