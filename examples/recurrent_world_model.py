@@ -14,7 +14,7 @@ a row is the state before its observation. Four ways to begin, all else alike:
 
 Two tasks: episodes of 12 steps, and one that never ends, stored in parts. At last a run without an end is killed with -9 and resumed.
 
-    python examples/recurrent_world_model.py [--seeds 3] [--dir DIR] [--tiny]
+    python examples/recurrent_world_model.py [--seeds 3] [--dir DIR] [--tiny]    # about 5 minutes
 """
 
 from __future__ import annotations
@@ -265,17 +265,18 @@ def main() -> None:
                     for seed in range(options.seeds)
                 ])  # fmt: skip
                 middle = np.median(curves, 0)
-                last[task, start] = middle[-1, 2]
+                last[task, start] = middle[-1, 1]
                 print(f"{task}, {start}:")
                 print("            error " + " ".join(f"{error:5.2f}" for error in middle[:, 1]))
                 print("            right " + " ".join(f"{right:5.2f}" for right in middle[:, 2]))
                 print(
                     f"            of each seed at the end {curves[:, -1, 2].round(2)}", flush=True
                 )
-    for task in TASKS:
-        good = last[task, "written back"] > 0.85 and last[task, "zero state"] < 0.65
-        if not good and not options.tiny:
-            raise SystemExit(f"{task}: it did not learn as it should")
+    remember = [("episodes", "stored, burn-in"), *((task, "written back") for task in TASKS)]
+    good = max(last[run] for run in remember) < 0.4
+    good &= min(last[task, "zero state"] for task in TASKS) > 0.9
+    if not good and not options.tiny:
+        raise SystemExit("it did not learn as it should")
 
 
 if __name__ == "__main__":
