@@ -15,7 +15,7 @@ import pytest
 
 import ringmap
 from ringmap import Column, ReplayBuffer
-from ringmap.data import load_dataset
+from ringmap.data import Sequences, load_dataset
 from ringmap.errors import (
     ClosedError,
     CorruptError,
@@ -539,3 +539,29 @@ def test_control_of_torn_values(tmp_path, monkeypatch):
         if any(torn for _, torn, _ in found):
             return
     raise AssertionError("no torn value was seen")
+
+
+@pytest.mark.parametrize("commit_every", [None, 20])
+def test_values_of_sequences_go_to_their_own_steps(commit_every, tmp_path):
+    """`step_id` names each step of a sequence, also where it crosses parts that don't stand side by side."""
+    schema = {"obs": ((2,), "<i8"), "latent": Column((2,), "<f4", mutable=True)}
+    buf = ReplayBuffer(
+        1200, path=tmp_path / "buf", schema=schema, spare_rows=100, seed=0, sync_every_s=0
+    )
+    lanes = [buf.begin_episode(commit_every=commit_every) for _ in range(3)]
+    for t in range(500):
+        for lane, episode in enumerate(lanes):
+            episode.append({"obs": [lane, t]})
+    for episode in lanes:
+        episode.finish()
+    for _ in range(5):
+        batch = buf.sample(64, window=Sequences(12, burn_in=4))
+        assert batch["step_id"].shape == (64, 12)
+        assert (batch["step_id"][:, 0] == batch.ids).all()
+        assert buf.update(batch["step_id"], {"latent": batch["obs"] + 1}) == 64 * 12
+    with contextlib.closing(buf):
+        stored = [buf.load_episode(i) for i in range(buf.num_episodes)]
+    obs, latent = (np.concatenate([one[name] for one in stored]) for name in ("obs", "latent"))
+    known = latent.any(1)
+    assert known.sum() > 500
+    assert (latent[known] == obs[known] + 1).all()

@@ -9,6 +9,7 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.clips.computed import sequences
+from ringmap.clips.parts import JoinedRows
 from ringmap.data import ConcatDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError
@@ -93,7 +94,7 @@ class Script:
         return int(self.buf.engine.source.head)
 
     def sequences(self, length):
-        """Return anchor -> (episode, step, is_first, is_last, is_terminal) of each step."""
+        """Return anchor -> (episode, step, is_first, is_last, step_id) of each step."""
         tail = int(self.buf.engine.source.tail)
         runs = {}
         for lane, number, rows, ended, _ in sorted(
@@ -113,12 +114,13 @@ class Script:
         found = {}
         for run in (run for lane in runs.values() for run in lane):
             for at in range(len(run) - length + 1):
-                found[run[at][0]] = [entry[1:] for entry in run[at : at + length]]
+                found[run[at][0]] = [(*entry[1:], entry[0]) for entry in run[at : at + length]]
         return found
 
 
 def proves(batch, i, expected):
-    flags = [batch[n][i].tolist() for n in ("episode", "step", "is_first", "is_last")]
+    names = "episode", "step", "is_first", "is_last", "step_id"
+    flags = [batch[name][i].tolist() for name in names]
     assert list(zip(*flags, strict=True)) == expected, (flags, expected)
     ends = batch["is_last"][i] & batch["terminated"][i]
     assert batch["is_terminal"][i].tolist() == ends.tolist()
@@ -192,6 +194,7 @@ def test_controls(monkeypatch):
         (WholeEpisodes, "by_lane", without("is_open", np.zeros_like)),
         (WholeEpisodes, "by_lane", without("lanes", np.zeros_like)),
         (WholeEpisodes, "are_begins", lambda self, places: np.isin(places, self.places)),
+        (JoinedRows, "positions", lambda self, places: places),
         (sequences.Sequences, "across", property(lambda self: False, lambda self, value: None)),
     ]
     for where, name, plant in plants:
@@ -254,6 +257,7 @@ def test_datasets(tmp_path, kind, caplog):
         ends = np.asarray(item["is_last"]) & (np.asarray(item["terminated"]) != 0)
         assert np.asarray(item["is_terminal"]).tolist() == ends.tolist()
         assert np.asarray(item["is_burn_in"]).tolist() == [True, False, False, False, False]
+        assert np.asarray(item["step_id"]).tolist() == list(range(i, i + 5))
         episode, step = view.clip_indices[i]
         assert data[episode]["x"][step] == values[i]
     assert view.clip_indices[2:4] == [view.clip_indices[2], view.clip_indices[3]]
@@ -331,6 +335,8 @@ def test_bad_input():
     window = Sequences(5, across=True)
     with pytest.raises(InputError, match=r"anchors= leaves out steps"):
         buf.sample(4, window=window, anchors=slice(1, None))
+    with pytest.raises(InputError, match="with frameskip=2 would miss ends of episodes"):
+        ReplayBuffer(100, history_len=2, frameskip=2, schema=buf.schema).view(window=window)
     for part in (buf.view().take([0, 2]), buf.split(0.5)[0]):
         with pytest.raises(InputError, match="use across=False, or a view of the whole buffer"):
             part.view(window=window)

@@ -131,20 +131,23 @@ def test_hindsight_takes_goals_of_its_own_episode(place, strategy):
         np.testing.assert_allclose(batch["her_reward"][i], want)
 
 
-def test_sequences_say_where_episodes_begin_and_end():
-    """The flags come where they are not stored, and follow the episode."""
-    buf = ReplayBuffer(200, seed=0, reward_at="next")
+@pytest.mark.parametrize("frameskip", [1, 2])
+def test_sequences_say_where_episodes_begin_and_end(frameskip):
+    """The flags and ids come where they are not stored, and follow the episode."""
+    buf = ReplayBuffer(200, frameskip=frameskip, seed=0, reward_at="next")
     kept = fill(buf, np.random.default_rng(2))
     view = buf.view(window=Sequences(4, burn_in=1))
-    assert list(view.clip_indices) == [(e, t) for e, k in enumerate(kept) for t in range(len(k["obs"]) - 3)]  # fmt: skip
+    span = 3 * frameskip
+    assert list(view.clip_indices) == [(e, t) for e, k in enumerate(kept) for t in range(len(k["obs"]) - span)]  # fmt: skip
     for i, (ep, t) in enumerate(view.clip_indices):
-        one, item, steps = kept[ep], view[i], np.arange(t, t + 4)
+        one, item, steps = kept[ep], view[i], np.arange(t, t + span + 1, frameskip)
         last = len(one["obs"]) - 1
         np.testing.assert_array_equal(item["obs"], one["obs"][steps])
         np.testing.assert_array_equal(item["is_first"], steps == 0)
         np.testing.assert_array_equal(item["is_last"], steps == last)
         np.testing.assert_array_equal(item["is_terminal"], (steps == last) & one["terminated"][-1])
         assert item["is_burn_in"].tolist() == [True, False, False, False]
+        np.testing.assert_array_equal(item["step_id"], buf.offsets[ep] + steps)
 
 
 def test_sums_are_kept_once_and_go_with_their_episode():

@@ -500,7 +500,8 @@ class ReplayBuffer(Sampled):
 
         Args:
             ids: of the steps, integers: `batch.ids`, which are the anchors of the batch: a clip's first step, or the step t of a window.
-                The step after a step has the next number, so `batch.ids[:, None] + np.arange(T)` are all steps of clips of T.
+                In an episode that was stored whole the next step has the next number, so `batch.ids[:, None] + np.arange(T)` are all
+                steps of clips of T. For episodes in parts take `step_id` of `Sequences`.
             values: column -> array or CPU tensor of shape `(*ids.shape, *shape of a step)`. For a step that is named twice the last
                 value counts. The other mutable columns keep their values.
 

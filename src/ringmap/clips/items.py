@@ -55,6 +55,10 @@ class ItemRows(Protocol):
         """Return the numbers of the episodes that begin at these positions, int64."""
         ...
 
+    def positions(self, places: Array) -> Array:
+        """Return where these rows are stored: numbers that no other row gets, in any process."""
+        ...
+
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these positions an episode begins."""
         ...
@@ -98,6 +102,10 @@ class RingRows:
         with self.memory:
             found: Array = self._source.live.starts.searchsorted(starts)
         return found
+
+    def positions(self, places: Array) -> Array:
+        """Return the positions themselves."""
+        return places
 
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these positions an episode begins."""

@@ -253,6 +253,10 @@ class JoinedRows:
         found: Array = self._whole.places.searchsorted(starts)
         return found
 
+    def positions(self, places: Array) -> Array:
+        """Return where the steps at these places are stored."""
+        return self._whole.positions(places)
+
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these places an episode begins."""
         return self._whole.are_begins(places)

@@ -53,8 +53,8 @@ class WindowMaker(ABC):
         """A value that equal makers share."""
 
     @abstractmethod
-    def window(self, schema: Schema, where: str) -> Mapping[str, Any]:
-        """Return name -> `Window`, `Computed` or function."""
+    def window(self, schema: Schema, where: str, frameskip: int) -> Mapping[str, Any]:
+        """Return name -> `Window`, whose offsets `frameskip` multiplies, `Computed` or function."""
 
 
 _QUARTER = 0.25
@@ -231,7 +231,7 @@ def cut_of(
             "leave one of them out"
         )
     if isinstance(window, WindowMaker):
-        window = window.window(schema, where)
+        window = window.window(schema, where, frameskip)
     names = schema.names
     specs = {spec.name: spec for spec in schema.columns}
     wanted = None if columns is None else _columns(where, columns, window, names)

@@ -142,6 +142,14 @@ class DatasetRows:
         found: Array = self._order[self.offsets[self._order].searchsorted(starts)]
         return found
 
+    def positions(self, places: Array) -> Array:
+        """Return the rows in the dataset."""
+        if self.run is None:
+            return places
+        episodes, steps = self.run.locate(places)
+        found: Array = self.offsets.take(episodes) + steps
+        return found
+
     def are_begins(self, places: Array) -> Array:
         """Tell at which of these places of the run an episode begins."""
         assert self.run is not None

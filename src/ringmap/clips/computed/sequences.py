@@ -1,4 +1,4 @@
-"""Sequences: the same steps of every column, with flags that tell where episodes begin and end."""
+"""Sequences: the same steps of every column, with their ids, and flags that tell where episodes begin and end."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Sequences(WindowMaker):
     first of its episode, the last, and the last of one that terminated. Of an episode in parts, the oldest stored step is not the
     first if there was one before it, and the newest not the last until the episode ends. All rows come as they are stored, also the first reward and
     the last action of an episode, which may be blank. With `burn_in`, also `is_burn_in`, True for the first steps.
+
+    `step_id`, int64 `(B, length)`, names each step for `ReplayBuffer.update`. The steps of an episode in parts don't stand side by
+    side, so there it is not what counting on from `batch.ids` gives.
 
     Args:
         length: steps.
@@ -58,35 +61,35 @@ class Sequences(WindowMaker):
             raise InputError(
                 f"Sequences: burn_in={burn_in} leaves nothing of {length} steps; it must be smaller than length"
             )
-        self._flags = _Flags(self.length, self.burn_in, across=self.across)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """A value that equal sequences share."""
         return "Sequences", self.length, self.burn_in, self.across
 
-    def window(self, schema: Schema, where: str) -> dict[str, Any]:
+    def window(self, schema: Schema, where: str, frameskip: int) -> dict[str, Any]:
         """Return the windows of all columns, and what computes the flags."""
+        if self.across and frameskip > 1:
+            raise InputError(
+                f"{where}: Sequences(across=True) with frameskip={frameskip} would miss ends of episodes between its steps; leave one "
+                "of them out"
+            )
         name = "sequence"
         while name in schema.names:
             name += "_"
-        return {**dict.fromkeys(schema.names, Window(range(self.length), blanks=True)), name: self._flags.over(schema)}  # fmt: skip
+        offsets = range(0, self.length * frameskip, frameskip)
+        flags = _Flags(offsets, self.burn_in, schema, self.across)
+        return {**dict.fromkeys(schema.names, Window(range(self.length), blanks=True)), name: flags}
 
 
 class _Flags(Computed):
-    """The flags of a sequence that are not stored."""
+    """The flags and ids of a sequence, where they are not stored."""
 
-    def __init__(
-        self, length: int, burn_in: int, names: tuple[str, ...] = (), across: bool = False
-    ) -> None:
-        self.length, self.burn_in, self.names, self.across = length, burn_in, names, across
-
-    def over(self, schema: Schema) -> _Flags:
-        """Return the flags that these columns lack."""
-        names = [n for n in ("is_first", "is_last", "is_terminal") if n not in schema.names]
-        if self.burn_in:
-            names.append("is_burn_in")
-        return _Flags(self.length, self.burn_in, tuple(names), self.across)
+    def __init__(self, offsets: range, burn_in: int, schema: Schema, across: bool) -> None:
+        self.offsets, self.burn_in, self.across = offsets, burn_in, across
+        flags = "is_first", "is_last", "is_terminal", "step_id"
+        names = [name for name in flags if name not in schema.names]
+        self.names = (*names, "is_burn_in") if burn_in else tuple(names)
 
     def check(self, schema: Schema, where: str) -> None:
         if self.burn_in and "is_burn_in" in schema.names:
@@ -96,11 +99,11 @@ class _Flags(Computed):
         return self.names
 
     def compute(self, items: Items) -> dict[str, Array]:
-        steps = items.step[:, None] + np.arange(self.length)
+        steps = items.step[:, None] + np.array(self.offsets)
+        places = items.origin[:, None] + steps
         is_last = (steps == items.length[:, None] - 1) & ~items.is_open[:, None]
         is_first = steps == 0
         if self.across:
-            places = items.origin[:, None] + steps
             is_first = items.rows.are_begins(places)
             inner = steps < items.length[:, None] - 1
             is_last[inner] = items.rows.are_begins(places[inner] + 1)
@@ -112,8 +115,9 @@ class _Flags(Computed):
             "is_last": is_last,
             "is_terminal": is_terminal,
             "is_burn_in": np.broadcast_to(
-                np.arange(self.length) < self.burn_in, steps.shape
+                np.arange(len(self.offsets)) < self.burn_in, steps.shape
             ).copy(),
+            "step_id": items.rows.positions(places),
         }
         return {name: made[name] for name in self.names}
 
