@@ -29,7 +29,7 @@ from ringmap.storage.read.recovery import RecoveredState, find, small_state_of
 from ringmap.storage.records.blobs import Segments, encode_blob
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.state import NO_BOOT, State, StateFile
-from ringmap.storage.records.table import DROPPED, EpisodeTable, Record
+from ringmap.storage.records.table import DROPPED, EPISODE, EpisodeTable, Record
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["CommitFiles"]
@@ -111,6 +111,8 @@ class CommitFiles:
                 rows.rewrite(record.start, record.length)
             if self.blob_of(record) is not None:
                 self.segments.rewrite(record.blob_segment, record.blob_offset, record.blob_size)
+            elif record.kind != EPISODE:  # the manifest will have the small state that is left
+                record = replace(record, blob_segment=0, blob_offset=0, blob_size=0, blob_sum=0)
             self.table.write(record)
         with self.poisoning():
             if rows is not None:

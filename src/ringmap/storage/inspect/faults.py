@@ -218,8 +218,6 @@ def _blobs_and_rows(survey: Scan, progress: Progress | None) -> Iterator[Finding
         newest is not None
         and newest.kind != EPISODE
         and newest.blob_size
-        and newest.seq
-        > int(survey.manifest.carried.get("seq", 0))  # else the manifest has that state, too
         and survey.blob(newest) is None
     ):
         again = survey.look_at_states()
