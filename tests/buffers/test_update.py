@@ -434,6 +434,7 @@ def test_a_value_whose_row_is_gone_may_be_written_over(tmp_path, is_live):
                 values.put_into("big", np.array([3]), value)
         else:
             values.put_into("big", np.array([3]), value)
+        assert bool(ringmap.check(tmp_path / "b")) == is_live
     buf.close()
 
 

@@ -574,7 +574,14 @@ class MutableValues(Sidecar):
                 faults += [f"the mark of slot {slots[at]} is damaged" for at in lost]
                 for at in np.flatnonzero(opened._damaged(copies, slots).any(axis=0)).tolist():
                     again = opened._copies(slots[at], 1)
-                    for plane in np.flatnonzero(opened._damaged(again, slots[[at]])):  # now, too
+                    position = again["position"][:, 0]
+                    gone = position < (
+                        0 if newest is None else newest.tail
+                    )  # it may be written over at any time
+                    gone &= (position >= 0) & (position % home.rows == slots[at])
+                    for plane in np.flatnonzero(
+                        opened._damaged(again, slots[[at]])[:, 0] & ~gone
+                    ):  # now, too
                         generation = int(again["generation"][plane, 0])
                         faults.append(
                             f"the value of slot {slots[at]}, of generation {generation}, is damaged"
