@@ -1,6 +1,9 @@
 """A ring eight times as large as memory may be: random clips, at the disk's own speed or not.
 
-python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT PART     what `run` starts: a process with a limit
+Every rival at a setting from its documentation or from a few tries, in a process of its own
+with as much memory as ours; ours has a turn beside each.
+
+python -m benchmarks.cold FOLDER STEPS LENGTH SECONDS LIMIT PARTY     what `run` starts: a process with a limit
 """
 
 from __future__ import annotations
@@ -9,84 +12,279 @@ import contextlib
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 
+from benchmarks import engineer, files, rivals
 from benchmarks.limit import drop_cache, limit_memory, peak_memory
 from benchmarks.place import Place
-from benchmarks.plots import shares
-from benchmarks.rivals import (
-    Field,
-    hdf5,
-    lance_rows,
-    open_rivals,
-    sheeprl_sequences,
-    torchrl_in_files,
-    write_lance,
-)
+from benchmarks.plots import rates, shares
+from benchmarks.rivals import Field, Rival
 from benchmarks.stored import Stored
 from benchmarks.table import Table
+from benchmarks.turns import DiedError, Party, Way, here, serve, spawned
 from ringmap import ReplayBuffer
 from ringmap.clips.cut import Cut
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BATCH, HISTORY = 256, 4
+BATCH, HISTORY, THREADS = 256, 4, 32
 CUT = Cut.clip(HISTORY)
 FRAME = 64 * 64 * 3
 CLIP = HISTORY * FRAME
 MODEL_S = 0.02
 ROUNDS = 3
+BUNCH = 8
+"""Batches timed together where workers or threads read ahead: they arrive in bunches."""
+
+OURS = "ringmap, batches()"
+DISK = f"O_DIRECT, {THREADS} threads: the disk's own parallel random reads"
+HINTED = "NumPy, an hour's work: WILLNEED a batch ahead"
+THREADED = f"NumPy, an hour's work: {THREADS} threads"
+FANCY = "NumPy, one fancy index"
+_IN_LIMIT = (rivals.torchrl_in_files, rivals.sheeprl_sequences)
+"""They can't open what another process filled."""
+_BEFORE = (
+    files.hdf5, files.lance_rows, files.tensorstore_zarr, files.array_record_grain, files.hugging_face,
+    files.webdataset_tar, files.litdata_stream,
+)  # fmt: skip
+MAKERS = {maker.__name__: maker for maker in (*_IN_LIMIT, *_BEFORE)}
+QUICK = ["hdf5"]
 
 
 def run(place: Place) -> list[Table]:
-    """Time reading, and waiting, in a process of its own."""
-    steps, length = place.size(400_000, 400), place.size(200, 20)
+    """Time reading beside each rival, and waiting."""
+    steps, length = place.size(400_000, 400, 200_000), place.size(200, 20)
     limit = steps * FRAME // 8
+    seconds = place.size(4, 0, 2)
     table = Table(
         f"cold: clips of {HISTORY} steps of 64x64x3 pixels, batches of {BATCH}, {steps * FRAME / 1e9:.1f} GB on disk, "
-        f"memory limited to {limit / 1e6:.0f} MB"
-    )
-    waiting = Table(f"the same ring, in a loop whose model takes {MODEL_S * 1e3:.0f} ms")
+        f"memory limited to {limit / 1e6:.0f} MB for each party",
+        heads=["fastest first", "MB/s", "bytes read for a useful one", "times as fast as ringmap beside it", "setting"],
+    )  # fmt: skip
     with place.folder() as folder:
-        (folder / "theirs").mkdir()
-        with contextlib.suppress(ImportError):
-            write_lance(
-                Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
-            )
-        numbers = (steps, length, place.size(5, 0), 0 if place.tiny else limit)
+        field = steps, length, seconds, 0 if place.tiny else limit
+        found = _in_turn(place, folder, *field, table)
         run_part = _here if place.tiny else _in_a_process
-        found = run_part(folder, *numbers, "rivals")
-        loops = run_part(folder, *numbers, "loops")
-        # What Lance and the libraries of the others take together leaves no room for rows, or for workers.
-        found["ways"] |= run_part(folder, *numbers, "lance")["ways"]
-        found |= loops
-    table.notes += found["notes"]
-    for name, one in found["ways"].items():
+        told = None if place.quick else run_part(folder, *field, "loops")
+    ranked = sorted(found.items(), key=lambda one: float(np.median(one[1]["seconds"])))
+    for name, one in ranked:
         table.add(name, one["seconds"])
-        rate = BATCH * CLIP / float(np.median(one["seconds"])) / 1e6
-        one["rate"] = rate
-        table.fact(
-            name,
-            f"{rate:,.0f} MB/s useful, {rate * 1e6 / CLIP:,.0f} clips/s, {one['read']:.1f} bytes read for a useful one",
-        )
-    rate_of = {name: one["rate"] for name, one in found["ways"].items()}
-    ours = rate_of["batches()"]
-    table.bar(
-        "batches() / the disk's own parallel random reads", ours / rate_of[_DISK], at_least=0.8
-    )
-    table.bar(
-        "sample() / the disk's own parallel random reads", rate_of["sample()"] / rate_of[_DISK]
-    )
-    table.bar("sample() / plain memmap gather", rate_of["sample()"] / rate_of[_PLAIN], at_least=50)
+        rate = BATCH * CLIP / table.times[name]["median"] / 1e6
+        read = one["read"] / (one["calls"] * BATCH * CLIP)
+        times = f"{_ratio(one):.3g}" if name != OURS else "1"
+        table.row(name, f"{rate:,.0f}", f"{read:.1f}", times, one["setting"])
+    for name, one in ranked:
+        if not name.startswith("ringmap"):
+            bar = {DISK: 0.8, FANCY: 50}.get(name)
+            table.bar(f"{OURS}: times as fast as {name}, median", 1 / _ratio(one), at_least=bar)
+    table.notes += [
+        "ours has a turn beside each rival: the ratio is that of the medians of these turns; bytes that were already in memory "
+        "are not read",
+        "MB/s of pixels that a batch has; a stream reads in the file's order and can't draw any clip: its clips do not overlap",
+    ]
+    rates_of = {n: BATCH * CLIP / row["median"] / 1e6 for n, row in table.times.items()}
+    rates(place.out / "cold-rates.png", table, {table.title: rates_of}, "MB/s")
+    return [table, *(_loops(place, told) if told else [])]
+
+
+def _ratio(one: dict[str, Any]) -> float:
+    """Return how many times as fast it is as ours was in the turns beside it."""
+    return float(np.median(one["beside"]) / np.median(one["seconds"]))
+
+
+def _in_turn(
+    place: Place, folder: Path, steps: int, length: int, seconds: float, limit: int, table: Table
+) -> dict[str, dict[str, Any]]:
+    """Return what was found of each way: ours, then each rival beside ours, whose files are then removed."""
+    found: dict[str, dict[str, Any]] = {}
+    makers = {name: MAKERS[name] for name in QUICK} if place.quick else MAKERS
+
+    @contextlib.contextmanager
+    def party(name: str) -> Iterator[Party]:
+        field = folder, steps, length, seconds, limit
+        if place.tiny:
+            with _opened(*field[:3], limit, name) as (ways, notes):
+                yield here(ways, folder, notes)
+        else:
+            if name == "ours" or (name in makers and makers[name] in _BEFORE):
+                _in_a_process(*field[:4], 0, f"fill {name}")
+            with spawned(sys.executable, "-m", "benchmarks.cold", *field, name) as there:
+                yield there
+
+    with party("ours") as ours:
+        for name in ("numpy", *makers):
+            try:
+                with party(name) as theirs:
+                    beside = _beside(place, ours, theirs, name == "numpy", seconds, found, table)
+            except DiedError as error:
+                table.fact(f"left out, {error}", "its processes need more memory than there may be")
+                beside = []
+            for one in found.values():
+                one.setdefault("beside", beside)
+            shutil.rmtree(folder / "theirs", ignore_errors=True)
+    return found
+
+
+def _beside(
+    place: Place,
+    ours: Party,
+    theirs: Party,
+    is_first: bool,
+    seconds: float,
+    found: dict[str, dict[str, Any]],
+    table: Table,
+) -> list[float]:
+    """Add what turns of both take, and return those of ours."""
+    for what, why in theirs.notes.items():
+        table.fact(what, why)
+    both = [(ours, way) for way in (ours.settings if is_first and not place.quick else [OURS])]
+    both += [(theirs, way) for way in theirs.settings]
+    beside: list[float] = []
+    for _ in range(place.size(ROUNDS, 1, 2) if theirs.settings else 0):
+        for who, way in both:
+            empty = {"seconds": [], "read": 0, "calls": 0, "setting": who.settings[way]}
+            one, turn = found.setdefault(way, empty), who.turn(way, seconds)
+            for key in ("seconds", "read", "calls"):
+                one[key] += turn[key]
+            if way == OURS:
+                beside += turn["seconds"]
+    return beside
+
+
+# -- what runs in a process with a limit ---------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(
+    folder: Path, steps: int, length: int, limit: int, name: str
+) -> Iterator[tuple[dict[str, Way], dict[str, str]]]:
+    """Give the ways of a party, each proved by a batch, and what is missing."""
+    notes = {}
+    # Before anything is written: what a process has mapped from before stays in memory whatever is asked.
+    if limit and not limit_memory(limit):
+        notes["not limited"] = "memory could not be limited (it takes root): most of it was warm"
+    stored = Stored.of_pixels(steps // length, length)
+    (folder / "theirs").mkdir(exist_ok=True)
+    field = Field(stored, folder / "theirs", BATCH, HISTORY, THREADS)
+    with contextlib.ExitStack() as stack:
+        if name == "ours":
+            yield _ours(folder, stored, stack), notes
+        elif name == "numpy":
+            yield _numpy(folder, stored), notes
+        else:
+            try:
+                rival = MAKERS[name](field)
+            except ImportError as error:
+                yield {}, {**notes, **dict([rivals.missing(MAKERS[name], error)])}
+                return
+            yield {rival.name: _way(rival, field)}, notes
+
+
+def _ours(folder: Path, stored: Stored, stack: contextlib.ExitStack) -> dict[str, Way]:
+    _write_ours(folder, stored)
+    buffer: Any = stack.enter_context(ReplayBuffer.open(folder / "ours", seed=0))
+    plain = stack.enter_context(ReplayBuffer.open(folder / "ours", seed=0, reads="pread"))
+    batches = stack.enter_context(buffer.batches(BATCH))
+    loaded = stack.enter_context(contextlib.closing(_loaded(buffer)))
+    stored.assert_holds(next(batches), BATCH, HISTORY)
+    stored.assert_holds(plain.sample(BATCH), BATCH, HISTORY)
+    return {
+        OURS: Way(lambda: next(batches), "nothing to set: one batch ahead", BUNCH),
+        "ringmap, sample()": Way(lambda: buffer.sample(BATCH), "nothing ahead"),
+        'ringmap, sample(), reads="pread"': Way(lambda: plain.sample(BATCH), "no maps"),
+        "ringmap, DataLoader": Way(lambda: next(loaded), "2 workers", BUNCH),
+    }
+
+
+def _write_ours(folder: Path, stored: Stored) -> None:
+    if not (folder / "ours").exists():
+        with ReplayBuffer(stored.num_steps, HISTORY, path=folder / "ours", seed=0) as buffer:
+            for episode in stored:
+                buffer.write_episode(episode)
+
+
+def _numpy(folder: Path, stored: Stored) -> dict[str, Way]:
+    (pixels,) = (folder / "ours" / "columns").glob("*-pixels.npy")
+    paths = [path for path in pixels.parent.glob("*.npy") if path != pixels]
+    small = {path.stem.partition("-")[2]: np.load(path) for path in paths}
+    rng = np.random.default_rng(1)
+
+    def draw() -> Array:
+        episodes = rng.integers(stored.num_episodes, size=BATCH) * stored.length
+        starts = episodes + rng.integers(stored.length - HISTORY + 1, size=BATCH)
+        rows: Array = starts[:, None] + np.arange(HISTORY)
+        return rows
+
+    ways = {
+        HINTED: (engineer.hinted, "MADV_RANDOM, posix_fadvise for each clip, one thread"),
+        THREADED: (engineer.threaded, "MADV_RANDOM"),
+        FANCY: (engineer.fancy, "none: what most code does"),
+    }
+    found = {}
+    for name, (reading, setting) in ways.items():
+        batches = reading(pixels, small, draw)
+        stored.assert_holds(next(batches), BATCH, HISTORY)
+        found[name] = Way(lambda batches=batches: next(batches), setting)  # type: ignore[misc]
+    found[DISK] = Way(_direct(pixels, stored.num_steps), "nothing else done: no copy, no clip")
+    return found
+
+
+def _way(rival: Rival, field: Field) -> Way:
+    """Return the way of a rival, its first batch proved."""
+    tiny = field.stored.num_steps < 10_000
+    if rival.batches is None:
+        assert rival.sample is not None
+        sample: Callable[[], Any] = rival.sample
+        group = 1
+    else:
+        sample, group = _endless(rival.batches, 0 if tiny else rival.workers), BUNCH
+    batch = rival.clips(sample())
+    size = len(batch["reward"].reshape(-1)) // HISTORY
+    field.stored.assert_holds(batch, size, HISTORY, rival.whole, rival.lacks)
+    assert tiny or size == BATCH
+    return Way(sample, rival.setting, 1 if tiny else group)
+
+
+def _here(
+    folder: Path, steps: int, length: int, seconds: float, limit: int, part: str
+) -> dict[str, Any]:
+    """Do the one part that is no party's: fill, or the loops."""
+    if part == "loops":
+        return _in_loops(folder, steps, length, seconds, limit)
+    name, stored = part.removeprefix("fill "), Stored.of_pixels(steps // length, length)
+    if name == "ours":
+        _write_ours(folder, stored)
+    else:
+        (folder / "theirs").mkdir(exist_ok=True)
+        with contextlib.suppress(ImportError):
+            MAKERS[name](Field(stored, folder / "theirs", BATCH, HISTORY, THREADS))
+    drop_cache(folder)
+    return {}
+
+
+def _in_a_process(folder: Path, *arguments: object) -> dict[str, Any]:
+    """Run a part in a process of its own, whose memory can be limited."""
+    command = [sys.executable, "-m", "benchmarks.cold", str(folder), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+# -- loops ---------------------------------------------------------------------------------------
+
+
+def _loops(place: Place, found: dict[str, Any]) -> list[Table]:
+    """Return the tables of what a loop waits for."""
+    waiting = Table(f"the same ring, in a loop whose model takes {MODEL_S * 1e3:.0f} ms")
     for name, share in found["waiting"].items():
         waiting.fact(f"share of the time waiting, {name}", f"{share:.1%}")
     waiting.fact("peak memory, maps included", f"{found['peak'] / 1e6:,.0f} MB")
@@ -98,72 +296,7 @@ def run(place: Place) -> list[Table]:
         medians[way] = {part: row["median"] * 1e3 for part, row in stage.times.items()}
         stages.append(stage)
     shares(place.out / "cold.png", stages[-1], medians)
-    return [table, waiting, *stages]
-
-
-_DISK = "O_DIRECT, 32 threads"
-_PLAIN = "np.memmap, one fancy index"
-
-
-def _here(
-    folder: Path, steps: int, length: int, seconds: float, limit: int, part: str
-) -> dict[str, Any]:
-    return _PARTS[part](folder, steps, length, seconds, limit)
-
-
-def _in_a_process(folder: Path, *arguments: object) -> dict[str, Any]:
-    """Run a part in a process of its own, whose memory can be limited."""
-    command = [sys.executable, "-m", "benchmarks.cold", str(folder), *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _lance(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
-    if limit:
-        limit_memory(limit)
-    field = Field(Stored.of_pixels(steps // length, length), folder / "theirs", BATCH, HISTORY)
-    rivals = open_rivals((lance_rows,), field, Table(""))
-    return {
-        "ways": _timed({r.name: r.sample for r in rivals if r.sample is not None}, folder, seconds)
-    }
-
-
-def _beside_rivals(
-    folder: Path, steps: int, length: int, seconds: float, limit: int
-) -> dict[str, Any]:
-    table = Table("")
-    # Before anything is written: what a process has mapped from before stays in memory whatever is asked.
-    if limit and not limit_memory(limit):
-        table.notes.append("memory could not be limited (it takes root): most of it was warm")
-    buffer = ReplayBuffer(steps, HISTORY, path=folder / "ours", seed=0)
-    stored = Stored.of_pixels(steps // length, length)
-    for episode in stored:
-        buffer.write_episode(episode)
-    field = Field(stored, folder / "theirs", BATCH, HISTORY)
-    rivals = open_rivals((torchrl_in_files, sheeprl_sequences, hdf5), field, table)
-    buffer.close()
-    buffer = ReplayBuffer.open(folder / "ours", seed=0)
-    (pixels,) = (folder / "ours" / "columns").glob("*-pixels.npy")
-    plain_reads = ReplayBuffer.open(folder / "ours", seed=0, reads="pread")
-    with buffer.batches(BATCH) as batches:
-        ways: dict[str, Callable[[], object]] = {
-            "sample()": lambda: buffer.sample(BATCH),
-            "batches()": lambda: next(batches),
-            'sample(), reads="pread"': lambda: plain_reads.sample(BATCH),
-            _PLAIN: _plain(pixels, steps),
-            _DISK: _direct(pixels, steps),
-        }
-        ways |= {r.name: r.sample for r in rivals if r.sample is not None}
-        ways |= {
-            r.name: _endless(r.batches)
-            for r in rivals
-            if r.batches is not None and r.sample is None
-        }
-        found = _timed(ways, folder, seconds)
-    plain_reads.close()
-    buffer.close()
-    return {"ways": found, "notes": table.notes}
+    return [waiting, *stages]
 
 
 def _in_loops(folder: Path, steps: int, length: int, seconds: float, limit: int) -> dict[str, Any]:
@@ -193,6 +326,8 @@ def _in_loops(folder: Path, steps: int, length: int, seconds: float, limit: int)
 
 
 def _loaded(buffer: ReplayBuffer) -> Generator[object]:
+    from torch.utils.data import DataLoader
+
     while True:
         yield from DataLoader(buffer, BATCH, shuffle=True, num_workers=2)
 
@@ -237,38 +372,6 @@ def _stages(
     return found
 
 
-def _timed(
-    ways: dict[str, Callable[[], object]], folder: Path, seconds: float
-) -> dict[str, dict[str, Any]]:
-    """Return the seconds of each call, and the bytes that it read for a useful one: in turn, cold at each."""
-    found: dict[str, dict[str, Any]] = {name: {"seconds": [], "read": 0.0} for name in ways}
-    for _ in range(ROUNDS):
-        for name, call in ways.items():
-            drop_cache(folder)
-            before, began = _read_bytes(), perf_counter()
-            times = found[name]["seconds"]
-            count = len(times)
-            while perf_counter() - began < seconds or len(times) == count:
-                start = perf_counter()
-                call()
-                times.append(perf_counter() - start)
-            useful = (len(times) - count) * BATCH * CLIP
-            found[name]["read"] += (_read_bytes() - before) / useful / ROUNDS
-    return found
-
-
-def _plain(path: Path, steps: int) -> Callable[[], object]:
-    """Return what every memmap buffer does: one fancy index, read-ahead as the system has it."""
-    frames, rng = np.load(path, mmap_mode="r"), np.random.default_rng(1)
-
-    def gather() -> Array:
-        starts = rng.integers(steps - HISTORY, size=BATCH)
-        rows: Array = frames[starts[:, None] + np.arange(HISTORY)]
-        return rows
-
-    return gather
-
-
 def _direct(path: Path, steps: int) -> Callable[[], object]:
     """Return the disk's own random reads: past the page cache, 32 at a time, nothing else done."""
     flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
@@ -288,10 +391,10 @@ def _direct(path: Path, steps: int) -> Callable[[], object]:
     return gather
 
 
-def _endless(passes: Callable[[int], Any]) -> Callable[[], object]:
-    def all_of_them() -> Iterator[object]:
+def _endless(passes: Callable[[int], Iterable[Any]], workers: int) -> Callable[[], Any]:
+    def all_of_them() -> Iterator[Any]:
         while True:
-            yield from passes(0)
+            yield from passes(workers)
 
     batches = all_of_them()
     return lambda: next(batches)
@@ -310,17 +413,11 @@ def _waiting(batch: Callable[[], object], folder: Path, seconds: float) -> float
     return waited / (perf_counter() - began)
 
 
-def _read_bytes() -> int:
-    """Return what this process has read from the disk itself."""
-    try:
-        text = Path("/proc/self/io").read_text()
-    except OSError:
-        return 0
-    return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
-
-
-_PARTS = {"rivals": _beside_rivals, "lance": _lance, "loops": _in_loops}
-
 if __name__ == "__main__":
-    where, steps, length, seconds, limit, part = sys.argv[1:]
-    print(json.dumps(_here(Path(where), int(steps), int(length), float(seconds), int(limit), part)))
+    where, party = Path(sys.argv[1]), sys.argv[6]
+    steps, length, seconds, limit = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])  # fmt: skip
+    if party == "loops" or party.startswith("fill "):
+        print(json.dumps(_here(where, steps, length, seconds, limit, party)))
+    else:
+        with _opened(where, steps, length, limit, party) as (ways, notes):
+            serve(ways, where, notes)

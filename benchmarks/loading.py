@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from benchmarks import rivals
+from benchmarks import files, rivals
 from benchmarks.data import fill
 from benchmarks.place import Place
 from benchmarks.plots import rates
@@ -30,12 +30,14 @@ Batches = Callable[[int], Iterable[Any]]
 BATCH, HISTORY = 256, 4
 WORKERS = {0: 15, 2: 12}
 """Number of workers -> how many times as fast as the original in the same loader."""
+LIVING = 0, 2, 8
+"""Numbers of workers that live on from pass to pass."""
 
 
 def run(place: Place) -> list[Table]:
-    """Time passes without workers and with two; draw the plot."""
+    """Time passes without workers and with two, beside others; whole passes with workers that live on; draw the plot."""
     group = place.size(8, 1)  # batches timed together: those of workers arrive in bunches
-    stored = Stored.of_pixels(place.size(400, 8), 100)
+    stored = Stored.of_pixels(place.size(400, 8, 100), 100)
     tables = {
         workers: Table(
             f"a pass of DataLoader(buffer, batch_size={BATCH}, shuffle=True, num_workers={workers}): "
@@ -48,7 +50,7 @@ def run(place: Place) -> list[Table]:
     with place.folder() as folder:
         buffer: Any = ReplayBuffer(stored.num_steps, HISTORY, path=folder / "buffer", seed=0)
         fill(buffer, iter(stored), stored.num_episodes)
-        makers = [rivals.original, rivals.torchrl_in_files, rivals.hdf5]
+        makers = [rivals.original, rivals.torchrl_in_files, files.hdf5]
         found = open_rivals(makers, Field(stored, folder, BATCH, HISTORY), tables[0])
 
         def ours(workers: int) -> Iterable[Any]:
@@ -65,7 +67,7 @@ def run(place: Place) -> list[Table]:
                 first = next(iter(batches(workers)))
                 first = first if isinstance(first, dict) else clips[name](first)
                 stored.assert_holds(first, BATCH, HISTORY)
-            table.add_all(passes(calls, workers, place.size(5, 1), group))
+            table.add_all(passes(calls, workers, place.size(5, 1, 2), group))
             panels[f"{workers} workers"] = {
                 name: BATCH / row["median"] for name, row in table.times.items()
             }
@@ -78,12 +80,65 @@ def run(place: Place) -> list[Table]:
                 f"times of {group} batches, divided; nothing looks at the batches; TorchRL has no DataLoader: its own "
                 + ("iteration" if not workers else f"iteration with prefetch={workers} threads")
             )
+        living = _living(place, buffer)
         buffer.close()
     rates(
         place.out / "loading.png", tables[2], panels,
         f"clips/s, DataLoader(batch_size={BATCH}, shuffle=True, num_workers=...)",
     )  # fmt: skip
-    return list(tables.values())
+    return [*tables.values(), living]
+
+
+def _living(place: Place, buffer: Any) -> Table:
+    """Time whole passes, from the call of `iter` on, and their first batches; the pass that starts the workers is not counted."""
+    table = Table(
+        f"the same loader with persistent_workers=True, whole passes of {len(buffer) // BATCH + 1} batches; seconds per batch"
+    )
+    loaders = {
+        n: DataLoader(buffer, BATCH, shuffle=True, num_workers=n, persistent_workers=n > 0)
+        for n in LIVING
+    }
+    alone = DataLoader(
+        buffer, BATCH, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=1
+    )
+    whole: dict[int, list[float]] = {workers: [] for workers in LIVING}
+    first: dict[int, list[float]] = {workers: [] for workers in LIVING}
+    singly: list[float] = []
+    for turn in tqdm(
+        range(place.size(10, 1) + 1), desc="workers that live on", delay=2, leave=False
+    ):
+        for workers, loader in loaders.items():
+            stamps = _stamps(loader)
+            if turn:
+                whole[workers].append((stamps[-1] - stamps[0]) / (len(stamps) - 1))
+                first[workers].append(stamps[1] - stamps[0])
+        if turn:
+            singly.extend(np.diff(_stamps(alone))[1:-1])
+        else:
+            _stamps(alone)
+    names = {workers: f"{workers or 'no'} workers" for workers in LIVING}
+    table.add_all({names[workers]: times for workers, times in whole.items()})
+    table.add("one worker, one batch after the other", singly)
+    table.add_all({f"the first batch, {names[workers]}": first[workers] for workers in LIVING})
+    table.faster(names[2], names[0], at_least=0.9)
+    table.faster(names[8], names[2], at_least=1)
+    table.ratio(
+        f"the first batch, {names[2]}", "one worker, one batch after the other", at_most=1.2
+    )
+    table.notes.append(
+        "one batch after the other: prefetch_factor=1, so that nothing is under way when a batch is asked for"
+    )
+    del loaders, loader, alone  # and their workers
+    return table
+
+
+def _stamps(loader: Iterable[Any]) -> list[float]:
+    """Return when a pass began, and when each batch had come."""
+    stamps = [perf_counter()]
+    for batch in loader:
+        stamps.append(perf_counter())
+        del batch
+    return stamps
 
 
 def passes(calls: dict[str, Batches], workers: int, rounds: int, group: int) -> dict[str, Array]:

@@ -37,7 +37,7 @@ DISK = RebootingDisk()
 
 def run(place: Place) -> list[Table]:
     """Open it as reader and as writer, in turn."""
-    stored, behind = place.size(1_000_000, 2_000), place.size(10_000, 100)
+    stored, behind = place.size(1_000_000, 2_000, 200_000), place.size(10_000, 100)
     table = Table(
         f"opening {stored:,} episodes of {STEPS} steps of 64 bytes in 4 columns, to the first length known"
     )
@@ -48,7 +48,7 @@ def run(place: Place) -> list[Table]:
         fill(buffer, episodes, stored)
         buffer.close()
         times: dict[str, list[float]] = {}
-        for _ in range(place.size(11, 2)):
+        for _ in range(place.size(11, 2, 5)):
             for name, mode, reboot, cold in (
                 ("reader", "r", False, False),
                 ("writer", "r+", False, False),
@@ -64,7 +64,7 @@ def run(place: Place) -> list[Table]:
                 if mode == "r" and reboot:  # a reader writes nothing: the boot is still another one
                     ReplayBuffer.open(path, "r+", disk=DISK).close()
         name = f"writer killed {behind:,} episodes after the last sync, after a reboot"
-        times[name] = [_killed(path, episodes, stored, behind) for _ in range(place.size(5, 1))]
+        times[name] = [_killed(path, episodes, stored, behind) for _ in range(place.size(5, 1, 1))]
     table.add_all(times)
     for row in list(times)[:-1]:
         table.bar(f"{row}, median s", table.times[row]["median"], at_most=0.5)

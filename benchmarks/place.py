@@ -21,16 +21,19 @@ class Place:
     """Size and folders.
 
     `tiny`: seconds in all, to keep the code alive; its figures mean nothing. `out`: for plots;
-    `scratch`: for buffers, on the disk that is to be measured.
+    `scratch`: for buffers, on the disk that is to be measured. `quick`: the headlines, in minutes.
     """
 
     tiny: bool
     out: Path
     scratch: Path
+    quick: bool = False
 
-    def size(self, full: int, tiny: int) -> int:
-        """Return one or the other."""
-        return tiny if self.tiny else full
+    def size(self, full: int, tiny: int, quick: int | None = None) -> int:
+        """Return one of them; a quick run has the full size of what names no other."""
+        if self.tiny:
+            return tiny
+        return quick if self.quick and quick is not None else full
 
     @property
     def method(self) -> str:

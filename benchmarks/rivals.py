@@ -8,9 +8,12 @@ not installed is left out by name, with a line in the table that says how to ins
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -27,28 +30,36 @@ from benchmarks.stored import Stored
 from benchmarks.table import Table
 
 __all__ = [
-    "Field", "Rival", "cpprb_in_files", "cpprb_in_ram", "hdf5", "lance_rows", "open_rivals", "original", "sheeprl_episodes",
-    "sheeprl_sequences", "stable_baselines3", "torchrl_in_files", "write_lance",
+    "Field", "Rival", "cpprb_in_files", "cpprb_in_ram", "dreamer", "expect_random", "install_of", "missing", "open_rivals", "original",
+    "sheeprl_episodes", "sheeprl_sequences", "stable_baselines3", "torchrl_in_files",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _EXTRA = "pip install -c constraints.txt -e '.[bench]'"
+_PEERS = "pip install -c constraints.txt -r benchmarks/peers.txt"
+_NO_DEPS = "pip install --no-deps -r benchmarks/peers-alone.txt"
 _INSTALL = {
-    "stable_worldmodel": "pip install --no-deps stable-worldmodel==0.1.1",
-    "sheeprl": "pip install --no-deps sheeprl==0.8.4",
+    **dict.fromkeys(("stable_worldmodel", "sheeprl", "litdata"), _NO_DEPS),
+    **dict.fromkeys(
+        ("tensorstore", "array_record", "grain", "datasets", "webdataset", "rlox"), _PEERS
+    ),
 }
-"""What cannot stand in an extra: these require much that their buffers alone do without."""
+"""What cannot stand in an extra: some require much that their buffers alone do without."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """What a rival is filled with, in which folder, and what is then asked of it."""
+    """What a rival is filled with, in which folder, and what is then asked of it.
+
+    `threads`: for rows that are on the disk, how many may wait for it at once; 0: they are in memory.
+    """
 
     stored: Stored
     folder: Path
     batch_size: int
     history: int
+    threads: int = 0
 
     def flat(self) -> Iterable[dict[str, Array]]:
         """Yield the steps of many episodes at a time, end to end."""
@@ -61,7 +72,9 @@ class Rival:
 
     `sample` draws a batch as that library does; `clips` shows it as column -> array. `lacks`:
     columns that it does not return; `whole`: whether a clip stays in its episode; `in_files`:
-    whether the rows are mapped from files. `batches`: number of workers -> a pass of batches.
+    whether the rows are mapped from files. `batches`: number of workers -> a pass of batches;
+    `workers`: how many it does best with from a disk; `streams`: whether it can't draw any clip.
+    `setting`: how it is set up, for people.
     """
 
     name: str
@@ -71,6 +84,9 @@ class Rival:
     whole: bool = True
     in_files: bool = False
     batches: Callable[[int], Iterable[Any]] | None = None
+    workers: int = 0
+    streams: bool = False
+    setting: str = ""
 
 
 def open_rivals(
@@ -82,9 +98,7 @@ def open_rivals(
         try:
             rival = maker(field)
         except ImportError as error:
-            package = (error.name or "").partition(".")[0]
-            what = (maker.__doc__ or "").partition(".\n")[0].strip(" .")
-            table.fact(f"skipped, {what}", f"{error}; {_INSTALL.get(package, _EXTRA)}")
+            table.fact(*missing(maker, error))
             continue
         if rival.sample is not None:
             batch = rival.clips(rival.sample())
@@ -93,6 +107,18 @@ def open_rivals(
             )
         found.append(rival)
     return found
+
+
+def missing(maker: Callable[[Field], Rival], error: ImportError) -> tuple[str, str]:
+    """Return which rival is not there, and how to install it."""
+    package = (error.name or "").partition(".")[0]
+    what = (maker.__doc__ or "").partition(".\n")[0].strip(" .")
+    return f"skipped, {what}", f"{error}; {install_of(package)}"
+
+
+def install_of(package: str) -> str:
+    """Return the command that installs a rival."""
+    return _INSTALL.get(package, _EXTRA)
 
 
 # -- importing -----------------------------------------------------------------------------------
@@ -178,6 +204,10 @@ def torchrl_in_files(field: Field) -> Rival:
     for chunk in field.flat():
         columns = {name: torch.from_numpy(values) for name, values in chunk.items()}
         buffer.extend(TensorDict(columns, batch_size=[len(chunk["episode"])]))
+    if field.threads:
+        torch.set_num_threads(field.threads)
+        pixels = storage._storage["pixels"]  # it offers no way to say so itself
+        expect_random(pixels.data_ptr(), pixels.nbytes)
 
     def batches(workers: int) -> Iterable[Any]:
         clips = field.stored.num_episodes * (field.stored.length - field.history + 1)
@@ -189,6 +219,8 @@ def torchrl_in_files(field: Field) -> Rival:
         lambda batch: {name: batch[name].numpy() for name in field.stored.first},
         in_files=True,
         batches=batches,
+        workers=2,
+        setting=f"maps told MADV_RANDOM, {field.threads} threads in torch, prefetch=2",
     )
 
 
@@ -201,12 +233,27 @@ def sheeprl_sequences(field: Field) -> Rival:
     for chunk in field.flat():
         del chunk["episode"]
         buffer.add({name: values[:, None] for name, values in chunk.items()})
+    if field.threads:
+        buffer.buffer["pixels"].array._mmap.madvise(mmap.MADV_RANDOM)
+        pool = ThreadPoolExecutor(field.threads)
+    share = -(-field.batch_size // field.threads) if field.threads else field.batch_size
+
+    def part(_: int) -> Any:
+        return buffer.sample(share, sequence_length=field.history)
+
+    def sample() -> Any:
+        if not field.threads:
+            return part(0)
+        parts = list(pool.map(part, range(field.batch_size // share)))
+        return {name: np.concatenate([p[name] for p in parts], axis=2) for name in parts[0]}
+
     return Rival(
         f"sheeprl {version('sheeprl')} memmap, sequences",
-        lambda: buffer.sample(field.batch_size, sequence_length=field.history),
+        sample,
         _time_first,
         whole=False,
         in_files=True,
+        setting=f"maps told MADV_RANDOM, {field.threads} threads that each draw a share of the batch",
     )
 
 
@@ -264,6 +311,18 @@ def _cpprb(field: Field, where: str, **options: Any) -> Rival:
     )
 
 
+def expect_random(address: int, nbytes: int) -> None:
+    """Turn the system's readahead off for a map, which is given by its address."""
+    page = mmap.PAGESIZE
+    start = address // page * page
+    libc = ctypes.CDLL(None, use_errno=True)
+    told = libc.madvise(
+        ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), mmap.MADV_RANDOM
+    )
+    if told:
+        raise OSError(ctypes.get_errno(), "madvise")
+
+
 # -- others --------------------------------------------------------------------------------------
 
 
@@ -293,89 +352,34 @@ def stable_baselines3(field: Field) -> Rival:
     )
 
 
-def write_lance(field: Field) -> None:
-    """Write the steps as rows of a Lance dataset. Its encoders take a gigabyte, so not where memory is limited."""
-    import lance
-    import pyarrow as pa
-
-    first = field.stored.first
-    widths = {name: int(np.prod(values.shape[1:], dtype=int)) for name, values in first.items()}
-    kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in first.items()}
-    schema = pa.schema([(name, pa.list_(kinds[name], width)) for name, width in widths.items()])
-
-    def rows() -> Iterable[Any]:
-        for chunk in field.flat():
-            columns = [
-                pa.FixedSizeListArray.from_arrays(chunk[name].reshape(-1), width)
-                for name, width in widths.items()
-            ]
-            yield pa.record_batch(columns, schema=schema)
-
-    lance.write_dataset(rows(), str(field.folder / "clips.lance"), schema=schema)
-
-
-def lance_rows(field: Field) -> Rival:
-    """Lance: one row for each step, written by pylance; `take` of the steps of each clip, as NumPy arrays."""
-    import lance
-
-    if not (field.folder / "clips.lance").exists():
-        write_lance(field)
-    dataset, rng = lance.dataset(str(field.folder / "clips.lance")), np.random.default_rng(3)
-    stored, first = field.stored, field.stored.first
+def dreamer(field: Field) -> Rival:
+    """DreamerV3's replay, in RAM: its algorithm restated, because its package does not install."""
+    chunk_len, history, rng = 1_024, field.history, np.random.default_rng(4)
+    chunks: list[dict[str, Array]] = []
+    left: dict[str, Array] = {}
+    for more in field.flat():
+        del more["episode"]
+        left = {n: np.concatenate([left[n], v]) if left else v for n, v in more.items()}
+        while len(left["reward"]) >= chunk_len:
+            chunks.append({name: values[:chunk_len].copy() for name, values in left.items()})
+            left = {name: values[chunk_len:] for name, values in left.items()}
+    if len(left["reward"]):
+        chunks.append(left)
 
     def sample() -> dict[str, Array]:
-        episodes = rng.integers(stored.num_episodes, size=field.batch_size) * stored.length
-        starts = episodes + rng.integers(stored.length - field.history + 1, size=field.batch_size)
-        found = dataset.take((starts[:, None] + np.arange(field.history)).reshape(-1))
-        clips = {}
-        for name, values in first.items():
-            rows = found[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            clips[name] = rows.reshape(field.batch_size, field.history, *values.shape[1:])
-        return clips
+        batch = {
+            name: np.empty((field.batch_size, history, *values.shape[1:]), values.dtype)
+            for name, values in chunks[0].items()
+        }
+        starts = rng.integers(field.stored.num_steps - history + 1, size=field.batch_size)
+        for i, start in enumerate(starts.tolist()):
+            done = 0
+            while done < history:  # a sequence goes on in the next chunk
+                chunk, at = divmod(start + done, chunk_len)
+                size = min(history - done, chunk_len - at)
+                for name, rows in batch.items():
+                    rows[i, done : done + size] = chunks[chunk][name][at : at + size]
+                done += size
+        return batch
 
-    return Rival(f"Lance {version('pylance')}, take", sample, in_files=True)
-
-
-class _Clips:
-    """A map-style dataset of clips over a file with one dataset for each column."""
-
-    def __init__(self, path: Path, length: int, history: int, num_episodes: int) -> None:
-        self.path, self.length, self.history = path, length, history
-        self.per_episode = length - history + 1
-        self.size = num_episodes * self.per_episode
-        self.columns: dict[str, Any] | None = None
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, number: int) -> dict[str, Array]:
-        if self.columns is None:  # in each worker its own
-            import h5py
-
-            self.columns = dict(h5py.File(self.path).items())
-        episode, step = divmod(number, self.per_episode)
-        start = episode * self.length + step
-        return {name: rows[start : start + self.history] for name, rows in self.columns.items()}
-
-
-def hdf5(field: Field) -> Rival:
-    """A plain PyTorch dataset over h5py: contiguous, not compressed."""
-    import h5py
-    from torch.utils.data import DataLoader
-
-    path, done = field.folder / "clips.h5", 0
-    with h5py.File(path, "w") as file:
-        for name, values in field.stored.first.items():
-            file.create_dataset(name, (field.stored.num_steps, *values.shape[1:]), values.dtype)
-        for chunk in field.flat():
-            numbers = chunk.pop("episode")
-            for name, values in chunk.items():
-                file[name][done : done + len(numbers)] = values
-            done += len(numbers)
-
-    def batches(workers: int) -> Iterable[Any]:
-        stored = field.stored
-        clips: Any = _Clips(path, stored.length, field.history, stored.num_episodes)
-        return DataLoader(clips, field.batch_size, shuffle=True, num_workers=workers)
-
-    return Rival(f"a Dataset over h5py {version('h5py')}", in_files=True, batches=batches)
+    return Rival("DreamerV3's replay, restated, in RAM", sample, whole=False)

@@ -36,7 +36,7 @@ def run(place: Place) -> list[Table]:
             _full(folder / "buf", steps, length)
             tables.append(_alone(folder, steps, home, place.size(5, 1)))
         with place.folder(ram) as folder:
-            tables.append(_beside_a_writer(folder, steps, length, home, 0.2 if place.tiny else 4))
+            tables.append(_beside_a_writer(folder, steps, length, home, 0.05 if place.tiny else 4))
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,19 @@ class Table:
         median, *tails = by.items()
         also = ", ".join(f"{q} {_number(value)}" for q, value in tails)
         self.bar(f"{name}: times as fast as {other} ({also}), median", median[1], at_least=at_least)
+
+    def rank(self, ours: str, at_least: Mapping[str, float] | None = None) -> None:
+        """Sort the rows, fastest first, and compare each with ours: those that we lose come first.
+
+        Args:
+            ours: the row of ours, among the times.
+            at_least: how a row begins -> the bar for it.
+        """
+        self.times = dict(sorted(self.times.items(), key=lambda row: row[1]["median"]))
+        for name in self.times:
+            if name != ours:
+                bars = [bar for start, bar in (at_least or {}).items() if name.startswith(start)]
+                self.faster(ours, name, *bars[:1])
 
     def bar(
         self, what: str, value: float, at_most: float | None = None, at_least: float | None = None

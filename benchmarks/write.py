@@ -98,7 +98,7 @@ def _first_fill(place: Place) -> Table:
     table.bar(
         "sparse store / write_episode, whole file, median",
         float(np.median(whole[names[1]]) / np.median(whole[names[0]])),
-        at_least=5,
+        at_least=1.2,
     )
     return table
 
@@ -120,7 +120,7 @@ def _steady(place: Place) -> Table:
         names = "write_episode", "memcpy into RAM and xxh3"
         table.add_all(in_turn(dict(zip(names, (ours, theirs), strict=True)), place.size(2_000, 8)))
         ours.buffer.close()
-    table.ratio(*names, at_most=1.7)
+    table.ratio(*names, at_most=1.4)
     table.notes.append(
         "write_episode also checks, commits and leaves the rows for the disk to take"
     )

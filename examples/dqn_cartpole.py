@@ -182,7 +182,7 @@ def main():
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--train", type=Path, help="one run in this folder, and nothing else")
     asked = parser.parse_args()
-    steps = 1_600 if asked.tiny else asked.steps
+    steps = 800 if asked.tiny else asked.steps
     if asked.train:
         train(asked.train, steps, asked.seed)
         return

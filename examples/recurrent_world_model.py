@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, help="one run without an end here, and nothing else")
     options = parser.parse_args()
     if options.tiny:
-        options.updates, options.seeds = 20, 1
+        options.updates, options.seeds = 10, 1
     if options.train:
         train(options.train, "endless", "written back", 0, options.updates)
         return

@@ -5,6 +5,7 @@
     buffers              what users write to and sample from: begin with `buffers/replay.py`
     formats              datasets on disk: HDF5, Zarr, Lance, folders, video, ...
     datasets             episodes read as clips, and the way into PyTorch's DataLoader
+    fleet                weights: how a policy reaches its collectors; pace: how often a step is used
     clips                which clips exist, which to draw, how they are read
     storage              the ring on disk: rows, commits, recovery; begin with its docstring
     errors, extras, lazy below all: exceptions, optional packages, names loaded when first used

@@ -4,6 +4,8 @@ from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.fleet.pace import Pace
+from ringmap.fleet.weights import Weights
 from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
 from ringmap.storage.columns.backends import Zarr
 from ringmap.storage.columns.schema import Column
@@ -16,10 +18,12 @@ __all__ = [
     "Column",
     "DistillationBuffer",
     "OfflineToOnlineReplayBuffer",
+    "Pace",
     "ReplayBuffer",
     "ReplayBufferCollectionWrapper",
     "RolloutBuffer",
     "TransitionReplayBuffer",
+    "Weights",
     "World",
     "Zarr",
     "check",

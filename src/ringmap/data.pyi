@@ -2,6 +2,7 @@ from ringmap.buffers.distillation.beta import ExponentialBeta, LinearBeta
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 from ringmap.buffers.torchrl_storage import torchrl_storage
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
@@ -54,6 +55,7 @@ __all__ = [
     "ReplayBuffer",
     "ReturnToGo",
     "Sequences",
+    "ShardedReplayBuffer",
     "TimeToEnd",
     "Window",
     "Writer",

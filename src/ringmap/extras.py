@@ -26,6 +26,7 @@ PACKAGES = {
     "torch": ("torch",),
     "torchrl": ("torchrl", "tensordict"),
     "video": ("av",),
+    "weights": ("safetensors", "torch"),
 }
 """Extra -> modules that it brings."""
 

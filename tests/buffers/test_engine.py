@@ -45,6 +45,10 @@ def put(engine, first, count=10):
         store.commit(SCHEMA, [np.arange(first, first + count)], b"", 0, small=small)
 
 
+def clips(engine, ids, cut):
+    return engine.read(engine.anchors(np.array(ids), cut), cut)
+
+
 def drawn(engine, size=32, span=1, step=None):
     positions, _ = engine.draw(None, size, Cut.clip(span), step)
     return engine.read(positions, Cut.clip(span))["x"]
@@ -84,7 +88,7 @@ def test_it_writes_draws_and_reads(folder):
     assert (np.diff(drawn(engine, span=4), axis=1) == 1).all()
     assert engine.pin(Cut.clip(4)).count == engine.window(Cut.clip(4)).count == 14
     np.testing.assert_array_equal(
-        engine.clips(np.array([0, 6, 7, -1]), Cut.clip(4))["x"][:, 0], [0, 6, 10, 16]
+        clips(engine, [0, 6, 7, -1], Cut.clip(4))["x"][:, 0], [0, 6, 10, 16]
     )
     cut = Cut.clip(4)
     assert engine.reader.starts(np.array([6, 7, 10]), cut).tolist() == [True, False, True]
@@ -147,7 +151,7 @@ def test_a_closed_one_says_so_wherever_it_is_asked(folder):
         lambda: engine.episodes,
         lambda: engine.pin(ONE),
         lambda: engine.window(ONE),
-        lambda: engine.clips(np.array([0]), ONE),
+        lambda: engine.anchors(np.array([0]), ONE),
         lambda: engine.draw(None, 1, ONE),
         lambda: engine.look(),
         lambda: engine.refresh(),

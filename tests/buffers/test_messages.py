@@ -166,7 +166,6 @@ def transitions():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (transitions, r"draw batches with sample\("),
         (lambda: DistillationBuffer(100), r"draw batches with batch\("),
         (lambda: RolloutBuffer(1, 1, (2,), (1,)), r"minibatches\("),
         (
@@ -180,12 +179,6 @@ def test_a_buffer_without_ids_says_what_to_call(make, said):
     for call in (lambda: buf[0], lambda: list(buf), lambda: buf["obs"]):
         with pytest.raises(TypeError, match=f"^{type(buf).__name__}: has no ids, .*; .*{said}"):
             call()
-
-
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"batch_size": 4}])
-def test_a_loader_over_transitions_says_what_to_call(options):
-    with pytest.raises(SubscriptError, match=r"nor a DataLoader can read it; draw .* sample\("):
-        next(iter(DataLoader(transitions(), **options)))
 
 
 # -- datasets of datasets --------------------------------------------------------------------------

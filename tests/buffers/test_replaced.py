@@ -21,6 +21,7 @@ from ringmap.errors import CorruptError, NotFoundError, ReplacedError, RingmapEr
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
+from ringmap.storage.read import reader as live_reader
 from tests.buffers.processes import in_child
 from tests.buffers.steps import episode
 from tests.chains import made_with
@@ -32,6 +33,12 @@ STORAGES = {
     "zarr-python": ringmap.Zarr("big"),
 }
 ERROR = r"directory .* was {} since it was opened; .*open the buffer where it is now"
+
+
+@pytest.fixture(autouse=True)
+def every_look(monkeypatch):
+    """Let readers look at the path with each call, not once in 100 ms."""
+    monkeypatch.setattr(live_reader, "HELD_S", 0.0)
 
 
 def make(path, storage="memmap", first=0, **options):
@@ -184,6 +191,22 @@ def test_a_reader_serves_neither_old_rows_nor_new_ones(tmp_path, home, way, stor
     assert tree(path) == before
     if other is not None:
         other.close()
+
+
+def test_a_reader_looks_at_the_path_after_100_ms(home, monkeypatch):
+    monkeypatch.undo()
+    now = [0.0]
+    monkeypatch.setattr(live_reader.time, "monotonic", lambda: now[0])
+    make(home / "buf").close()
+    with ReplayBuffer.open(home / "buf") as reader:
+        reader.sample(2)
+        removed(home / "buf")
+        if System().loads_are_ordered:
+            reader.sample(2)
+        now[0] += 0.11
+        refuses(lambda: reader.sample(2), removed)
+        refuses(lambda: reader.sample(2), removed)
+        reader.close()
 
 
 @pytest.mark.parametrize("way", [removed, renamed, replaced, remade], ids=lambda way: way.__name__)

@@ -1,5 +1,6 @@
 """Compressed columns through the whole buffer: what holds for memmaps holds for them."""
 
+import gc
 import json
 import os
 import pickle
@@ -254,6 +255,7 @@ def test_no_descriptor_is_left_open(disk_buffer, storage):
         assert buf.check() == []
 
     work(0)
+    gc.collect()  # what earlier tests left
     before = len(os.listdir("/proc/self/fd"))
     work(8)
     assert len(os.listdir("/proc/self/fd")) == before

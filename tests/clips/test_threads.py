@@ -1,5 +1,7 @@
 """A gather over several threads: whichever part fails, nobody writes into the caller's arrays any more."""
 
+import os
+import signal
 import threading
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk import threads
 from ringmap.storage.disk.memory import MemoryDisk
+from ringmap.storage.disk.threads import begin
 
 PARTS, ROWS = 4, 64
 SPEC = ColumnSpec("x", (SPLIT_NBYTES // ROWS // 8 * PARTS,), np.dtype("<i8"))
@@ -35,11 +39,12 @@ def test_parts_are_one_gather(column):
 @pytest.mark.parametrize("bad", [[1], [0], [3], [0, 1], [1, 2, 3]], ids=str)
 def test_an_error_comes_once_all_parts_are_done(column, monkeypatch, bad):
     """The parts that do not fail begin to copy when the others have failed: the call waits for them, and the first error wins."""
-    failed, kept, done = threading.Semaphore(0), MemmapColumn.take, set()
+    failed, kept, copying, done = threading.Semaphore(0), MemmapColumn.take, set(), set()
     out = np.zeros((ROWS, 1, *SPEC.shape), "<i8")
 
     def failing(self, slots, out=None, head=0):
-        part = slots[0, 0] * PARTS // ROWS
+        part = int(slots[0, 0] * PARTS // ROWS)
+        copying.add(part)
         if part in bad:
             failed.release()
             raise OSError(f"part {part}")
@@ -47,7 +52,7 @@ def test_an_error_comes_once_all_parts_are_done(column, monkeypatch, bad):
             assert failed.acquire(timeout=60)
         for _ in bad:
             failed.release()
-        for _ in range(20 if part else 1):  # the others long after the caller is done with its own
+        for _ in range(100 if part else 1):  # the others long after the caller is done with its own
             taken = kept(self, slots, out, head)
         done.add(part)
         return taken
@@ -55,4 +60,36 @@ def test_an_error_comes_once_all_parts_are_done(column, monkeypatch, bad):
     monkeypatch.setattr(MemmapColumn, "take", failing)
     with pytest.raises(OSError, match=f"part {bad[0]}"):
         take(column, slots(), out, PARTS, ROWS)
-    assert done == set(range(PARTS)) - set(bad)
+    assert done == copying - set(bad)  # a part that no thread had begun is left out
+
+
+def test_a_part_that_no_thread_takes_is_copied_by_the_caller(column):
+    """As on a machine that is busy: all other threads have something else to do."""
+    go, held = threading.Event(), threading.Semaphore(0)
+
+    def busy():
+        held.release()
+        assert go.wait(60)
+
+    others = [begin(busy, PARTS - 1) for _ in range(PARTS - 1)]
+    for _ in others:
+        assert held.acquire(timeout=60)
+    try:
+        got = take(column, slots(), None, PARTS, ROWS)
+    finally:
+        go.set()
+        for other in others:
+            other.drop()
+    np.testing.assert_array_equal(got[:, 0, 0], np.arange(ROWS))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_has_helpers_of_its_own():
+    """Another thread of the parent may hold the lock of its pool at the fork."""
+    assert begin(lambda: 7).end() == 7
+    with threads._helpers._shutdown_lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(begin(lambda: 7).end())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

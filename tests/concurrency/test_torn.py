@@ -20,6 +20,7 @@ from benchmarks.race import (
 )
 from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import LappedError
+from ringmap.storage.columns import zarr
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.zarr import ZarrColumn
@@ -158,9 +159,12 @@ def test_control_without_the_second_look(fast, monkeypatch, role, storage):
         assert num_torn(who.sample(32)) > 0
 
 
+@pytest.mark.parametrize("kept", ["decoded", "as in its file"])
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_control_a_decoded_chunk_that_never_expires(fast, monkeypatch, role):
+def test_control_a_chunk_that_never_expires(fast, monkeypatch, role, kept):
     """The ring goes round while one chunk after the other is kept: no look at the tail would tell."""
+    monkeypatch.setattr(ZarrColumn, "_keeps", lambda self, count: kept == "decoded")
+    monkeypatch.setattr(zarr, "_SHRUNK", 0)  # files that do not shrink, too
     writer, who = two_handles(fast / "buf", role, Zarr("lz4", 5))
     strikes = Striking(monkeypatch, writer, episodes=0, times=0)
     for wrong in (False, True):

@@ -219,11 +219,12 @@ def test_each_planted_bug_has_its_control():
 def test_control(memory, planted, storage):
     kind, scenario = CAUGHT[planted]
     level = "power" if planted.startswith("segment") else "process"
-    every = {"calls": 97, "interrupts": 7}.get(kind, 1)
-    sample = [[kind, 23]] if kind == "changes" else []  # as above, and then every change
+    few, all_of_them = {"changes": (23, 1), "calls": (97, 97), "interrupts": (7, 1)}.get(
+        kind, (1, 1)
+    )
     reports = start(
         memory,
-        kinds=[*sample, [kind, every]],
+        kinds=[[kind, few], [kind, all_of_them]],  # as above, and then every one
         scenarios=[scenario],
         levels=[level],
         planted=planted,

@@ -11,6 +11,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import NotFoundError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.inspect.describe import pending_at
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import PriorityFile
 from tests.crash.recording import Machine
@@ -97,6 +98,33 @@ def test_lanes_do_not_go_on_over_a_call_that_was_dropped(calls):
     add(buf, call_of(6, 3, (5, 3)))
     _, lost = look(buf)
     assert {number for number, _ in lost} <= {3}
+    buf.close()
+
+
+def test_a_call_that_is_added_after_a_call_was_dropped_survives_a_kill(calls):
+    """It waits in a group that follows the dropped call; nothing before it is missing."""
+    path, options = calls
+    spoil(path / "columns/000-observations.npy", 6 * 16, 16)
+    buf = RebootedTransitions(20, (4,), path=path, **options)
+    assert look(buf)[0][-1] == (2, 3)
+    buf.add(*call_of(5, 3, None))
+    buf._ring.buffer.engine.owned.abandon()
+    assert pending_at(str(path)) == 3
+    buf = RebootedTransitions(20, (4,), path=path, **options)
+    assert look(buf)[0][-1] == (5, 3)
+    buf.close()
+
+
+def test_a_group_that_follows_a_call_that_was_dropped_since_goes_too(calls):
+    """The control: its calls would come without the call before them."""
+    path, options = calls
+    buf = Transitions(20, (4,), path=path, **options)
+    add(buf, call_of(4, 3, (3, 3)))
+    buf.add(*call_of(5, 3, (4, 3)))
+    buf._ring.buffer.engine.owned.abandon()
+    spoil(path / "columns/000-observations.npy", 9 * 16, 16)
+    buf = RebootedTransitions(20, (4,), path=path, **options)
+    assert look(buf)[0][-1] == (3, 3)
     buf.close()
 
 

@@ -4,8 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from ringmap import ReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.recording import ReplayBufferCollectionWrapper
+from ringmap.storage.commit.group import GroupFile
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Through, undisturbed
 
@@ -91,3 +92,35 @@ def test_a_step_that_ends_several_episodes_syncs_once(disk, tmp_path):
         alone = syncs(disk, lambda: buf.write_episode(buf.load_episode(0)))
         assert max(counts[5:]) < MANY * alone / 2  # the first episodes make the columns, too
         env.close()
+
+
+def shown_and_left(disk, tmp_path, before_recovery=lambda: None):
+    """Interrupt an `add` between its write and its sync; return how many rows are shown then, and how many after a power cut."""
+    make = {"capacity": 20, "obs_shape": (2,), "device": None}
+    buf = Through(TransitionReplayBuffer, disk)(
+        **make, path=f"{disk.root}/rows", durability="power", sync_every_s=0
+    )
+    buf.add(np.zeros(2), 0, 0.0, np.ones(2), False)
+    disk.fail(1, KeyboardInterrupt(), only="sync")
+    with pytest.raises(KeyboardInterrupt):
+        buf.add(np.ones(2), 1, 1.0, np.full(2, 2), False)
+    disk.lift()
+    before_recovery()
+    shown = len(buf)
+    materialise(disk.model.crash(Always(0)), str(tmp_path / "cut"))
+    left = TransitionReplayBuffer(**make, path=tmp_path / "cut" / "rows")
+    found = shown, len(left)
+    left.close()
+    buf.engine.owned.abandon()
+    return found
+
+
+def test_a_row_that_is_shown_after_an_interrupt_survives_a_cut(disk, tmp_path):
+    assert shown_and_left(disk, tmp_path) == (2, 2)
+
+
+def test_control_a_recovery_that_does_not_sync_the_group(disk, tmp_path, monkeypatch):
+    def unsynced():
+        monkeypatch.setattr(GroupFile, "sync", lambda self, disk: None)
+
+    assert shown_and_left(disk, tmp_path, unsynced) == (2, 1)

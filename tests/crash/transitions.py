@@ -11,7 +11,7 @@ import os
 import numpy as np
 
 from ringmap import TransitionReplayBuffer
-from ringmap.errors import EnvironmentFault, LappedError
+from ringmap.errors import EnvironmentFault, InputError, LappedError
 from tests.crash.cases import STORAGES, Expect, Session, draw_step
 from tests.disks import Through
 
@@ -87,7 +87,7 @@ def prove(batch):
     return found
 
 
-def look(buf):
+def look(buf, prove=prove):
     """Return the calls stored, and the transitions that can't be drawn as their next observation was lost."""
     ring = buf._ring.buffer
     buf.engine.settle("a test")
@@ -117,6 +117,8 @@ class TransitionSession(Session):
 
     draw_step = staticmethod(draw_step_of(STEPS))
     has_groups = True
+    older = 0
+    """Calls before one, of which it holds frames."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -144,9 +146,11 @@ class TransitionSession(Session):
     def store_of(buf):
         return buf._ring.buffer.engine.owned
 
+    prove = staticmethod(prove)
+
     @classmethod
     def look_at(cls, buf):
-        return look(buf)[0]
+        return look(buf, cls.prove)[0]
 
     def sampling(self):
         state = self.buf.state_dict()
@@ -161,17 +165,89 @@ class TransitionSession(Session):
             self.buf.engine.settle("a test")
 
     def judge_also(self, before):
-        calls, lost = look(self.buf)
+        calls, lost = look(self.buf, self.prove)
         gone = {number for number, _ in lost}
         may = set(before.also)
         if self.cut and not before.power:
             may |= {number for number, _ in calls[-1:]}
         live = self.store_now.live  # a call that a cut spoiled was dropped between two others
         starts, ends = live.starts, live.starts + live.lengths
-        may |= {calls[i][0] for i in np.flatnonzero(starts[1:] != ends[:-1])}
+        gaps = np.flatnonzero(starts[1:] != ends[:-1]).tolist()
+        may |= {calls[i][0] for i in gaps}
+        # What goes on after a gap has lost older frames.
+        firsts = [i + 1 for i in gaps] + [0] * bool(len(starts) and starts[0] > self.store_now.tail)
+        may |= {calls[i + n][0] for i in firsts for n in range(self.older) if i + n < len(calls)}
         assert gone <= may, f"calls {gone - may} have lost their next observations; {may} may have"
         return frozenset(gone)
 
     def do_sample(self):
-        if len(self.buf) > 1 and not look(self.buf)[1]:
+        if len(self.buf) > 1 and not look(self.buf, self.prove)[1]:
             self.buf.sample(2)
+
+
+STACK = 3
+SENT: dict = {}
+"""(call, lane) -> each stack and next stack that was added under these numbers."""
+
+
+def stacks_of(number, lanes, before):
+    """Return a call with stacks of the frames of `call_of`; `before`: the next stacks of the call before, or None."""
+    rows = call_of(number, lanes, None if before is None else (int(before[0, -1, 0]), lanes))
+    stacks = np.repeat(rows[0][:, None], STACK, 1)
+    if before is not None:
+        goes_on = (rows[0] == before[:, -1]).all(axis=1)
+        stacks = np.where(goes_on[:, None, None], before, stacks)
+    after = np.concatenate([stacks[:, 1:], rows[3][:, None]], 1)
+    return (stacks, *rows[1:3], after, rows[4])
+
+
+def prove_stacks(batch):
+    """Check each frame of what was drawn, and return which (call, lane) it is."""
+    newest = {n: v[:, -1] if v.ndim == 3 else v for n, v in batch.items()}
+    found = prove(newest)
+    for i, name in enumerate(found):
+        drawn = batch["observations"][i].tolist(), batch["next_observations"][i].tolist()
+        assert drawn in SENT[name], f"{name}: {drawn}"
+    return found
+
+
+class StackSession(TransitionSession):
+    """The same with stacks of three frames, of which the buffer stores one."""
+
+    prove = staticmethod(prove_stacks)
+    older = STACK - 1
+
+    @classmethod
+    def suited(cls, case):
+        stored = (1 + STACK) * case.spare  # older frames stay
+        return type(case)(**{**vars(case), "max_steps": stored, "keep": False})
+
+    def make(self):
+        kind = Through(TransitionReplayBuffer, self.disk)
+        return kind(
+            self.case.spare, (STACK, 4), device=None, obs_dtype=np.int32, seed=7, frame_stack=STACK,
+            path=os.path.join(self.root, "buf"), storage=STORAGES[self.case.storage],
+            durability="power" if self.power else "process", sync_every_s=0,
+        )  # fmt: skip
+
+    def put(self, number, length):
+        stored, tried = self.look(), [None]
+        if stored and stored[-1][1] == length:
+            sent = [SENT[stored[-1][0], lane] for lane in range(length)]
+            tried += [
+                np.array([n for _, n in lanes], np.int32) for lanes in zip(*sent, strict=False)
+            ]
+        for before in reversed(tried):
+            call = stacks_of(number, length, before)
+            for lane in range(length):
+                SENT.setdefault((number, lane), []).append(
+                    (call[0][lane].tolist(), call[3][lane].tolist())
+                )
+            try:
+                self.buf.add(*call)
+            except InputError:  # it is not what is stored, or some of that is lost
+                assert before is not None
+                continue
+            break
+        with contextlib.suppress(EnvironmentFault):
+            self.buf.engine.settle("a test")

@@ -36,9 +36,9 @@ def test_control_lengths_before_rows(tmp_path, monkeypatch):
 
 def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
     monkeypatch.setattr(StagedWriter, "_take_over", lambda self: self._log.remove())
-    assert test_folder.TestFolderPNG().losses(tmp_path, 0, 8)[1]
+    assert test_folder.TestFolderPNG().losses(tmp_path, 0, 4)[1]
 
 
 def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
     monkeypatch.setattr(Zarr, "logs", False)
-    assert test_zarr.TestZarr().losses(tmp_path, 0, 8)[1]
+    assert test_zarr.TestZarr().losses(tmp_path, 0, 4)[1]

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from ringmap.testing.formats import FormatTests
+from ringmap.testing.formats import VALUES, FormatTests
 from tests.formats.others import OtherOptions
 
 
@@ -15,3 +15,5 @@ class TestSmallChunks(OtherOptions, FormatTests):
     name = "zarr"
     suffix = ".z"
     writer_options: ClassVar = {"chunk_nbytes": 700, "level": None}
+    # Every kind of value comes back above; here they are cut into chunks.
+    values: ClassVar = {name: VALUES[name] for name in ("int64", "text", "nothing", "odd image")}

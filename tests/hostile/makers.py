@@ -7,6 +7,7 @@ holds `victim/`, with files whose names are those of a dataset, and `secret`. Wh
 import contextlib
 import functools
 import gzip
+import io
 import json
 import lzma
 import os
@@ -440,11 +441,15 @@ def _(at, out):
     chunk(at, numcodecs.Blosc("lz4", 1, 0).encode(bytes(inner)))
 
 
+@functools.cache
+def lzma_of_zeros(mib):
+    piece, packer = bytes(1 << 20), lzma.LZMACompressor(preset=0)
+    return b"".join(packer.compress(piece) for _ in range(mib)) + packer.flush()
+
+
 @case("lzma", "a chunk becomes 1 GiB, through zarr-python", "c.0.0.0.0")
 def _(at, out):
-    piece, packer = bytes(1 << 20), lzma.LZMACompressor(preset=0)
-    data = b"".join(packer.compress(piece) for _ in range(64)) + packer.flush()
-    chunk(at, data[:4000])
+    chunk(at, lzma_of_zeros(64)[:4000])
 
 
 @case("plain", "a chunk is as large as a disk", "c.0.0.0.0")
@@ -693,17 +698,24 @@ def _(at, out):
     npz(join(at, "action.npz"), header((1 << 62, 2)), bytes(120))
 
 
-@case("folder", "a packed column becomes 1 GiB", "action.npz")
-def _(at, out):
-    # Packed with bzip2: 1 GiB of zeros in 800 bytes.
+@functools.cache
+def packed_column():
+    """Return 1 GiB of zeros in an archive of 800 bytes: packed with bzip2."""
+    whole = io.BytesIO()
     with (
-        zipfile.ZipFile(join(at, "action.npz"), "w", zipfile.ZIP_BZIP2) as archive,
+        zipfile.ZipFile(whole, "w", zipfile.ZIP_BZIP2) as archive,
         archive.open("arr_0.npy", "w") as file,
     ):
         text = repr(header((1 << 27, 2))).encode() + b"\n"
         file.write(b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text)
         for _ in range(64):
             file.write(bytes(1 << 20))
+    return whole.getvalue()
+
+
+@case("folder", "a packed column becomes 1 GiB", "action.npz")
+def _(at, out):
+    write(join(at, "action.npz"), packed_column())
 
 
 @case("folder", "an episode has 2**31 - 1 steps of images", "can't hold so many images")

@@ -29,8 +29,9 @@ from tests import ROOT
 from tests.house.console import LISTENER
 
 PRELOADED = [
-    "PIL.Image", "gymnasium", "h5py", "matplotlib.figure", "numcodecs", "numpy", "ringmap.buffers.replay",
-    "ringmap.cli.app", "torch", "torch._dynamo", "torch.utils.data", "typer", "zarr",
+    "PIL.Image", "gymnasium", "h5py", "matplotlib.figure", "numcodecs", "numpy", "pydantic", "rich.console",
+    "ringmap.buffers.replay", "ringmap.cli.app", "ringmap.cli.options", "ringmap.formats.catalog.load",
+    "ringmap.formats.hdf5", "torch", "torch._dynamo", "torch.utils.data", "typer", "typer._adapters", "zarr",
 ]  # fmt: skip
 
 

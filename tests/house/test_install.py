@@ -17,7 +17,7 @@ BARE_NBYTES = 170 << 20
 
 WITHOUT = """
 import sys
-for name in ("torch", "lance", "pyarrow", "av", "torchrl", "tensordict", "minari", "matplotlib"):
+for name in ("torch", "lance", "pyarrow", "av", "torchrl", "tensordict", "minari", "matplotlib", "safetensors"):
     sys.modules[name] = None
 """
 
@@ -43,6 +43,7 @@ CALLS = [
     ("lance", "os.makedirs('found.lance/_versions'); load_dataset('found.lance')"),
     ("video", "buf.dump('kept.mp4s', format='video')"),
     ("torchrl", "torchrl_storage(buf)"),
+    ("weights", "ringmap.Weights('policy')"),
 ]
 
 

@@ -18,7 +18,9 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ringmap import ReplayBuffer
+from ringmap.datasets import slot_maps
 from ringmap.datasets import worker_slots as glue
+from ringmap.errors import RoleError
 from tests import ROOT
 from tests.loading.conftest import end, everything, prove
 
@@ -45,6 +47,15 @@ def family():
     return found
 
 
+def is_mapped(name, but):
+    """Tell whether a process other than these maps a file: one that is shared by name outlives the worker that made it."""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if int(path.parent.name) not in but and name in path.read_text():
+                return True
+    return False
+
+
 def in_use():
     """Return what is left in /dev/shm of the names that PyTorch gives, and the bytes that this family of processes has there."""
     pids, sizes = family(), {}
@@ -63,7 +74,8 @@ def in_use():
     for name in os.listdir(SHM):
         if name.startswith("torch_"):
             pid = int(name.split("_")[1])
-            if pid in pids or not os.path.exists(f"/proc/{pid}"):  # else another test's
+            dead = not os.path.exists(f"/proc/{pid}")
+            if pid in pids or (dead and not is_mapped(name, pids)):  # else another test's
                 names.add(name)
     return names, sum(sizes.values())
 
@@ -151,7 +163,7 @@ def test_a_sent_slot_waits_for_the_other_side():
     (slot,) = slots._slots
     slot.sent = True
     assert not slot.is_free
-    batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
+    batch = glue._unpack(slot.block, {}, {"a": (64, (1000,), "<f8")})
     part = batch["a"][10:20]
     del batch
     gc.collect()
@@ -164,7 +176,7 @@ def test_a_sent_slot_waits_for_the_other_side():
 def test_a_batch_outside_of_slots_is_copied_into_one_when_it_is_sent():
     kept = torch.arange(1000.0)
     make, args = glue._send(glue.SlotBatch({"a": kept, "text": ["x"]}))
-    assert make is glue._unpack
+    assert make is glue._unpack_new
     batch = make(*args)
     assert torch.equal(batch["a"], kept)
     assert batch["text"] == ["x"]
@@ -207,7 +219,7 @@ def test_a_child_that_drops_its_copy_of_a_batch_frees_nothing():
     slots.allocate({"a": ((1000,), np.dtype("f8"))})
     (slot,) = slots._slots
     slot.sent = True
-    batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
+    batch = glue._unpack(slot.block, {}, {"a": (64, (1000,), "<f8")})
     child = os.fork()
     if child == 0:
         del batch
@@ -247,7 +259,7 @@ def test_a_slot_that_a_child_may_look_at_is_replaced():
     slots.allocate(layout)
     (slot,) = slots._slots
     slot.sent = True
-    batch = glue._unpack(slot.block, {"a": glue._Part(64, (1000,), "float64")})
+    batch = glue._unpack(slot.block, {}, {"a": (64, (1000,), "<f8")})
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -463,3 +475,197 @@ def test_control_a_slot_that_is_written_too_early(disk, monkeypatch):
     monkeypatch.setattr(glue._Slot, "is_free", property(lambda slot: True))
     with pytest.raises(AssertionError):
         test_no_batch_changes_while_it_is_kept(disk)
+
+
+def counted(monkeypatch):
+    """Return a list that grows by one for each block that comes: the worker and the number of the slot."""
+    came, keep = [], slot_maps.keep
+
+    def count(sender, number, block):
+        came.append((sender.name, number))
+        return keep(sender, number, block)
+
+    monkeypatch.setattr(glue, "keep", count)
+    return came
+
+
+@pytest.fixture
+def alone():
+    """Wait until loaders of earlier tests, which their tracebacks hold, are gone."""
+    gc.collect()
+    assert not maps()
+
+
+def maps():
+    """Return the numbers of the slots that this process has mapped, by worker."""
+    return {name: set(kept) for name, (_, kept) in slot_maps._maps._of.items()}
+
+
+@linux
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_block_comes_once(disk, monkeypatch, method, alone):
+    came, batches, looked = counted(monkeypatch), 0, 0
+    loader = DataLoader(
+        disk, 4, shuffle=True, num_workers=2, persistent_workers=True, multiprocessing_context=method
+    )  # fmt: skip
+    for _ in range(4):
+        for batch in loader:
+            looked += len(prove(batch))
+            batches += 1
+        assert {(name, n) for name, numbers in maps().items() for n in numbers} == set(came)
+    assert looked == 4 * len(everything(disk))
+    assert len(came) == len(set(came)) < batches / 3
+    end(loader)
+    del loader
+    gc.collect()
+    assert not maps()
+
+
+@linux
+def test_batches_that_are_kept_are_mapped_once_too(disk, monkeypatch):
+    """Up to MAX_SLOTS, and in the next pass none again."""
+    came = counted(monkeypatch)
+    loader = DataLoader(disk, 4, num_workers=1, persistent_workers=True)
+    kept = list(loader)
+    assert len(came) == glue.MAX_SLOTS < len(kept)
+    assert [clip for batch in kept for clip in prove(batch)] == everything(disk)
+    del kept
+    for batch in loader:
+        prove(batch)
+    assert len(came) == glue.MAX_SLOTS
+    end(loader)
+
+
+class Growing:
+    """Batches of which each is larger than all before."""
+
+    def __init__(self, buffer):
+        self.buffer = buffer
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, number):
+        return self.buffer[list(range(2 * number + 1))]
+
+
+@linux
+def test_the_map_of_a_slot_that_was_given_up_is_dropped(wide, alone):
+    loader = DataLoader(Growing(wide), None, num_workers=1, persistent_workers=True)
+    for number, batch in enumerate(loader):
+        assert len(batch["step"]) == 2 * number + 1
+        assert sum(map(len, maps().values())) <= glue.MAX_SLOTS
+    end(loader)
+
+
+@linux
+def test_control_maps_that_outlive_their_worker(wide, monkeypatch, alone):
+    monkeypatch.setattr(slot_maps, "_drop", lambda name: None)
+    try:
+        with pytest.raises(AssertionError, match="bytes"), nothing_left(lasts_s=1):
+            for _ in DataLoader(wide, 16, num_workers=1):
+                pass
+        assert maps()
+        for _ in DataLoader(wide, 16, num_workers=1):  # whose first slot finds that they ended
+            assert len(maps()) == 1
+    finally:
+        monkeypatch.undo()
+        slot_maps._forget_after_fork()
+
+
+@linux
+def test_a_forked_child_has_no_maps(wide, alone):
+    loader = DataLoader(wide, 16, num_workers=1, persistent_workers=True)
+    for batch in loader:
+        pass
+    del batch
+    (numbers,) = maps().values()
+    mapped = Path("/proc/self/maps")
+    before = mapped.read_text().count("/dev/shm/torch_")
+    child = os.fork()
+    if child == 0:
+        left = mapped.read_text().count("/dev/shm/torch_")
+        os._exit(0 if not maps() and left == before - len(numbers) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    end(loader)
+
+
+@linux
+def test_a_batch_that_another_process_takes_from_the_loader(disk, alone):
+    """What PyTorch does not promise either: here it is refused, and nothing else is read."""
+    loader = DataLoader(disk, 4, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    ((name, numbers),) = maps().items()
+    child = os.fork()
+    if child == 0:
+        try:
+            slot_maps.kept(name, numbers.pop())
+        except RoleError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    end(loader)
+
+
+def test_a_block_of_a_process_that_is_none_of_ours_is_not_kept():
+    sender = slot_maps.Sender(b"stranger", os.getpid(), (0,))
+    assert not slot_maps.keep(sender, 0, torch.zeros(8, dtype=torch.uint8))
+    assert b"stranger" not in maps()
+
+
+@linux
+def test_files_by_name_are_mapped_anew(disk, monkeypatch, alone):
+    came, batches = counted(monkeypatch), 0
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        loader = DataLoader(disk, 4, num_workers=1, persistent_workers=True)
+        for _ in range(2):
+            for batch in loader:
+                prove(batch)
+                batches += 1
+        (worker,) = loader._iterator._workers
+        del batch
+        end(loader)
+    finally:
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    for name in os.listdir(SHM):
+        if name.startswith(f"torch_{worker.pid}_"):  # PyTorch leaves them
+            os.unlink(os.path.join(SHM, name))
+    assert len(came) == batches
+    assert not maps()
+
+
+@linux
+def test_after_a_worker_is_killed_its_maps_are_dropped(wide):
+    program = f"""
+import gc, os, signal
+from torch.utils.data import DataLoader
+from ringmap import ReplayBuffer
+from ringmap.datasets import slot_maps
+buf = ReplayBuffer.open({str(wide.path)!r})
+passing = iter(DataLoader(buf, 16, num_workers=2))
+def go_on():
+    try:
+        for number, batch in enumerate(passing):
+            if number == 8:
+                assert len(slot_maps._maps._of) == 2
+                os.kill(passing._workers[0].pid, signal.SIGKILL)
+    except (RuntimeError, OSError, EOFError):
+        print("ended", flush=True)
+go_on()
+del passing
+gc.collect()
+print(len(slot_maps._maps._of), "left", flush=True)
+os._exit(0)
+"""
+    with open(wide.path.parent / "said", "w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=said, stderr=said, start_new_session=True,
+        )  # fmt: skip
+        process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        said.seek(0)
+        assert said.read().split() == ["ended", "0", "left"]

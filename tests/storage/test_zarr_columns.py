@@ -524,7 +524,9 @@ def test_a_chunk_that_was_decoded_serves_until_a_later_position_is_asked_for(col
     loads = []
     load = ZarrColumn._load
     monkeypatch.setattr(
-        ZarrColumn, "_load", lambda self, chunk, out: loads.append(chunk) or load(self, chunk, out)
+        ZarrColumn,
+        "_load",
+        lambda self, chunk, *args: loads.append(chunk) or load(self, chunk, *args),
     )
     reader = Zarrs(Disk(), "").reopen(column)
     rows = rows_of(PIXELS, 37)
@@ -544,30 +546,114 @@ def test_a_chunk_that_was_decoded_serves_until_a_later_position_is_asked_for(col
     assert loads == [0, 0, 0]
 
 
-def test_the_cache_forgives_a_count_that_an_interrupt_left_wrong():
-    cache = ChunkCache(100)
-    cache._nbytes = 300
-    for chunk in range(4):
+@pytest.mark.parametrize("wrong", [300, -300])
+def test_the_cache_forgives_a_count_that_an_interrupt_left_wrong(wrong):
+    cache = ChunkCache(160)
+    cache._nbytes = wrong
+    for chunk in range(40):
         cache.put(chunk, np.zeros((1, 30), np.uint8), 1)
-    assert [chunk for chunk in range(4) if cache.get(chunk, 0) is not None] == [1, 2, 3]
+    assert [chunk for chunk in range(40) if cache.get(chunk, 0) is not None][-3:] == [37, 38, 39]
+    assert sum(rows.nbytes for rows, _ in cache._kept.values()) <= 160
 
 
 def test_the_cache_keeps_within_its_limit():
     cache = ChunkCache(100)
     for chunk in range(10):
         cache.put(chunk, np.full((1, 30), chunk, np.uint8), 1)
-    assert [chunk for chunk in range(10) if cache.get(chunk, 0) is not None] == [7, 8, 9]
-    cache.get(7, 0)
+    assert [chunk for chunk in range(10) if cache.get(chunk, 0) is not None] == [8, 9]
+    cache.get(8, 0)
     cache.put(10, np.zeros((1, 30), np.uint8), 1)
-    assert cache.get(8, 0) is None
-    assert cache.get(7, 0) is not None
-    cache.put(11, np.zeros((1, 101), np.uint8), 1)
-    assert cache.get(11, 0) is None
+    cache.get(8, 0)
+    cache.put(11, np.zeros((1, 30), np.uint8), 1)
+    assert cache.get(9, 0) is None
+    assert cache.get(8, 0) is not None
+    cache.put(12, np.zeros((1, 101), np.uint8), 1)
+    assert cache.get(12, 0) is None
     older = np.ones((1, 30), np.uint8)
-    cache.put(7, older, 0)  # read earlier by another thread
-    assert cache.get(7, 0) is not older
+    cache.put(8, older, 0)  # read earlier by another thread
+    assert cache.get(8, 0) is not older
     cache.clear()
-    assert cache.get(7, 0) is None
+    assert cache.get(8, 0) is None
+    cache = ChunkCache(1000)
+    for chunk in range(10):
+        cache.put(chunk, bytes(30), 1)
+    assert [chunk for chunk in range(10) if cache.get(chunk, 0) is not None] == [7, 8, 9]
+
+
+WIDE = ColumnSpec("pixels", (64, 64), np.dtype("u1"))
+
+
+@pytest.fixture
+def wide():
+    """A writer and a reader of 20 chunks that shrink to a hundredth; the reader's cache holds none of them decoded."""
+    disk = MemoryDisk()
+    writer = Zarrs(disk, "RAM", 8, "lz4").make(WIDE, 160)
+    reader = ZarrColumn.open(disk, writer.path, WIDE, 160, writer.label, False, 0)
+    reader._cache = ChunkCache(3000)
+    return writer, reader
+
+
+def plain(first, count):
+    """Rows of one shade each."""
+    shades = np.arange(first, first + count) % 251
+    return np.broadcast_to(shades[:, None, None], (count, 64, 64)).astype(np.uint8)
+
+
+def test_files_of_a_large_batch_are_read_once(wide, monkeypatch):
+    writer, reader = wide
+    writer.write(0, plain(0, 160))
+    reads, read = [], reader._read
+    monkeypatch.setattr(reader, "_read", lambda chunk: reads.append(chunk) or read(chunk))
+    slots = np.array([1, 2, 9, 17, 10])
+    for _ in range(3):
+        assert (reader.take(slots, None, 160) == plain(0, 160)[slots]).all()
+    assert reads == [0, 1, 2]
+    assert (reader.take(np.arange(8, 16), None, 163) == plain(8, 8)).all()  # a whole chunk
+    assert reads == [0, 1, 2]
+    writer.write(0, plain(160, 3))
+    assert (reader.take(np.array([2, 1]), None, 163) == plain(161, 2)[::-1]).all()
+    assert reads == [0, 1, 2, 0]
+    assert (reader.take(np.array([2, 9])) == plain(0, 163)[[162, 9]]).all()  # nothing is known
+    assert reads == [0, 1, 2, 0, 0, 1]
+    reader.forget()
+    reader.take(slots, None, 163)
+    assert reads == [0, 1, 2, 0, 0, 1, 0, 1, 2]
+
+
+def test_a_column_that_nearly_fits_is_kept_decoded(wide):
+    _, reader = wide
+    for limit, kept in ((160 << 12, True), (40 << 12, True), (39 << 12, False)):
+        reader._cache = ChunkCache(limit)
+        assert reader._keeps(20) == kept
+        assert reader._keeps(1)
+
+
+def test_files_that_hardly_shrink_are_not_kept(column):
+    reader = Zarrs(Disk(), "").reopen(column)
+    reader._cache = ChunkCache(3000)
+    for limit in (3000, 100):
+        reader._cache.limit = limit
+        reader.take(np.array([0, 9, 17]), None, 37)
+        assert len(reader._cache._kept) == (3 if limit == 3000 else 0)
+        reader.forget()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_files_that_are_kept_serve_no_row_that_was_written_later(wide, seed):
+    writer, reader = wide
+    rng, head = np.random.default_rng(seed), 0
+    model = np.zeros((160, 64, 64), np.uint8)
+    for _ in range(40):
+        count = int(rng.integers(1, 40))
+        fresh = plain(head, count)
+        model[(head + np.arange(count)) % 160] = fresh
+        first = min(count, 160 - head % 160)
+        writer.write(head % 160, fresh[:first])
+        writer.write(0, fresh[first:])
+        head += count
+        slots = rng.integers(max(0, head - 160), head, 12) % 160
+        assert (reader.take(slots, None, head) == model[slots]).all()
+        assert sum(256 + len(data) for data, _ in reader._cache._kept.values()) <= 3000
 
 
 @settings(max_examples=60, deadline=None)

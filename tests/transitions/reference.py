@@ -91,6 +91,48 @@ class Life:
         )
 
 
+class StackedLife:
+    """Lanes of an environment whose observations are stacks, as `FrameStackObservation` hands them out.
+
+    `alike`: whether frames have few values, so that stacks are equal by chance; else each frame is a number of its own.
+    """
+
+    def __init__(self, seed, size=4, padding="reset", shape=(3,), dtype=np.uint8, alike=False):
+        self.rng, self.size, self.padding = np.random.default_rng(seed), size, padding
+        self.shape, self.dtype, self.alike = shape, dtype, alike
+        self.now, self.number = None, 0
+
+    def _frame(self):
+        self.number += 1
+        if self.alike:
+            return self.rng.integers(0, 2, self.shape).astype(self.dtype)
+        return np.full(self.shape, self.number % 251 + 1, self.dtype)
+
+    def _start(self):
+        frame = self._frame()
+        older = frame if self.padding == "reset" else np.zeros_like(frame)
+        return np.stack([older] * (self.size - 1) + [frame])
+
+    def step(self, lanes):
+        rng = self.rng
+        if self.now is None or len(self.now) != lanes:
+            self.now = np.stack([self._start() for _ in range(lanes)])
+        obs = self.now
+        frames = np.stack([self._frame() for _ in range(lanes)])
+        after = np.concatenate([obs[:, 1:], frames[:, None]], 1)
+        dones, truncated = rng.random(lanes) < 0.15, rng.random(lanes) < 0.15
+        reset = dones | truncated | (rng.random(lanes) < 0.05)
+        self.now = np.stack([self._start() if reset[i] else after[i] for i in range(lanes)])
+        return (
+            obs,
+            rng.integers(0, 5, lanes),
+            rng.normal(size=lanes).astype(np.float32),
+            after,
+            dones,
+            truncated,
+        )
+
+
 def in_order(step, buffer, batch_size, history_len):
     """A sampler that hands out the oldest ids in order."""
     return np.arange(batch_size)

@@ -858,3 +858,22 @@ def test_a_call_after_one_of_very_many_lanes_is_a_commit_of_its_own(tmp_path, mo
         assert (pending is None) == (t == 0)
     compare(buf, reference)
     buf.close()
+
+
+def test_one_pending_transition_as_a_tensor():
+    """One row of a group of rows has the strides of the group, which no tensor may have."""
+    buf = make(10, (3,), device="cpu", action_dtype=np.int64)
+    buf.add([1, 2, 3], 4, 5.0, [6, 7, 8], False)
+    assert buf.sample(1)["actions"].tolist() == [4]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_over_transitions(tmp_path, workers):
+    buf = make(10, (1,), path=tmp_path / "buf")
+    for t in range(14):
+        buf.add([t], t, 0.0, [t + 1], t == 9)
+    for options in ({"batch_size": 1}, {"batch_size": 4, "shuffle": True}):
+        batches = list(torch.utils.data.DataLoader(buf, num_workers=workers, **options))
+        assert sorted(int(a) for b in batches for a in b["actions"]) == list(range(4, 14))
+        assert all((b["next_observations"][:, 0] == b["actions"] + 1).all() for b in batches)
+    buf.close()

@@ -187,7 +187,7 @@ def test_kept_seeds_stay_played_when_they_are_evicted(make):
 
 
 def test_a_part_that_is_lost_ends_the_episode(make, tmp_path):
-    """A finished episode of which one part was damaged is collected again."""
+    """A finished episode is collected again if one of its parts was damaged."""
     buf = ReplayBuffer(1000, path=tmp_path / "buf")
     collected(make, buf)
     expected = stored(buf)

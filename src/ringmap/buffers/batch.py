@@ -44,6 +44,10 @@ class Batch(dict[str, V]):
         return Batch(self, self.ids, self.weights)
 
     def mapped(self, convert: Callable[[Any], Any]) -> Batch[Any]:
-        """Return the batch with every column and the weights converted."""
+        """Return the batch with every column, also of nested ones, and the weights converted."""
         weights = None if self.weights is None else convert(self.weights)
-        return Batch(((n, convert(v)) for n, v in self.items()), self.ids, weights)
+        return Batch(_mapped(self, convert), self.ids, weights)
+
+
+def _mapped(columns: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    return {n: _mapped(v, convert) if isinstance(v, dict) else convert(v) for n, v in columns.items()}  # fmt: skip

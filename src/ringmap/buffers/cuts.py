@@ -31,7 +31,7 @@ class ClipsOfCut:
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of anchors, whatever the history."""
-        count: int = self._of.engine.pin(self._cut, shared=False).count
+        count: int = self._of.engine.count(self._cut, shared=False)
         return count
 
     def clip_window(self, history_len: int = 1) -> ClipRange:

@@ -46,6 +46,7 @@ from ringmap.errors import (
     ReadOnlyError,
     RingmapError,
 )
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
@@ -86,7 +87,7 @@ class Engine(Forkable):
     For classes that build their own buffer; `ReplayBuffer.engine` is the engine of a buffer.
 
     Args:
-        source: the ring, a `Store` or a `Reader`. The engine closes it.
+        source: the ring, a `Store` or a `Reader`. The engine closes it. None: a subclass finds rings by itself.
         sampler: what draws; None draws uniformly.
         seed: of the generator. A writer continues from the state that the ring carries, if it carries one.
         disk: the door through which copies are written; None: the file system.
@@ -115,7 +116,7 @@ class Engine(Forkable):
     """The clip reader of each."""
 
     def __init__(
-        self, source: Handle, sampler: Sampler | None = None, seed: int | None = None, *,
+        self, source: Handle | None, sampler: Sampler | None = None, seed: int | None = None, *,
         disk: Disk | None = None,
     ) -> None:  # fmt: skip
         self.disk = door(disk)
@@ -126,7 +127,7 @@ class Engine(Forkable):
         self.pins = Pins()
         self._draws = self._draws_stored = 0
         self._draws_as: int | None = None
-        self._hold([source])
+        self._hold([] if source is None else [source])
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
             if saved is not None:  # the store has refused an invalid one
@@ -174,6 +175,14 @@ class Engine(Forkable):
             owned = self._reopen()
         owned.recover_if_stale()
         return owned
+
+    def check_open(self) -> None:
+        """Raise if the buffer is closed; after a fork, open files of this process.
+
+        Raises:
+            ClosedError: it is closed.
+        """
+        self.source  # noqa: B018 - it says so
 
     def _reopen(self) -> Handle:
         """Become a live reader: the open files of the parent process are not ours."""
@@ -238,7 +247,7 @@ class Engine(Forkable):
         Raises:
             InputError: the sampler can't be called.
         """
-        self.source  # noqa: B018 - a closed one says so
+        self.check_open()
         new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
         if new.given is not self.sampler.given:
             self.sampler.close()
@@ -266,10 +275,6 @@ class Engine(Forkable):
             index = self.readers[0].index.of(cut.span, cut.least, cut.across)
             return ClipRange(source, index, before=cut.before)
 
-    def clips(self, ids: Array, cut: Cut, out: dict[str, Array] | None = None) -> dict[str, Array]:
-        """Return the clips with these ids; see `anchors`."""
-        return self.read(self.anchors(ids, cut), cut, out)
-
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a
         new draw. A read of them changes those that it redraws.
@@ -293,6 +298,15 @@ class Engine(Forkable):
             self.refresh()
             pinned = self.pins.of(reader, cut)
         return reader.place(ids + pinned.base, pinned, cut)
+
+    def count(self, cut: Cut, shared: bool = True) -> int:
+        """Return how many clips of a cut exist, as `pin` has them."""
+        return self.pin(cut, shared).count
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns, once an episode was stored or a schema was given."""
+        return self.source.schema
 
     def layout(self, cut: Cut, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
@@ -328,7 +342,7 @@ class Engine(Forkable):
             NoClipsError: no clip is left to draw.
             LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        reader, threads = self.readers[0], self.threads or _threads_here()
+        reader, threads = self.readers[0], self.num_threads
         try:
             batch = reader.at(positions, cut, out, threads, asked)
         except (OSError, ValueError):
@@ -337,6 +351,15 @@ class Engine(Forkable):
                 raise
         self.pins.count_redraws(reader.num_redraws)
         return batch
+
+    def want(self, positions: Array, cut: Cut) -> None:
+        """Ask the disk for clips that are to be read soon, if that pays off."""
+        self.readers[0].want(positions, cut)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that copy a large batch in this process."""
+        return self.threads or _threads_here()
 
     @property
     def has_lanes(self) -> bool:
@@ -493,7 +516,7 @@ class Engine(Forkable):
             InputError: the state is not valid, or belongs to another sampler. Nothing was changed.
         """
         check_whole("load_state_dict", state, ("rng", "step"))
-        self.source  # noqa: B018 - a fork makes another generator
+        self.check_open()  # a fork makes another generator
         if "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])
         self._draw_apart()
@@ -529,6 +552,26 @@ class Engine(Forkable):
         if owned.pending is not None and isinstance(owned, Store) and self.is_writer:
             with self.committing() as small:
                 owned.settle(where, small)
+
+    def before_fork(self) -> None:
+        """Commit rows that only this handle shows yet: a child reads what is committed, and a DataLoader's workers are children."""
+        owned = self.owned
+        if (
+            owned.disk.volatile
+            or self.is_closed
+            or owned.pending is None
+            or not owned.pending.count
+        ):
+            return
+        try:
+            self.settle(_WHERE)
+        except (
+            OSError,
+            RingmapError,
+        ) as error:  # in the middle of a call of this thread; or the disk fails
+            log.warning(
+                "%s: forked with rows that the child will see later: %s", owned.folder, error
+            )
 
     def drop_chains(self, chains: Collection[int], where: str) -> None:
         """Drop episodes that were recorded in parts, by the positions of their first steps, durably. For a writer only."""

@@ -29,10 +29,9 @@ __all__ = ["LoaderState"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_NUMBERS = 6
-_COUNTS = 8  # their offset
-_SIZE = 1 << 16
-_NBYTES = 8 * _SIZE
+NUMBERS = 6
+"""Told numbers, where nothing else is said."""
+_PLACES = (1 << 16) - 8
 """Half a megabyte of addresses: pages that no worker counts in take no memory."""
 _WAIT_S = 10.0
 """Timeout for an owner in the middle of a write: longer than it ever waits for a core, unless it was killed."""
@@ -44,13 +43,16 @@ class LoaderState:
     Args:
         given: the block of the process that spawned this one; None makes a new block.
         place: the place of this process in it.
+        numbers: how many numbers can be told.
     """
 
-    def __init__(self, given: Any = None, place: int = 0) -> None:
+    def __init__(self, given: Any = None, place: int = 0, numbers: int = NUMBERS) -> None:
         self._pid = os.getpid() if given is None else -1
-        self._given, self._place = given, place
-        block = mmap.mmap(-1, _NBYTES) if given is None else given.buffer
-        self._blocks: list[Array] = [np.frombuffer(block, np.int64, _SIZE)]
+        self._given, self._place, self._numbers = given, place, numbers
+        self._counts = numbers + 2  # their offset
+        self._size = self._counts + _PLACES
+        block = mmap.mmap(-1, 8 * self._size) if given is None else given.buffer
+        self._blocks: list[Array] = [np.frombuffer(block, np.int64, self._size)]
         self._counted_before: tuple[int, int] | None = None  # process, count
         self._telling = threading.RLock()
 
@@ -60,7 +62,7 @@ class LoaderState:
         return self._pid == os.getpid()
 
     def tell(self, *numbers: int) -> None:
-        """Replace the told numbers by up to 6 new ones."""
+        """Replace the first of the told numbers by new ones."""
         with self._telling:
             for block in self._blocks:
                 generation = int(block[0]) | 1  # odd: a write is under way, or was interrupted
@@ -68,31 +70,36 @@ class LoaderState:
                 block[1 : 1 + len(numbers)] = numbers
                 block[0] = generation + 1
 
+    @property
+    def generation(self) -> int:
+        """What changes when other numbers are told."""
+        return int(self._blocks[0][0])
+
     def told(self) -> tuple[int, ...]:
         """Return the generation (0: nothing told, or the owner is dead), and the numbers told last."""
         block, until = self._blocks[0], 0.0
         while True:
-            seen = block[: _NUMBERS + 1].copy()
+            seen = block[: self._numbers + 1].copy()
             if seen[0] % 2 == 0 and seen[0] == block[0]:
                 return tuple(seen.tolist())
             now = time.monotonic()
             until = until or now + _WAIT_S
             if now > until:
-                return (0,) * (_NUMBERS + 1)
+                return (0,) * (self._numbers + 1)
             time.sleep(0)
 
     def count(self, number: int) -> None:
         """Add to this worker's count, for the owner to read."""
         block, pid = self._blocks[0], os.getpid()
-        at = _COUNTS + (self._place or _children.own) % (_SIZE - _COUNTS)
+        at = self._counts + (self._place or _children.own) % _PLACES
         if self._counted_before is None or self._counted_before[0] != pid:
             self._counted_before = pid, int(block[at])  # of an earlier worker
         block[at] = self._counted_before[1] + number
 
     def counted(self) -> int:
         """Return the sum over all workers, past and present."""
-        stop = min(_SIZE, _COUNTS + _children.made + 1)
-        return sum(int(block[_COUNTS:stop].sum()) for block in self._blocks)
+        stop = min(self._size, self._counts + _children.made + 1)
+        return sum(int(block[self._counts : stop].sum()) for block in self._blocks)
 
     def __reduce__(self) -> Any:
         from multiprocessing import heap
@@ -101,20 +108,20 @@ class LoaderState:
         if get_spawning_popen() is None:
             return _nobody, ()
         if self._given is None:
-            self._given = heap.Arena(_NBYTES)
-            block = np.frombuffer(self._given.buffer, np.int64, _SIZE)
+            self._given = heap.Arena(8 * self._size)
+            block = np.frombuffer(self._given.buffer, np.int64, self._size)
             with self._telling:
-                block[:_COUNTS] = self._blocks[0][:_COUNTS]
+                block[: self._counts] = self._blocks[0][: self._counts]
                 self._blocks.append(block)
         place = _children.next()
         if sys.platform == "win32":
-            return LoaderState, (self._given, place)
+            return LoaderState, (self._given, place, self._numbers)
         # By hand: the running pickler copied its table of reducers before `heap` was imported.
-        return _spawned, (*heap.reduce_arena(self._given), place)
+        return _spawned, (*heap.reduce_arena(self._given), place, self._numbers)
 
 
-def _spawned(make: Any, given: Any, place: int) -> LoaderState:
-    return LoaderState(make(*given), place)
+def _spawned(make: Any, given: Any, place: int, numbers: int) -> LoaderState:
+    return LoaderState(make(*given), place, numbers)
 
 
 class _Children:

@@ -4,6 +4,7 @@
     several(buffer, ids)   B clips over one block of rows        __getitems__, which a DataLoader calls
     mapping(buffer, ids)   column -> (B, ...)                     __getitem__ with a list
 
+A transition is a clip, too: `clips` of a buffer says how they are found and read.
 Not here: which clips exist and how they are copied (engine.py), what ids mean to a view (view.py).
 """
 
@@ -18,21 +19,47 @@ import numpy as np
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.clips.cut import Cut
-from ringmap.datasets.batch import ClipBatch, worker
+from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
 from ringmap.errors import InputError
 
-__all__ = ["ClipBuffer", "fitting", "mapping", "one", "several"]
+__all__ = ["ClipBuffer", "Clips", "fitting", "mapping", "one", "several"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class ClipBuffer(Protocol):
-    """A buffer whose clips are found by the ids that `Engine.clips` takes; also what views and passes need."""
+class Clips(Protocol):
+    """What finds and reads clips: an engine, for one."""
 
-    transform: Any
+    def anchors(self, ids: Array, cut: Cut) -> Array:
+        """Return the anchors of the clips with these ids; an evicted one is redrawn."""
+        ...
+
+    def read(
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False
+    ) -> dict[str, Array]:
+        """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn."""
+        ...
+
+    def layout(self, cut: Cut, size: int) -> Layout:
+        """Return the shape and dtype of the columns of a batch."""
+        ...
+
+    def want(self, positions: Array, cut: Cut) -> None:
+        """Ask the disk for clips that are to be read soon, if that pays off."""
+        ...
+
+
+class ClipBuffer(Protocol):
+    """A buffer whose clips are found by ids; also what views and passes need."""
+
     num_steps: int
     frameskip: int
+
+    @property
+    def transform(self) -> Any:
+        """What is called with each item, a dict; None: nothing."""
+        ...
 
     @property
     def fps(self) -> float | None:
@@ -50,6 +77,11 @@ class ClipBuffer(Protocol):
         ...
 
     @property
+    def clips(self) -> Clips:
+        """What finds and reads its clips."""
+        ...
+
+    @property
     def cut(self) -> Cut:
         """What a clip holds."""
         ...
@@ -61,25 +93,24 @@ class ClipBuffer(Protocol):
 
 def one(buffer: ClipBuffer, number: int) -> dict[str, Any]:
     """Return one clip."""
-    block = buffer.engine.clips(np.array([number]), buffer.cut)
+    block = _read(buffer, np.array([number]))
     clip = {name: values[0] for name, values in block.items()}
     return clip if buffer.transform is None else buffer.transform(clip)
 
 
 def several(buffer: ClipBuffer, ids: Array) -> list[Any]:
     """Return a list of clips over one block, which is shared memory in a worker."""
-    engine, cut = buffer.engine, buffer.cut
     if buffer.transform is not None:
-        batch = ClipBatch(engine.clips(ids, cut), len(ids))
+        batch = ClipBatch(_read(buffer, ids), len(ids))
         return [as_clip(buffer.transform(dict(clip))) for clip in batch]
-    return of_columns(engine.clips(ids, cut, _room(buffer, len(ids))), len(ids))
+    return of_columns(_read(buffer, ids, _room(buffer, len(ids))), len(ids))
 
 
 def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
     """Return clips as one batch, with its ids."""
     # Not in a shared slot: a dataset around this one may keep it, and the loop writes into what it gets.
-    positions = buffer.engine.anchors(ids, buffer.cut)
-    batch = Batch(buffer.engine.read(positions, buffer.cut), positions)
+    positions = buffer.clips.anchors(ids, buffer.cut)
+    batch = Batch(buffer.clips.read(positions, buffer.cut), positions)
     if worker() is not None:
         ForkingPickler.register(Batch, _send)
     if buffer.transform is None:
@@ -89,6 +120,11 @@ def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
     return Batch(columns, batch.ids)
 
 
+def _read(buffer: ClipBuffer, ids: Array, out: dict[str, Array] | None = None) -> dict[str, Array]:
+    clips, cut = buffer.clips, buffer.cut
+    return clips.read(clips.anchors(ids, cut), cut, out)
+
+
 def _send(batch: Batch[Any]) -> Any:
     """Reduce a batch on its way out of a worker: its columns travel in a shared slot."""
     return Batch, (as_mapping(dict(batch)), batch.ids, batch.weights)
@@ -96,7 +132,7 @@ def _send(batch: Batch[Any]) -> Any:
 
 def _room(buffer: ClipBuffer, size: int) -> dict[str, Array] | None:
     """Return the memory for a batch of `size` clips: None unless this process is a worker."""
-    return None if worker() is None else allocate(buffer.engine.layout(buffer.cut, size))
+    return None if worker() is None else allocate(buffer.clips.layout(buffer.cut, size))
 
 
 def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> dict[str, Array]:
@@ -107,7 +143,7 @@ def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> di
     Raises:
         InputError: one does not fit.
     """
-    where, schema, layout = "ReplayBuffer.sample", engine.source.schema, engine.layout(cut, size)
+    where, schema, layout = "ReplayBuffer.sample", engine.schema, engine.layout(cut, size)
     for name, array in out.items():
         if name not in layout and name in cut.added:
             continue

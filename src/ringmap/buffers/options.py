@@ -5,6 +5,7 @@ Not here: what they do (replay.py, storage/).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import operator
@@ -56,6 +57,10 @@ class Options:
     def remembered(cls, stored: Mapping[str, Any], folder: str) -> Options:
         """Return the options stored in a directory; an invalid one is replaced by the default."""
         known = {field.name for field in fields(cls)} & stored.keys()
+        with contextlib.suppress(InputError):
+            options = cls(**{name: stored[name] for name in known})
+            options.check(folder)
+            return options
         options = cls()
         for name in sorted(known):
             try:

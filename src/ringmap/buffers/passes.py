@@ -11,20 +11,46 @@ Not here: reading (engine.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from ringmap.buffers.lookup import ClipBuffer
-from ringmap.buffers.view import BufferView
 from ringmap.clips.gather import PINNED
 from ringmap.errors import InputError
 
 __all__ = ["PassSampler"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 _CHUNK = 4096
 _GONE = 2 * PINNED - 1  # a position beyond all others: its clip is redrawn
+
+
+class Moment(Protocol):
+    """The clips of one moment: a view."""
+
+    @property
+    def mark(self) -> Any:
+        """What names the moment, in JSON."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of clips."""
+        ...
+
+    def finder(self, mark: Any, count: int) -> Callable[[Array], Array]:
+        """Return what finds the clips of the moment of that mark, which had `count` of them: ids -> positions, -1 for an evicted one."""
+        ...
+
+
+class PassBuffer(ClipBuffer, Protocol):
+    """A buffer that passes are made over."""
+
+    def moment(self) -> Moment:
+        """Return a view of the clips that a pass over this buffer has now."""
+        ...
 
 
 class PassSampler:
@@ -50,7 +76,7 @@ class PassSampler:
         [0, 1, 2, 3, 4, 5]
     """
 
-    def __init__(self, buffer: ClipBuffer, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(self, buffer: PassBuffer, shuffle: bool = True, seed: int = 0) -> None:
         if seed < 0:
             raise InputError(f"ReplayBuffer.pass_sampler: seed must not be negative, got {seed}")
         self._buffer = buffer
@@ -58,8 +84,8 @@ class PassSampler:
         self.seed = seed
         self._pass = 0
         self._taken = 0
-        self._restored: tuple[int, int, int] | None = None  # head, clips, taken
-        self._now: tuple[int, int] | None = None  # head, clips
+        self._restored: tuple[Any, int, int] | None = None  # mark of the moment, clips, taken
+        self._now: tuple[Any, int] | None = None  # mark, clips
 
     def __len__(self) -> int:
         """Return the clips of the current pass; between passes, the clips that exist now."""
@@ -74,22 +100,19 @@ class PassSampler:
         if self._restored is None:
             self._pass += self._now is not None
             buffer.engine.refresh()
-        view = BufferView.of(buffer)
-        head, count, taken, gone = view.head, len(view), 0, 0
+        view = buffer.moment()
+        mark, count, taken = view.mark, len(view), 0
         if self._restored is not None:
-            head, count, taken = self._restored
-            view = view.before(head)
-            gone = count - len(view)  # the oldest, evicted since
-        self._restored, self._now, self._taken = None, (head, count), taken
+            mark, count, taken = self._restored
+        find = view.finder(mark, count)
+        self._restored, self._now, self._taken = None, (mark, count), taken
         number = self._pass
         order = np.arange(count)
         if self.shuffle:
             order = np.random.default_rng([self.seed, number]).permutation(count)
         for begin in range(taken, count, _CHUNK):
-            ids = order[begin : begin + _CHUNK] - gone
-            places = np.full(len(ids), _GONE, np.int64)
-            if (ids >= 0).any():
-                places[ids >= 0] = PINNED + view.positions(ids[ids >= 0])
+            found = find(order[begin : begin + _CHUNK])
+            places = np.where(found < 0, _GONE, found + PINNED)
             for place in places.tolist():
                 if self._pass == number:
                     self._taken += 1
@@ -102,7 +125,7 @@ class PassSampler:
             taken: clips of this pass that the training loop has received: batches times batch size. None: all
                 that were given to the loader, whose workers are some batches ahead of the loop.
         """
-        head, count, had = self._restored or (*(self._now or (0, 0)), self._taken)
+        mark, count, had = self._restored or (*(self._now or (0, 0)), self._taken)
         had = had if taken is None else int(taken)
         if not 0 <= had <= count:
             raise InputError(
@@ -110,7 +133,7 @@ class PassSampler:
             )
         return {
             "shuffle": self.shuffle, "seed": self.seed, "pass": self._pass,
-            "head": head, "clips": count, "taken": had,
+            "head": mark, "clips": count, "taken": had,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -120,9 +143,9 @@ class PassSampler:
         """
         self.shuffle, self.seed = bool(state["shuffle"]), int(state["seed"])
         self._pass, self._now = int(state["pass"]), None
-        head, clips, taken = (int(state[name]) for name in ("head", "clips", "taken"))
+        mark, clips, taken = state["head"], int(state["clips"]), int(state["taken"])
         if taken == clips:  # the pass had ended, or has not begun
             self._pass += clips > 0
             self._restored = None
         else:
-            self._restored = head, clips, taken
+            self._restored = mark, clips, taken

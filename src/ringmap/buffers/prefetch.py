@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.engine import Engine
+from ringmap.buffers.lookup import Clips
 from ringmap.buffers.options import positive
 from ringmap.clips.cut import Cut
 from ringmap.clips.samplers.base import Weigh
@@ -35,28 +35,27 @@ _LOOK_S = 0.1
 
 
 def drawn_ahead(
-    engine: Engine, draw: Callable[[], tuple[Any, Weigh | None]], cut: Cut, count: int | None
+    clips: Clips, draw: Callable[[], tuple[Any, Weigh | None]], cut: Cut, count: int | None
 ) -> Iterator[Batch[Any]]:
     """Yield `count` batches; draw each, and ask the disk for it, before the last one is read.
 
     Args:
-        engine: reads.
+        clips: reads.
         draw: returns the anchors of a batch, and the function that weighs them.
         cut: what an item holds.
         count: number of batches; None: without end.
     """
     positions, weigh = draw()
-    reader = engine.reader
-    reader.want(positions, cut)
+    clips.want(positions, cut)
     for number in itertools.count(1):
         failed: BaseException | None = None
         try:
             if number != count:
                 following = draw()
-                reader.want(following[0], cut)
+                clips.want(following[0], cut)
         except BaseException as error:  # it is the next one's, not this one's
             failed = error
-        columns = engine.read(positions, cut, asked=True)
+        columns = clips.read(positions, cut, asked=True)
         yield Batch(columns, positions, weigh and weigh(positions))
         if failed is not None:
             raise failed
@@ -74,9 +73,8 @@ class Batches(Iterator[Batch[Any]]):
 
     def __init__(
         self, sample: Sample, ahead: Ahead, batch_size: int, steps: int | None, prefetch: int,
-        to: str, device: Any, pin_memory: bool,
+        to: str, device: Any, pin_memory: bool, where: str = "ReplayBuffer.batches",
     ) -> None:  # fmt: skip
-        where = "ReplayBuffer.batches"
         positive(where, "batch_size", batch_size)
         if steps is not None and steps < 0:
             raise InputError(f"{where}: steps must not be negative, got {steps}")

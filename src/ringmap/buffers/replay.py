@@ -667,6 +667,14 @@ class ReplayBuffer(Sampled):
         steps = self.engine.episodes.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
         return dict(zip(self.column_names, steps, strict=True))
 
+    def load_steps(self, episode_idx: int, start: int, end: int) -> dict[str, Array]:
+        """Return steps `[start, end)` of one episode, every column dense `(end - start, ...)`.
+
+        Raises:
+            ClipIndexError: there are no such steps.
+        """
+        return self._load_slice(episode_idx, start, end)
+
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
         steps = self.engine.episodes.steps(operator.index(ep), start, end, "ReplayBuffer")
         return dict(zip(self.column_names, steps, strict=True))
@@ -842,12 +850,9 @@ def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
 def _last(arrays: Mapping[str, Array], name: str) -> int:
     """Return 1 if a column of flags ends with a true value."""
     values = arrays.get(name)
-    return int(
-        values is not None
-        and values.ndim == 1
-        and values.dtype.kind in "biuf"
-        and bool(values[-1] == 1)
-    )
+    if values is None or values.ndim != 1 or values.dtype.kind not in "biuf":
+        return 0
+    return int(values.item(-1) == 1)
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:

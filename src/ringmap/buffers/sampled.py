@@ -1,6 +1,6 @@
 """Clips of a buffer, also while it is written: by id, by draw, by pass.
 
-    ids               -> lookup -> Engine.clips            __getitem__, __getitems__ (a DataLoader)
+    ids               -> lookup -> Engine.anchors, read    __getitem__, __getitems__ (a DataLoader)
     ClipReader.draw   -> positions -> Engine.read          sample, batches, without a sampler
     a sampler -> ids  -> positions -> Engine.read          sample, batches, with one
 
@@ -21,11 +21,12 @@ from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import fitting
+from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.pinned_view import split
 from ringmap.buffers.prefetch import Batches, drawn_ahead
-from ringmap.buffers.view import BufferView, split
+from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import PINNED
@@ -36,6 +37,7 @@ from ringmap.clips.wanted import Wanted, warn_unreached
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
+from ringmap.fleet.pace import Pace
 from ringmap.storage.ring.integers import ClipId
 
 __all__ = ["DefaultSampler", "Sampled"]
@@ -50,6 +52,11 @@ class Sampled(Dataset):
     engine: Engine
     """The engine of the buffer, for classes that build their own buffer."""
     _cuts: Cuts | None = None
+
+    @property
+    def clips(self) -> Clips:
+        """What finds and reads clips: the engine."""
+        return self.engine
 
     @property
     def threads(self) -> int | None:
@@ -88,7 +95,7 @@ class Sampled(Dataset):
         history = self.num_steps if history_len is None else history_len
         positive("ReplayBuffer.num_valid_ends", "history_len", history)
         cut = Cut.clip(history, self.frameskip)
-        return self.engine.pin(cut, shared=cut.span == self.span).count
+        return self.engine.count(cut, shared=cut.span == self.span)
 
     @property
     def num_unreachable_steps(self) -> int:
@@ -165,6 +172,10 @@ class Sampled(Dataset):
         """
         return PassSampler(self, shuffle, seed)
 
+    def moment(self) -> BufferView:
+        """Return a view of the clips that exist now, for a pass."""
+        return BufferView.of(self)
+
     def view(
         self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
         drop_all_padded: bool = False,
@@ -205,7 +216,8 @@ class Sampled(Dataset):
             anchors: as for `view`.
             drop_all_padded: as for `view`.
         """
-        return split(self.view(window, columns, anchors, drop_all_padded), train, seed)
+        made = self.view(window, columns, anchors, drop_all_padded)
+        return split(made, train, seed, "ReplayBuffer.split")
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
@@ -245,7 +257,7 @@ class Sampled(Dataset):
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
             draw = partial(self.engine.draw, clips, size, cut)
-            return drawn_ahead(self.engine, draw, cut, count)
+            return drawn_ahead(self.clips, draw, cut, count)
 
         return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 
@@ -253,6 +265,7 @@ class Sampled(Dataset):
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
         *, out: Mapping[str, Array] | None = None, window: WindowSpec | None = None,
         columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
+        pace: Pace | None = None,
     ) -> Batch[Array]:  # fmt: skip
         """Draw a batch of clips through the sampler.
 
@@ -268,6 +281,7 @@ class Sampled(Dataset):
             anchors: the steps t to leave out at the ends of episodes: `slice(2, -7)` the first 2 and the last 7.
             drop_all_padded: whether to leave out steps t at which a padded column would be padding alone. Where the offsets of a
                 window have gaps, episodes shorter than the widest gap have no anchors then.
+            pace: waits while the learner is too far ahead of the collectors; counts B times the most steps of a column.
 
         Returns:
             column -> `(B, H, ...)` array; `action` `(B, H, -1)`; with a window of n offsets `(B, n, ...)`, without one `(B, ...)`.
@@ -286,15 +300,21 @@ class Sampled(Dataset):
         if window is None and columns is None and anchors is None and not drop_all_padded:
             history = self.num_steps if history_len is None else history_len
             positive("ReplayBuffer.sample", "history_len", history)
-            batch = self._sample(Cut.clip(history, self.frameskip), self, batch_size, step, out)
+            cut = Cut.clip(history, self.frameskip)
+            if pace is not None:
+                pace.draw(batch_size * cut.widest)
+                self.engine.refresh()  # what it waited for
+            batch = self._sample(cut, self, batch_size, step, out)
             if not self._told_short:
                 self._told_short = True
                 warn_unreached(self.lengths, self.cut, "ReplayBuffer.sample")
             return batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
-        return self._sample(
-            *self._cut_of(wanted, "ReplayBuffer.sample"), batch_size, step, out
-        )  # fmt: skip
+        cut, clips = self._cut_of(wanted, "ReplayBuffer.sample")
+        if pace is not None:
+            pace.draw(batch_size * cut.widest)
+            self.engine.refresh()
+        return self._sample(cut, clips, batch_size, step, out)
 
     def _wanted(
         self, history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None,
@@ -317,11 +337,10 @@ class Sampled(Dataset):
         """Return the cut of a request, and what a sampler receives in place of this buffer."""
         if self._cuts is None:
             self._cuts = Cuts()
-        source = self.engine.source
-        schema = source.schema
+        schema = self.engine.schema
         if schema is None and not wanted.is_plain:
             self.engine.refresh()
-            schema = source.schema
+            schema = self.engine.schema
         return self._cuts.of(self, wanted, schema, where)
 
     def _sample(
@@ -346,7 +365,7 @@ class Sampled(Dataset):
         Raises:
             InputError: the sampler does not draw by priority.
         """
-        self.engine.source  # noqa: B018 - a closed one says so
+        self.engine.check_open()
         return self.engine.sampler.update_priorities(ids, values)
 
     def _why_no_clips(self) -> str:

@@ -8,7 +8,8 @@ whole groups, and has room for one group more than the window, so all rows in th
 The capacity comes from the directory: max_steps minus the spare rows.
 
 Invariants: len == min(rows ever added, capacity), except for damaged rows; a row keeps its id, its position
-on the ring, for life; one commit of `add` is at most as long as the spare rows.
+on the ring, for life; one commit of `add` is at most as long as the spare rows. With `older` rows, as many rows before the window
+are stored, too, for those that need them.
 Not here: which rows are drawn, and their meaning.
 """
 
@@ -58,6 +59,7 @@ class StepRing:
             most `capacity`.
         where: the class to name in an error.
         disk: as for `ReplayBuffer`.
+        older: rows before the newest `capacity` that stay stored.
         options: of `ReplayBuffer`: storage, schema, durability, casting, sync_every_s, threads, reads. With a schema the ring is
             distinguished from other buffers by its columns, else by its capacity, which is noted with the first rows.
 
@@ -85,6 +87,7 @@ class StepRing:
         group: int | None = None,
         where: str = "StepRing",
         disk: Disk | None = None,
+        older: int = 0,
         **options: Any,
     ) -> None:
         positive(where, "capacity", capacity)
@@ -92,14 +95,18 @@ class StepRing:
         self.group = spare_rows(self.capacity) if group is None else group
         self._noted = options.get("schema") is None
         if path is not None and examine(door(disk), os.path.abspath(path)) == "buffer":
-            found = self.capacity_at(path, where, disk)
+            found = self.capacity_at(path, where, disk) - older
             if found != self.capacity:
                 raise InputError(
                     f"{where}: capacity={capacity}, but the buffer on disk has capacity={found}; there is no resize: "
                     f"open it with {where}.open, or make a new one"
                 )
         self.buffer = ReplayBuffer(
-            self.capacity + self.group, path=path, spare_rows=self.group, disk=disk, **options
+            self.capacity + older + self.group,
+            path=path,
+            spare_rows=self.group,
+            disk=disk,
+            **options,
         )
         if self._noted and self.engine.source.head and "capacity" not in self.buffer.notes:
             self.buffer.close()
@@ -129,6 +136,10 @@ class StepRing:
         if not ring.capacity:
             raise InputError(f"{where}: a ring of rows needs max_steps of at least 2")
         return ring
+
+    def keep_older(self, count: int) -> None:
+        """Count `count` rows less, which stay stored: for a ring that was opened, and made with `older`."""
+        self.capacity -= count
 
     @property
     def engine(self) -> Engine:
@@ -164,6 +175,17 @@ class StepRing:
         with self.engine.source.memory:
             window = self.window()
             return window.positions(np.arange(window.count))
+
+    def draw_or_count(self, count: int, rng: np.random.Generator) -> tuple[Array, int]:
+        """Return the ids of `count` rows drawn uniformly from the window, none if it has fewer; and how many it has."""
+        engine = self.engine
+        source = engine.source
+        with source.memory:
+            index = engine.reader.index.of(1)
+            base, end = max(index.base, index.end - self.capacity), index.end
+            if end - base < count:
+                return np.empty(0, np.int64), end - base
+            return index.positions(rng.integers(base, end, count)), end - base
 
     def draw(self, count: int, rng: np.random.Generator, since: int = 0) -> Array:
         """Return the ids of `count` rows drawn uniformly from the window. O(count log groups).

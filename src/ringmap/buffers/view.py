@@ -13,55 +13,32 @@ Not here: rows (the buffer's), the order of a pass (passes.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringmap.buffers import lookup
-from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.lookup import ClipBuffer, fitting
-from ringmap.buffers.options import positive, sendable
-from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.buffers.lookup import ClipBuffer, Clips
+from ringmap.buffers.pinned_view import PinnedView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
-from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipIndex
+from ringmap.clips.samplers.base import Weigh
 from ringmap.clips.wanted import tell_no_lanes
-from ringmap.clips.window import WindowSpec
-from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.ring.chains import NONE, Parts, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
-__all__ = ["BufferView", "split"]
+__all__ = ["BufferView"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class _Numbers:
-    """The numbers of a view's episodes."""
-
-    def __init__(self, starts: Array) -> None:
-        self.order = np.argsort(starts, kind="stable")
-        self.starts = starts[self.order]
-
-    def __call__(self, starts: Array) -> Array:
-        """Return the number of the episode that begins at each position; -1 where none does. O(B log episodes)."""
-        found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
-        if not len(self.starts):
-            return np.full(len(starts), -1)
-        numbers: Array = np.where(self.starts[found] == starts, self.order[found], -1)
-        return numbers
-
-
-class BufferView(Dataset):
-    """Pinned episodes of a buffer, made by `buffer.view()` and `buffer.split()`.
+class BufferView(PinnedView):
+    """Pinned episodes of one ring, made by `buffer.view()` and `buffer.split()`.
 
     A pickled view carries its episodes (12 bytes each) and the pickled buffer, so that every
     rank that receives it counts alike: `DistributedSampler(view)` never sees another length.
@@ -95,18 +72,8 @@ class BufferView(Dataset):
                 "BufferView: a sequence with across=True runs on into the next stored episode, which this view may have left out; use "
                 "across=False, or a view of the whole buffer"
             )
-        self._is_part = is_part
-        sizes = np.asarray(lengths, np.int64)
-        super().__init__(sizes, np.cumsum(sizes) - sizes, buffer.frameskip, buffer.num_steps)
-        self._buffer = buffer
-        self.starts = np.array(starts, np.int64)
-        """Position of the first step of each episode, also if that was evicted."""
-        self._stored = stored
-        if cut is not None and cut.computed:
-            cut = replace(cut, episode_numbers=_Numbers(self.starts))
-        self._cut = cut
-        self._told_short = cut is not None  # the buffer said so when it made the cut
-        self.fps, self.reward_at = buffer.fps, buffer.reward_at
+        super().__init__(buffer, np.array(starts, np.int64), np.asarray(lengths, np.int64), cut)
+        self._is_part, self._stored = is_part, stored
         self._live: tuple[int, ClipIndex] | None = None
 
     @classmethod
@@ -120,31 +87,13 @@ class BufferView(Dataset):
             whole = live.whole
             return cls(buffer, whole.names, whole.lengths, cut, (whole, np.arange(len(whole))))
 
-    @property
-    def cut(self) -> Cut:
-        """What an item holds."""
-        return super().cut if self._cut is None else self._cut
-
-    @property
-    def span(self) -> int:
-        """Steps that an episode must have for an item."""
-        return super().span if self._cut is None else self._cut.span
-
-    def view(
-        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
-        drop_all_padded: bool = False,
-    ) -> BufferView:  # fmt: skip
-        """Return a view of the same episodes with other items, as `ReplayBuffer.view` does."""
-        chosen = None
-        if callable(anchors):
-            chosen, anchors = self.where(anchors), None
-        cut = self._cut_for(window, columns, anchors, drop_all_padded)
-        made = BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
-        return made if chosen is None else made.take(chosen)
-
     def _schema(self, where: str) -> Schema:
         schema = self.engine.source.schema
         return super()._schema(where) if schema is None else schema
+
+    def with_cut(self, cut: Cut | None) -> BufferView:
+        """Return a view of the same episodes with other items."""
+        return BufferView(self._buffer, self.starts, self.lengths, cut, self._stored, self._is_part)
 
     def take(self, episodes: Sequence[int] | Array) -> BufferView:
         """Return a view of some of the episodes, in this order."""
@@ -164,6 +113,26 @@ class BufferView(Dataset):
         starts, lengths, _ = self._stored[0].parts_in(self._stored[1])
         return int(starts[-1] + lengths[-1])
 
+    @property
+    def mark(self) -> Any:
+        """What `finder` needs to find this moment again after a restart: JSON."""
+        return self.head
+
+    def finder(self, mark: Any, count: int) -> Callable[[Array], Array]:
+        """Return what finds the clips of an earlier moment, which had `count` of them: ids -> positions, -1 for an evicted one."""
+        view = self.before(int(mark)) if int(mark) < self.head else self
+        gone = count - len(view)  # the oldest
+
+        def find(ids: Array) -> Array:
+            if not gone:
+                return view.positions(ids)
+            found, kept = np.full(len(ids), -1, np.int64), ids >= gone
+            if kept.any():
+                found[kept] = view.positions(ids[kept] - gone)
+            return found
+
+        return find
+
     def before(self, head: int) -> BufferView:
         """Return a view of what is stored before a position."""
         if self._stored is None:
@@ -174,49 +143,23 @@ class BufferView(Dataset):
         everything = whole, np.arange(len(whole))
         return BufferView(self._buffer, whole.names, whole.lengths, self._cut, everything)
 
-    def where(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
-        """Return the numbers of the episodes whose data, a dict, `wanted` accepts; an episode evicted since is left out.
-
-        Raises:
-            InputError: `wanted` returned something else than a truth value.
-        """
-        numbers = []
-        for ep in range(len(self.lengths)):
-            try:
-                data = self.get_episode_data(ep)
-            except ClipIndexError:
-                continue
-            if bool(wanted({name: values[0] for name, values in data.items()})):
-                numbers.append(ep)
-        return np.array(numbers, np.int64)
-
     @property
     def engine(self) -> Engine:
         """The engine of the buffer."""
-        return self._buffer.engine
+        engine: Engine = self._buffer.engine
+        return engine
 
     @property
-    def transform(self) -> Any:
-        """That of the buffer."""
-        return self._buffer.transform
-
-    @transform.setter
-    def transform(self, transform: Any) -> None:
-        if transform is not None:
-            raise InputError(
-                "BufferView: set transform on the buffer; a view hands out the same clips"
-            )
+    def clips(self) -> Clips:
+        """Those of the buffer."""
+        clips: Clips = self._buffer.clips
+        return clips
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns in order."""
         schema = self.engine.source.schema
         return [] if schema is None else schema.names
-
-    @property
-    def num_redraws(self) -> int:
-        """Clips that the buffer redrew so far."""
-        return self.engine.num_redraws
 
     def positions(self, ids: Array) -> Array:
         """Return the positions on the ring of the anchors of the clips with these ids: of their first steps, without a window."""
@@ -227,19 +170,13 @@ class BufferView(Dataset):
         found: Array = self.starts[episodes] + starts
         return found
 
-    def __getitem__(self, idx: Any) -> dict[str, Any]:
-        """Return one clip, or with a list of ids the batch, as the buffer does."""
-        if np.ndim(idx):
-            return lookup.mapping(self, self._places(idx))
-        number = clip_id(idx, "BufferView", has_batches=True)
-        return lookup.one(self, int(self._places([number])[0]))
+    def steps(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        """Return steps `[start, end)` of an episode, every column dense.
 
-    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return several clips at once. PyTorch's DataLoader calls this method."""
-        return lookup.several(self, self._places(indices))
-
-    def _places(self, indices: Any) -> Array:
-        return PINNED + self.positions(clip_ids(indices, "BufferView"))
+        Raises:
+            ClipIndexError: there are no such steps, or they were evicted since.
+        """
+        return self._load_slice(ep, start, end)
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
         index, gone = self._index_now(ep), 0
@@ -279,9 +216,6 @@ class BufferView(Dataset):
             self._found_runs = self.lengths, Runs(self.lengths, runs.episodes, runs.places)
         return self._found_runs[1]
 
-    def _why_no_clips(self) -> str:
-        return self.cut.why_none(self.lengths)
-
     def why_no_clips(self) -> str:
         """Return, in words, why no clip of the view can be drawn."""
         return (
@@ -316,40 +250,11 @@ class BufferView(Dataset):
             found = index.of(cut.span, cut.least, cut.across)
             return ClipRange(source, found, before=cut.before)
 
-    def sample(
-        self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None
-    ) -> Batch[Array]:
-        """Draw a batch of items of the view, through the sampler of the buffer.
-
-        Args:
-            batch_size: B.
-            step: as for `ReplayBuffer.sample`.
-            out: as for `ReplayBuffer.sample`.
-
-        Raises:
-            InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
-        """
-        positive("BufferView.sample", "batch_size", batch_size)
-        into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
-        positions, weigh = self.engine.draw_among(self, batch_size, self.cut, step)
-        columns = self.engine.read(positions, self.cut, into)
-        return Batch(columns, positions, weigh and weigh(positions))
-
-    def batches(
-        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
-        device: Any = None, pin_memory: bool = False,
-    ) -> Batches:  # fmt: skip
-        """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
-
-        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            draw = partial(self.engine.draw_among, self, size, self.cut)
-            return drawn_ahead(self.engine, draw, self.cut, count)
-
-        return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
+    def draw(self, size: int, step: int | None = None) -> tuple[Array, Weigh | None]:
+        """Draw clips of episodes that are still stored, through the sampler of the buffer."""
+        return self.engine.draw_among(self, size, self.cut, step)
 
     def __getstate__(self) -> dict[str, Any]:
-        for name, function in self.cut.functions:
-            sendable("BufferView", f"window[{name!r}]", function)
         return {**super().__getstate__(), "_live": None}
 
     def _index_now(self, ep: int) -> int:
@@ -372,26 +277,3 @@ class BufferView(Dataset):
 
     def __repr__(self) -> str:
         return f"BufferView(episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"
-
-
-def split(view: BufferView, train: float, seed: int) -> tuple[BufferView, BufferView]:
-    """Return two views that share no episode."""
-    if not 0 <= train <= 1:
-        raise InputError(f"ReplayBuffer.split: train must lie between 0 and 1, got {train!r}")
-    # By a hash of each episode's position: as the buffer grows, hardly any episode changes sides.
-    ranks = np.argsort(_mixed(view.starts.astype(np.uint64), seed), kind="stable")
-    count = round(train * len(ranks))
-    return view.take(np.sort(ranks[:count])), view.take(np.sort(ranks[count:]))
-
-
-def _mixed(values: Array, seed: int) -> Array:
-    """Return splitmix64 of each value.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    golden = 0x9E3779B97F4A7C15
-    mixed = values * np.uint64(golden) + np.uint64(((seed + 1) * golden) % 2**64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    found: Array = mixed ^ (mixed >> np.uint64(31))
-    return found

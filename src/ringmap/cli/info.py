@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.resolve import EPISODES, Located, look
+from ringmap.cli.resolve import EPISODES, Located, holds_rings, look
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.describe import Facts, WriterFacts
@@ -16,8 +16,11 @@ def info(path: Place, as_json: AsJson = False) -> None:
     """Say what a buffer or a dataset holds.
 
     Of a buffer: its columns, how full it is, what it takes on disk, and who writes it. It is read as any live reader
-    reads it: a writer may be at work. Of a dataset: its columns, episodes and steps.
+    reads it: a writer may be at work. Of a dataset: its columns, episodes and steps. Of a directory with buffers below it: a table of these, and the total.
     """
+    if holds_rings(path):
+        _show_rings(path, as_json)
+        return
     found = look(path, "info")
     if not found.folders:
         _show_dataset(path, as_json)
@@ -44,6 +47,17 @@ def info(path: Place, as_json: AsJson = False) -> None:
         show_json(described)
         return
     _show_buffer(described, facts)
+
+
+def _show_rings(path: str, as_json: bool) -> None:
+    from ringmap.cli.fleet import HEADER, NUMBERS, cells, look_at, opened, total
+
+    with opened(path) as buffer:
+        facts = total(path, look_at(buffer), None)
+    if as_json:
+        show_json(facts)
+        return
+    show_table(HEADER, cells(facts), NUMBERS)
 
 
 def _capacity(found: Located, facts: Facts) -> int:

@@ -9,13 +9,14 @@ Not here: the output.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
 
-from ringmap.errors import ExistsError, InputError, NotFoundError, UnknownFormatError
+from ringmap.errors import DamageError, ExistsError, InputError, NotFoundError, UnknownFormatError
 
-__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Located", "episodes_at", "folders_of", "format_for", "free_path", "is_dataset", "look", "say_written"]  # fmt: skip
+__all__ = ["BUFFERS", "DISTILLATION", "EPISODES", "TRANSITIONS", "Located", "episodes_at", "folders_of", "format_for", "free_path", "holds_rings", "is_dataset", "look", "say_written"]  # fmt: skip
 
 EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
 BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
@@ -83,6 +84,18 @@ def _buffer_at(path: str) -> Located | None:
     if len(folders) > 1 or "" not in folders:
         return Located(path, DISTILLATION, folders)
     return Located(path, TRANSITIONS if _has_transitions(path) else EPISODES, folders)
+
+
+def holds_rings(path: str) -> bool:
+    """Return whether a path is no buffer itself, but a directory with buffers of episodes directly below it."""
+    if not os.path.isdir(path) or _buffer_at(path) is not None or is_dataset(path):
+        return False
+    for name in sorted(os.listdir(path)):
+        with contextlib.suppress(DamageError):  # one of them may be damaged
+            found = _buffer_at(os.path.join(path, name))
+            if found is not None and found.kind == EPISODES:
+                return True
+    return False
 
 
 def folders_of(path: str) -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmap.cli.console import clean, console, count, percent, plain, show
+from ringmap.cli.console import clean, console, count, percent, plain, show, show_table
 from ringmap.cli.options import AsJson, Buffer
-from ringmap.cli.resolve import BUFFERS, EPISODES, look
+from ringmap.cli.resolve import BUFFERS, EPISODES, holds_rings, look
 
 if TYPE_CHECKING:
     from ringmap.storage.read.reader import Reader
@@ -40,7 +40,7 @@ def watch(
 ) -> None:
     """Show how a buffer fills while a collector writes it.
 
-    Each line says what is stored, and at which rate steps come. A terminal shows one line that changes; anything else
+    Each line says what is stored, and at which rate steps come; of a directory with buffers below it, a table does. A terminal shows one line that changes; anything else
     gets a line for each look, with --json an object. Takes no lock and slows no writer. Ends on Ctrl-C, with exit
     code 0.
     """
@@ -49,6 +49,9 @@ def watch(
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.read.reader import Reader
 
+    if holds_rings(path):
+        _watch_rings(path, once, interval, as_json)
+        return
     found = look(path, "watch", BUFFERS)
     reader = Reader(Disk(), os.path.abspath(found.main))
     noun = "step" if found.kind == EPISODES else "row"
@@ -67,6 +70,30 @@ def watch(
         raise typer.Exit(0) from None
     finally:
         reader.close()
+
+
+def _watch_rings(path: str, once: bool, interval: float, as_json: bool) -> None:
+    """Print a table of all rings, with the total, at each look."""
+    import json
+
+    from ringmap.cli.fleet import HEADER, NUMBERS, cells, look_at, opened, total
+
+    with opened(path) as buffer:
+        try:
+            before, now = None, look_at(buffer)
+            while True:
+                facts = total(path, now, before)
+                if as_json:
+                    print(json.dumps(plain(facts)), flush=True)
+                else:
+                    show_table(HEADER, cells(facts), NUMBERS)
+                    sys.stdout.flush()
+                if once:
+                    return
+                time.sleep(interval)
+                before, now = now, look_at(buffer)
+        except KeyboardInterrupt:
+            raise typer.Exit(0) from None
 
 
 def _look(reader: Reader) -> Look:

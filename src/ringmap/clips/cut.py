@@ -80,10 +80,13 @@ class Steps:
         """Steps that the episode must have after every anchor, if nothing is padded."""
         return max(0, self.highest + self.blank_last)
 
-    def slots(self, anchors: Array, rows: int) -> Array:
-        """Return the slots `(B, n)` on a ring of `rows` rows, for anchors all of whose steps lie in their episodes."""
+    def slots(self, anchors: Array, rows: int | Array) -> Array:
+        """Return the slots `(B, n)` on a ring of `rows` rows, for anchors all of whose steps lie in their episodes.
+
+        With an array `(B, 1)`, each anchor is on a ring of its own.
+        """
         first = anchors + self.lowest if self.lowest else anchors
-        slots = (first % rows)[:, None]
+        slots = first[:, None] % rows
         if len(self._upward) > 1:
             slots = slots + self._upward
             # An episode is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.

@@ -32,7 +32,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
 from ringmap.storage.ring.integers import ClipNumber, Position
 
-__all__ = ["PINNED", "ClipReader", "Pinned"]
+__all__ = ["PINNED", "ClipReader", "Pinned", "Plan"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -74,7 +74,7 @@ class ClipReader(Forkable):
         self.rng = rng
         self.index = ClipIndex(source.live)
         self.num_redraws = 0
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, Plan] = {}
         self.watch = Readahead(source.disk.system)
 
     def pin(self, cut: Cut) -> Pinned:
@@ -112,7 +112,7 @@ class ClipReader(Forkable):
         if cut.functions:
             call_functions(batch, cut, len(positions))
         if cut.added:
-            self._plan_of(cut, source.rows).settle(batch, out)
+            self.plan_of(cut, source.rows).settle(batch, out)
         return batch
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
@@ -244,7 +244,7 @@ class ClipReader(Forkable):
         assert rows is not None
         plan = self._plans.get(id(cut))
         if plan is None or plan.rows is not rows:
-            plan = self._plan_of(cut, rows)
+            plan = self.plan_of(cut, rows)
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         joined: Joined | None = None
@@ -308,8 +308,8 @@ class ClipReader(Forkable):
     def want(self, anchors: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
         rows = self.source.rows
-        if rows is not None and rows.large:
-            plan = self._plan_of(cut, rows)
+        if rows is not None and rows.large and self.watch.is_cold:
+            plan = self.plan_of(cut, rows)
             if not self._is_joined(cut):
                 self._want(plan, self._slots(plan, anchors)[0])
             else:
@@ -320,16 +320,16 @@ class ClipReader(Forkable):
         """Whether steps must be found among joined episodes."""
         return cut.across or (cut.needs_bounds and self.source.live.chains is not None)
 
-    def _plan_of(self, cut: Cut, rows: Rows) -> _Plan:
+    def plan_of(self, cut: Cut, rows: Rows) -> Plan:
         """Return what to gather for a cut."""
         plan = self._plans.get(id(cut))  # a plan keeps its cut, so that no other gets its id
         if plan is None or plan.rows is not rows:
             while len(self._plans) >= _MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)), None)
-            plan = self._plans[id(cut)] = _Plan(cut, rows)
+            plan = self._plans[id(cut)] = Plan(cut, rows)
         return plan
 
-    def _want(self, plan: _Plan, slots: list[tuple[Array, Array | None]]) -> None:
+    def _want(self, plan: Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
         if self.watch.is_cold:
             for _, column, _, number, _ in plan.columns:
@@ -337,7 +337,7 @@ class ClipReader(Forkable):
                     column.want(slots[number][0])
 
     def _slots(
-        self, plan: _Plan, anchors: Array
+        self, plan: Plan, anchors: Array
     ) -> tuple[list[tuple[Array, Array | None]], Array, Array, Array | None]:
         """Return for each of the plan's steps their slots `(B, n)`, and which of them are padding, None if none can be.
 
@@ -359,7 +359,7 @@ class ClipReader(Forkable):
         return slots, starts, lengths, inside
 
 
-class _Plan:
+class Plan:
     """What to gather for a cut over these rows: made once.
 
     `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the

@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Crossing:
-    """The items of a batch whose steps, none of which is clamped, don't lie in one part.
+    """The items of a batch that have steps in more than one part. None of their steps is clamped.
 
     Args:
         source: the ring.

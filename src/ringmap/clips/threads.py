@@ -8,25 +8,22 @@ Not here: which rows, and whether they stayed live during the copy (gather.py).
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ringmap.storage.columns.base import Column
-from ringmap.storage.disk.threads import pool as pool_of
+from ringmap.storage.disk.threads import begin
 
-__all__ = ["SPLIT_NBYTES", "take"]
+__all__ = ["SPLIT_NBYTES", "take", "together"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SPLIT_NBYTES = 1 << 21
 """Bytes below which a second thread does not pay off: 2 MiB are copied in 0.2 ms, starting the work in it takes 0.05 ms."""
-
-_pool: ThreadPoolExecutor | None = None
-_workers = 0
 
 
 def take(column: Column, slots: Array, out: Array | None, threads: int, head: int) -> Array:
@@ -39,34 +36,17 @@ def take(column: Column, slots: Array, out: Array | None, threads: int, head: in
         out = np.empty((*slots.shape, *spec.shape), spec.dtype)
     bounds = [len(slots) * part // parts for part in range(parts + 1)]
     pieces = [slice(a, b) for a, b in pairwise(bounds)]
-    pool = _threads(parts - 1)
-    if pool is None:
-        return column.take(slots, out, head)
-    others = [pool.submit(column.take, slots[piece], out[piece], head) for piece in pieces[1:]]
-    try:
-        column.take(slots[pieces[0]], out[pieces[0]], head)
-    finally:
-        wait(others)  # they write into `out`: wait for all of them, even if one fails
-    for other in others:
-        other.result()
+    together([partial(column.take, slots[piece], out[piece], head) for piece in pieces])
     return out
 
 
-def _threads(count: int) -> ThreadPoolExecutor | None:
-    """Return the pool of this process, grown to `count` threads; None where they can't start."""
-    global _pool, _workers
-    if _pool is None or _workers < count:
-        grown = pool_of(count, "ringmap-gather")
-        if grown is None:
-            return None
-        _pool, _workers = grown, count
-    return _pool
-
-
-def _forget_after_fork() -> None:
-    global _pool, _workers
-    _pool, _workers = None, 0  # a child process has none of its parent's threads
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+def together(work: Sequence[Callable[[], object]]) -> None:
+    """Do the first on this thread, and the others at the same time, where helpers are free; all have ended when this returns or raises."""
+    others = [begin(one, len(work) - 1) for one in work[1:]]
+    try:
+        work[0]()
+        for other in others:
+            other.end()
+    finally:
+        for other in others:
+            other.drop()  # none writes into the caller's arrays any more, even if one failed

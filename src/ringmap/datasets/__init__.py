@@ -5,7 +5,7 @@
     joined, goal      datasets made of datasets; a goal with each clip
     stored_episodes   whole episodes of any dataset, for a writer
     episode_rows, image_axes    T + 1 rows and blanks; the axes of images
-    batch, loader_batches, worker_slots    batches on their way through PyTorch's DataLoader, without a copy
+    batch, loader_batches, worker_slots, slot_maps    batches on their way through PyTorch's DataLoader, without a copy
 
 Not here: files on disk (formats/).
 """

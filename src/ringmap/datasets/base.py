@@ -43,7 +43,7 @@ from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
 
 __all__ = [
-    "Dataset", "Transform", "clip_id", "clip_ids", "cut_of_dataset", "fold_actions", "in_range", "num_rows",
+    "Dataset", "LoaderDataset", "Transform", "clip_id", "clip_ids", "cut_of_dataset", "fold_actions", "in_range", "num_rows",
 ]  # fmt: skip
 
 log = logging.getLogger("ringmap")
@@ -51,15 +51,16 @@ log = logging.getLogger("ringmap")
 if TYPE_CHECKING:  # to a type checker a DataLoader takes it; at run time torch is not needed
     from torch.utils.data import Dataset as _TorchDataset
 
-    class _Base(_TorchDataset[dict[str, Any]]): ...
+    class LoaderDataset(_TorchDataset[dict[str, Any]]):
+        """What a type checker takes a buffer or a dataset for."""
 else:
-    _Base = object
+    LoaderDataset = object
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Dataset(_Base):
+class Dataset(LoaderDataset):
     """Episodes of columns, read as clips, whole, or in chunks.
 
     Args:

@@ -1,22 +1,23 @@
 """The glue to PyTorch's DataLoader: batches become tensors, and are sent in slots that are reused.
 
     worker                                    the loader's process
-    gather into a free slot -> slot number    tensors over the same memory
+    gather into a free slot -> slot number    tensors over the same memory, mapped when the slot first came
     ^                                             |
     +------ first byte of the slot: free <--------+ the last tensor of the batch is gone
 
 A fresh block of shared memory for each batch, which PyTorch's own transport makes, costs more in page faults
 than the gather: 19 ms against 1.1 ms for 12.6 MB. The blocks themselves are PyTorch's: it names no file that a
-killed process could leave behind.
+killed process could leave behind. A block travels once: that the receiver kept its map (slot_maps.py), the first byte says too.
 
 Invariants: a slot is written only while no array or tensor over it is left in either process, nor in a child that the
 loader's process forked; it is sent once for each time that it is filled; a worker keeps at most MAX_SLOTS, beyond
 them batches go the way PyTorch sends any tensor.
-Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py).
+Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py), how long a map is kept (slot_maps.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -30,6 +31,7 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
+from ringmap.datasets.slot_maps import Sender, keep, kept
 
 __all__ = ["MAX_SLOTS", "SlotBatch", "Slots", "as_tensor", "register", "worker_slots"]
 
@@ -38,9 +40,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MAX_SLOTS = 16
 """Slots of a worker: its batches that are being gathered, wait in the queue, or are still in use."""
 
+_Part = tuple[int, tuple[int, ...], str]
+"""Where in a slot a tensor lies: offset, shape, dtype."""
+
 _ALIGN = 64
-_FREE, _TAKEN, _SEEN = 0, 1, 2
-"""A slot that a forked child may still look at is SEEN, not free: the worker takes another in its place."""
+_FREE, _TAKEN, _SEEN, _KEPT = 0, 1, 2, 3
+"""A slot that a forked child may still look at is SEEN, not free: the worker takes another in its place. One that is
+KEPT is free, and mapped in the loader's process: its number is enough to send it."""
 
 _TENSOR_KINDS = "biufc"
 
@@ -111,18 +117,20 @@ def as_tensor(values: Any) -> Any:
 class _Slot:
     """A block of shared memory: its first byte says whether the loader's process is done with it."""
 
-    __slots__ = ("_lease", "block", "flag", "sent")
+    __slots__ = ("_lease", "address", "block", "flag", "is_kept", "number", "sent")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, number: int = 0) -> None:
         self.block = torch.empty(nbytes, dtype=torch.uint8)
         self.block.share_memory_()  # type: ignore[no-untyped-call]
+        self.address: int = self.block.data_ptr()
         self.flag: Array = self.block[:1].numpy()
         self._lease: weakref.ref[Array] | None = None
-        self.sent = False
+        self.number = number
+        self.sent = self.is_kept = False
 
     @property
     def is_free(self) -> bool:
-        return not self._is_held and (not self.sent or bool(self.flag[0] == _FREE))
+        return not self._is_held and (not self.sent or self.flag[0] in (_FREE, _KEPT))
 
     @property
     def is_seen(self) -> bool:
@@ -135,6 +143,8 @@ class _Slot:
 
     def lease(self) -> Array:
         """Return the whole block as an array; the slot is taken while it, or a view of it, lives."""
+        if self.sent:
+            self.is_kept = bool(self.flag[0] == _KEPT)
         self.sent, self.flag[0] = False, _TAKEN
         whole: Array = self.block.numpy()
         self._lease = weakref.ref(whole)
@@ -146,6 +156,8 @@ class Slots:
 
     def __init__(self) -> None:
         self._slots: list[_Slot] = []
+        self._numbers = itertools.count()
+        self._name = os.urandom(8)
         self._lock = threading.Lock()  # PyTorch sends from a thread of its own
 
     def allocate(self, layout: Layout) -> dict[str, Array] | None:
@@ -177,19 +189,34 @@ class Slots:
             self._slots.remove(free[0])  # too small
         if not _has_space(nbytes):
             return None
-        self._slots.append(_Slot(nbytes))
+        self._slots.append(_Slot(nbytes, next(self._numbers)))
         return self._slots[-1]
 
-    def holding(self, array: Array) -> tuple[_Slot | None, int]:
-        """Return the slot in which an array lies, if in any, and its offset in bytes."""
-        at = array.__array_interface__["data"][0]
+    def places(self, arrays: dict[str, Array]) -> dict[str, tuple[_Slot, _Part]]:
+        """Return, for those of the arrays that lie in a slot, the slot, and where in it."""
         with self._lock:
-            slots = list(self._slots)
-        for slot in slots:
-            begin = slot.block.data_ptr()
-            if begin < at < begin + slot.block.numel():
-                return slot, at - begin
-        return None, 0
+            slots = [
+                (slot.address, slot.address + slot.block.numel(), slot) for slot in self._slots
+            ]
+        found = {}
+        for name, array in arrays.items():
+            at = array.__array_interface__["data"][0]
+            for begin, end, slot in slots:
+                if begin < at < end:
+                    found[name] = slot, (at - begin, array.shape, array.dtype.str)
+                    break
+        return found
+
+    @property
+    def sender(self) -> Sender:
+        """Which slots this worker has now."""
+        with self._lock:
+            return Sender(self._name, os.getpid(), tuple(slot.number for slot in self._slots))
+
+    @property
+    def name(self) -> bytes:
+        """The same for no two workers, also of a process that has the number of an earlier one."""
+        return self._name
 
     def copies(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return copies of arrays over a free slot; none if there is no slot."""
@@ -203,7 +230,7 @@ class Slots:
 
 
 def _cut(whole: Array, at: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    return whole[at : at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, whole, at)
 
 
 def _has_space(nbytes: int) -> bool:
@@ -243,60 +270,65 @@ class SlotBatch(dict[str, Any]):
 
 
 def _send(batch: SlotBatch) -> Any:
-    items, used, slots, arrays = dict[str, Any](batch), None, worker_slots(), dict[str, Array]()
-    for name, value in batch.items():
-        array = _as_array(value) if isinstance(value, torch.Tensor) else None
-        if isinstance(array, np.ndarray) and array.flags.c_contiguous:
-            arrays[name] = array
-    if all(slots.holding(array)[0] is None for array in arrays.values()):
-        arrays = slots.copies(arrays)
-    for name, array in arrays.items():
-        slot, offset = slots.holding(array)
+    items, slots, used = dict[str, Any](batch), worker_slots(), None
+    arrays = {name: a for name, value in batch.items() if (a := _whole_array(value)) is not None}
+    places = slots.places(arrays)
+    if not places:
+        arrays = slots.copies(arrays)  # which hold the slot until it counts as sent
+        places = slots.places(arrays)
+    parts = {}
+    for name, (slot, part) in places.items():
         # One that was sent before holds another batch too: whose end would free it?
-        if slot is not None and not slot.sent and (used is None or used is slot):
-            items[name] = _Part(offset, array.shape, str(array.dtype))
-            used = slot
+        if not slot.sent and (used is None or used is slot):
+            items[name], parts[name], used = None, part, slot
     if used is None:
         return dict, (items,)
     used.sent = True
-    return _unpack, (used.block, items)
+    if used.is_kept:
+        return _unpack_kept, (slots.name, used.number, items, parts)
+    return _unpack_new, (slots.sender, used.number, used.block, items, parts)
 
 
 ForkingPickler.register(SlotBatch, _send)
 
 
-class _Part(tuple[int, tuple[int, ...], str]):
-    """Where in the slot a tensor lies: offset, shape, dtype."""
-
-    __slots__ = ()
-
-    def __new__(cls, *fields: Any) -> _Part:
-        return super().__new__(cls, fields)
-
-    def __reduce__(self) -> Any:
-        return _Part, tuple(self)
+def _whole_array(value: Any) -> Array | None:
+    """Return a tensor as an array, if it lies in one piece."""
+    array = _as_array(value) if isinstance(value, torch.Tensor) else None
+    return array if isinstance(array, np.ndarray) and array.flags.c_contiguous else None
 
 
-def _unpack(block: Any, items: dict[str, Any]) -> dict[str, Any]:
+def _unpack_new(
+    sender: Sender, number: int, block: Any, items: dict[str, Any], parts: dict[str, _Part]
+) -> dict[str, Any]:
+    return _unpack(block, items, parts, keep(sender, number, block))
+
+
+def _unpack_kept(
+    name: bytes, number: int, items: dict[str, Any], parts: dict[str, _Part]
+) -> dict[str, Any]:
+    return _unpack(kept(name, number), items, parts, True)
+
+
+def _unpack(
+    block: Any, items: dict[str, Any], parts: dict[str, _Part], is_kept: bool = False
+) -> dict[str, Any]:
     """Return the batch in the loader's process: tensors over the slot, which is free when all are gone."""
     whole: Array = block.numpy()
-    _when_gone(whole, _give_back, block[:1].numpy(), os.getpid(), _forks)
-    batch = {}
-    for name, item in items.items():
-        if isinstance(item, _Part):
-            offset, shape, dtype = item
-            item = torch.from_numpy(_cut(whole, offset, shape, np.dtype(dtype)))
-        batch[name] = item
-    return batch
+    free = _KEPT if is_kept else _FREE
+    _when_gone(whole, _give_back, block[:1].numpy(), os.getpid(), _forks, free)
+    for name, (offset, shape, dtype) in parts.items():
+        items[name] = torch.from_numpy(_cut(whole, offset, shape, np.dtype(dtype)))
+    return items
 
 
 def _when_gone(held: Array, call: Callable[..., None], *args: Any) -> None:
     weakref.finalize(held, call, *args).atexit = False
 
 
-def _give_back(flag: Array, pid: int, forks: int) -> None:
+def _give_back(flag: Array, pid: int, forks: int, free: int) -> None:
     if os.getpid() == pid:  # a forked child has a copy of the tensors, not the say
-        flag[0] = _FREE if forks == _forks else _SEEN
+        flag[0] = free if forks == _forks else _SEEN
 
 
 _forks = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.errors import InputError, ReadOnlyError, RingmapError
+from ringmap.fleet.pace import Pace
+from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.recording.keys import Keys
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
@@ -44,10 +46,18 @@ class Sink:
         columns: its columns; None if the transition builder decides.
         casting: how values may be converted.
         num_stored: episodes, or batches of rows, stored so far.
+        pace: which each commit keeps; None: none.
     """
 
     by_step = False
     num_stored = 0
+    pace: Pace | None = None
+
+    def room(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Wait until a commit of so many rows may come in, which is made in the `with` block."""
+        if self.pace is None or not rows:
+            return contextlib.nullcontext()
+        return self.pace.insert(rows, self.buffer.flush)
 
     def __init__(self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str) -> None:
         self.buffer, self.columns, self.casting = buffer, columns, casting
@@ -74,28 +84,36 @@ class EpisodeSink(Sink):
         self._inner = buffer
         self._open: dict[int, Any] = {}
 
-    def write(self, episode: Mapping[str, Any], sync: bool = True) -> None:
-        """Store a whole episode, in one commit. `sync`: False if `sync` is called after the last one."""
+    def write(self, episode: Mapping[str, Any], data: Mapping[str, Any], sync: bool = True) -> None:
+        """Store a whole episode with its data, in one commit. `sync`: False if `sync` is called after the last one."""
         if self._inner.schema is None:
             episode = self._typed(episode)
-        if self.buffer is self._inner:
-            self._inner.write_episode(episode, sync=sync)
-        else:
-            self.buffer.extend(episode)  # and its mixing state with it
+        if data:
+            episode = {**episode, EPISODE_DATA_KEY: data}
+        rows = len(next((v for n, v in episode.items() if n != EPISODE_DATA_KEY), ()))
+        with self.room(rows):
+            if self.buffer is self._inner:
+                self._inner.write_episode(episode, sync=sync)
+            else:
+                self.buffer.extend(episode)  # and its mixing state with it
         self.num_stored += 1
 
     def sync(self) -> None:
         """Make durable what was written without a sync."""
         self._inner.engine.make_durable("ReplayBufferCollectionWrapper")
 
-    def append(self, slot: int, step: Mapping[str, Any]) -> None:
-        """Stream a row of a slot's open episode."""
+    def append(self, slot: int, step: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Stream a row of a slot's open episode, which has this data."""
         if slot not in self._open:
-            self._open[slot] = self._inner.begin_episode(commit_every=self.commit_every, lane=slot)
+            self._open[slot] = self._inner.begin_episode(
+                commit_every=self.commit_every, episode_data=data, lane=slot
+            )
         if self._inner.schema is None:
             rows = self._typed({name: np.asarray(value)[None] for name, value in step.items()})
             step = {name: values[0] for name, values in rows.items()}
-        self._open[slot].append(step)
+        stream, every = self._open[slot], self.commit_every
+        with self.room(every if every and (stream.num_steps + 1) % every == 0 else 0):
+            stream.append(step)
 
     def _typed(self, rows: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return rows in the dtypes of the columns that the buffer is about to adopt."""
@@ -107,7 +125,9 @@ class EpisodeSink(Sink):
         """Commit a slot's streamed episode."""
         stream = self._open.pop(slot, None)
         if stream is not None:
-            stream.finish(terminated, truncated)
+            rows = stream.num_steps
+            with self.room(rows if self.commit_every is None else rows % self.commit_every):
+                stream.finish(terminated, truncated)
             self.num_stored += 1
 
     def give_up(self, slot: int) -> None:
@@ -121,9 +141,16 @@ class RowSink(Sink):
 
     by_step = True
 
+    def __init__(
+        self, buffer: Any, columns: tuple[ColumnSpec, ...] | None, casting: str, extra: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        super().__init__(buffer, columns, casting)
+        self._extra = extra
+
     def add(self, rows: Mapping[str, Any], fresh: Array) -> None:
         """Store transitions, column -> `(n, ...)`; `fresh` `(n,)` says which are the first of an episode."""
-        self._add(rows, fresh)
+        with self.room(len(fresh)):
+            self._add(rows, fresh)
         self.num_stored += 1
 
     def _add(self, rows: Mapping[str, Any], fresh: Array) -> None:
@@ -134,7 +161,7 @@ class RowSink(Sink):
         self.buffer.add(
             _nest(rows, "obs"), rows["action"], rows["reward"], _nest(rows, "next_obs"), rows["terminated"],
             _nest(rows, "critic_obs"), _nest(rows, "next_critic_obs"), truncated=rows.get("truncated"),
-            fresh=fresh,
+            fresh=fresh, extra={name: rows[name] for name in self._extra} or None,
         )  # fmt: skip
 
 
@@ -154,7 +181,12 @@ def _nest(rows: Mapping[str, Any], name: str) -> Any:
 
 
 def sink_of(
-    buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: int | None = None
+    buffer: Any,
+    keys: Keys,
+    built: bool,
+    stream: bool,
+    commit_every: int | None = None,
+    pace: Pace | None = None,
 ) -> Sink:
     """Return the sink for a buffer.
 
@@ -164,11 +196,25 @@ def sink_of(
         built: whether a transition builder computes the columns.
         stream: whether open episodes are to be streamed.
         commit_every: rows of an open episode to commit at a time; None: it is committed when it ends.
+        pace: which each commit keeps.
 
     Raises:
-        InputError: it is not a buffer, or its columns can't be filled.
+        InputError: it is not a buffer, or its columns can't be filled, or the pace does not count it.
         ReadOnlyError, ClosedError: it may not be written.
     """
+    sink = _sink_of(buffer, keys, built, stream, commit_every)
+    if pace is not None:
+        inner = buffer.online_buffer if isinstance(buffer, OfflineToOnlineReplayBuffer) else buffer
+        ring = inner.buffer if isinstance(inner, StepRing) else inner
+        pace.check_ring(ring.path, keys.where)
+        sink.pace = pace
+    return sink
+
+
+def _sink_of(
+    buffer: Any, keys: Keys, built: bool, stream: bool, commit_every: int | None = None
+) -> Sink:
+    """Return the sink for a buffer; see `sink_of`."""
     where, inner = keys.where, buffer
     for kind, why in _NO_KEYS.items():
         if isinstance(buffer, kind):
@@ -186,7 +232,7 @@ def sink_of(
         raise ReadOnlyError(f"{where}: {buffer!r} only reads; open it with mode='r+'")
     schema: Schema | None = inner.schema
     if isinstance(inner, TransitionReplayBuffer):
-        columns: tuple[ColumnSpec, ...] | None = _transition_columns(schema)
+        columns: tuple[ColumnSpec, ...] | None = _transition_columns(inner.given_schema)
         casting = "safe"
     else:
         assert isinstance(ring, ReplayBuffer)
@@ -207,12 +253,14 @@ def sink_of(
         raise InputError(
             f"{where}: commit_every={commit_every} is for buffers of episodes; a {type(inner).__name__} stores each step as it comes"
         )
-    return RowSink(buffer, columns, casting)
+    extra = []
+    if isinstance(inner, TransitionReplayBuffer):
+        extra = inner.given_schema.names[inner.given_schema.names.index("truncated") + 1 :]
+    return RowSink(buffer, columns, casting, extra)
 
 
-def _transition_columns(schema: Schema | None) -> tuple[ColumnSpec, ...]:
-    """Return a transition buffer's columns by the names that recordings use."""
-    assert schema is not None
+def _transition_columns(schema: Schema) -> tuple[ColumnSpec, ...]:
+    """Return the columns of a step of a transition buffer by the names that recordings use."""
     renamed = {"observations": "obs", "critic_observations": "critic_obs"}
     found: list[ColumnSpec] = []
     for spec in schema.columns:
@@ -224,7 +272,8 @@ def _transition_columns(schema: Schema | None) -> tuple[ColumnSpec, ...]:
             found.append(ColumnSpec("action", spec.shape, spec.dtype))
     flag = np.dtype(np.bool_)
     tail = ("reward", np.dtype(np.float32)), ("terminated", flag), ("truncated", flag)
-    return (*found, *(ColumnSpec(name, (), dtype) for name, dtype in tail))
+    extra = schema.columns[schema.names.index("truncated") + 1 :]
+    return (*found, *(ColumnSpec(name, (), dtype) for name, dtype in tail), *extra)
 
 
 def _ring_columns(

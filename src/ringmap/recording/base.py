@@ -14,6 +14,8 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ringmap.errors import ClosedError, InputError, RoleError
+from ringmap.fleet.pace import Pace
+from ringmap.fleet.weights import Weights
 from ringmap.recording.adapters import Sink, sink_of
 from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.dumping import dump, place_of
@@ -50,6 +52,8 @@ class Recording:
         stream: bool = False,
         commit_every: int | None = None,
         autoreset_mode: AutoresetMode | None = None,
+        weights: Weights | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._num_slots: int | None = getattr(env, "num_envs", None) if isinstance(env, VectorEnv) else None  # fmt: skip
         buffers = _listed(replay_buffers)
@@ -62,17 +66,20 @@ class Recording:
                 f"{WHERE}: the autoreset mode must be one of gymnasium.vector.AutoresetMode, got {mode!r}; name it with "
                 "autoreset_mode="
             )
+        _check_weights(weights)
+        if pace is not None and not isinstance(pace, Pace):
+            raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
         single = self._num_slots is None
         spaces = (env.observation_space, env.action_space) if single else (env.single_observation_space, env.single_action_space)  # fmt: skip
         self._keys = Keys(*spaces, context_fn is not None, WHERE)
         self._hooks = Hooks(self._keys, transition_builder, validate_transition, context_fn)
-        self._stream, self._commit_every = bool(stream), commit_every
+        self._stream, self._commit_every, self._pace = bool(stream), commit_every, pace
         self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)  # fmt: skip
         self._dump_path = dump_path
         self._dumped: dict[str, int] = {}  # place -> what was stored by then
         self._buffers = buffers
         self._recorder = Recorder(
-            self._num_slots or 1, mode.value, self._keys, self._sinks(buffers), self._hooks
+            self._num_slots or 1, mode.value, self._keys, self._sinks(buffers), self._hooks, weights
         )
         super().__init__(env)  # type: ignore[call-arg]  # Gymnasium's wrapper comes next
 
@@ -174,7 +181,7 @@ class Recording:
 
     def _sinks(self, buffers: list[Any]) -> list[Sink]:
         sinks = [
-            sink_of(b, self._keys, self._hooks.builds, self._stream, self._commit_every)
+            sink_of(b, self._keys, self._hooks.builds, self._stream, self._commit_every, self._pace)
             for b in buffers
         ]
         for sink in sinks:
@@ -223,6 +230,13 @@ class Recording:
             log.warning("%s.close: %s: its open episodes are not stored", WHERE, error)
             faults.found.remove(error)
         faults.throw()
+
+
+def _check_weights(weights: Any) -> None:
+    if weights is not None and (not isinstance(weights, Weights) or weights.model is None):
+        raise InputError(
+            f"{WHERE}: weights= must be a ringmap.Weights with the model that acts, ringmap.Weights(path, model), got {weights!r}"
+        )
 
 
 def _shown(sink: Sink) -> str:

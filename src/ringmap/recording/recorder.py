@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, RolloutError
+from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.recording.adapters import EpisodeSink, RowSink, Sink
 from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
@@ -46,14 +47,17 @@ class Recorder:
         keys: what the environment gives.
         sinks: one for all slots, or one for each.
         hooks: builder, validator and context.
+        weights: loaded when an episode begins, and named in its data.
     """
 
     def __init__(
-        self, num: int, mode: str, keys: Keys, sinks: Sequence[Sink], hooks: Hooks
-    ) -> None:
+        self, num: int, mode: str, keys: Keys, sinks: Sequence[Sink], hooks: Hooks, weights: Weights | None = None
+    ) -> None:  # fmt: skip
         self.num, self.keys, self.hooks, self.where = num, keys, hooks, keys.where
         self.slots = Slots(num, mode)
         self._contexts: list[Any] = [None] * num
+        self._weights = weights
+        self._data: list[dict[str, Any]] = [{} for _ in range(num)]
         self._everyone = list(range(num))
         self._acted = False
         self._rows: OpenRows | None = None
@@ -74,7 +78,7 @@ class Recorder:
         if before is not None:
             rows.take(before)
         self._rows = self._open = rows
-        self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._infos)  # fmt: skip
+        self._steps = Transitions(rows, self.slots, self._by_slot, self.hooks, self._contexts, self._data, self._infos)  # fmt: skip
         self._in_parts = [
             slot for slot, sink in enumerate(self._by_slot)
             if isinstance(sink, EpisodeSink) and sink.commit_every is not None and rows.history
@@ -98,6 +102,7 @@ class Recorder:
             self._end(slot, False, False, faults, close=False)
         self._open.keep_newest([*self._open.arrays])
         self.slots.split()
+        self._note_weights(self.slots.playing)
         faults.throw()
 
     # -- what happens --------------------------------------------------------------------------
@@ -182,6 +187,8 @@ class Recorder:
                 # A cut slot is still in its environment's episode, and keeps its context.
                 anew = [slot for slot in begun if slot not in faults.cut or slot in over]
                 self._tell(anew, infos, None, None, faults)
+                self._load(anew, faults)
+                self._note_weights(begun)
             if self._in_parts:
                 rows.drop_stored(self._in_parts)
             if not rows.history:
@@ -208,6 +215,8 @@ class Recorder:
         self._open.begin(chosen, arrived)
         self._put_infos(infos, chosen if self._infos else (), Faults.onto(faults))
         self._tell(chosen, infos, options, seeds, faults)
+        self._load(chosen, faults)
+        self._note_weights(chosen)
         faults.throw()
 
     def lost(self, chosen: Sequence[int] | None = None) -> list[Exception]:
@@ -318,17 +327,17 @@ class Recorder:
                 if sink.stream:
                     sink.finish(slot, terminated, truncated)
                 elif built:
-                    sink.write({name: [row[name] for row in built] for name in built[0]}, sync)
+                    sink.write({name: [row[name] for row in built] for name in built[0]}, self._data[slot], sync)  # fmt: skip
                 return
             if last + int(rows.before[slot]) < 1:
                 return
             ending = Ending(slot, self.slots, self._contexts, last, terminated, truncated)
             if sink.stream:
                 row = rows.cut(slot, last, last + 1, sink.names, ending)
-                sink.append(slot, {name: values[0] for name, values in row.items()})
+                sink.append(slot, {name: values[0] for name, values in row.items()}, self._data[slot])  # fmt: skip
                 sink.finish(slot, terminated, truncated)
             else:
-                sink.write(rows.cut(slot, 0, last + 1, sink.names, ending), sync)
+                sink.write(rows.cut(slot, 0, last + 1, sink.names, ending), self._data[slot], sync)
         except Exception as error:
             faults.note(error, self._label(slot, "not all of it is stored"))
             assert isinstance(sink, EpisodeSink)
@@ -375,6 +384,19 @@ class Recorder:
             with faults.noting(self._label(slot, "its episode has no context")):
                 seed = None if seeds is None else seeds[slot]
                 self._contexts[slot] = self.hooks.context_fn(info_of(first, slot), options, seed)
+
+    def _load(self, begun: Sequence[int], faults: Faults) -> None:
+        """Load the newest weights before the first actions of new episodes are chosen."""
+        if self._weights is not None and begun:
+            with faults.noting(f"{self.where}: the policy of envs {list(begun)} is what it was"):
+                self._weights.load_into()
+
+    def _note_weights(self, begun: Iterable[int]) -> None:
+        """Name in the data of new episodes the weights that play them."""
+        if self._weights is not None:
+            step = NO_POLICY if self._weights.step is None else self._weights.step
+            for slot in begun:
+                self._data[slot] = {POLICY_STEP: step}
 
     def _label(self, slot: int, what: str) -> str:
         return f"{self.where}: env {slot}, episode {self.slots.episode[slot]}: {what}"

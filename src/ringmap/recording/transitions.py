@@ -63,15 +63,16 @@ class Transitions:
         by_slot: the sink of each slot.
         hooks: builder and validator.
         contexts: one per slot.
+        data: of the open episode of each slot.
         infos: columns of values out of infos.
     """
 
     def __init__(
         self, rows: OpenRows, slots: Slots, by_slot: Sequence[Sink], hooks: Hooks, contexts: Sequence[Any],
-        infos: Sequence[str],
+        data: Sequence[Mapping[str, Any]], infos: Sequence[str],
     ) -> None:  # fmt: skip
         self._rows, self._slots, self._by_slot = rows, slots, by_slot
-        self._hooks, self._contexts, self._infos = hooks, contexts, infos
+        self._hooks, self._contexts, self._data, self._infos = hooks, contexts, data, infos
         self._built: list[list[Values]] = [[] for _ in by_slot]
         self._hooked = hooks.builds or hooks.validates
         self._sinks = list(dict.fromkeys(by_slot))
@@ -110,7 +111,7 @@ class Transitions:
             elif isinstance(sink, EpisodeSink) and sink.stream:
                 for slot in mine:
                     with faults.cutting(slot, f"{where}: env {slot}: this step is not stored, its episode ends before it"):  # fmt: skip
-                        sink.append(slot, built[slot] if self._hooks.builds else self._row(slot, sink))  # fmt: skip
+                        sink.append(slot, built[slot] if self._hooks.builds else self._row(slot, sink), self._data[slot])  # fmt: skip
             elif self._hooks.builds:
                 for slot in mine:
                     self._built[slot].append(built[slot])

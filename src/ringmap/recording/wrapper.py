@@ -19,6 +19,8 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ringmap.errors import InputError
+from ringmap.fleet.pace import Pace
+from ringmap.fleet.weights import Weights
 from ringmap.recording.base import WHERE, Recording
 from ringmap.recording.single import SingleRecording
 from ringmap.recording.vector import VectorRecording
@@ -38,6 +40,8 @@ class _Options(TypedDict, total=False):
     stream: bool
     commit_every: int | None
     autoreset_mode: AutoresetMode | None
+    weights: Weights | None
+    pace: Pace | None
 
 
 class ReplayBufferCollectionWrapper(Recording):
@@ -73,9 +77,15 @@ class ReplayBufferCollectionWrapper(Recording):
             see them; an episode may then be longer than the buffer, or endless. As for `ReplayBuffer.begin_episode`. Each row goes to
             disk as it comes, as with `stream`. For buffers of episodes.
         autoreset_mode: Gymnasium's `AutoresetMode`; by default what the environment's metadata says.
+        weights: where a learner publishes the policy, with the model that acts: `ringmap.Weights(path, model)`. The newest is loaded
+            into that model whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights that chose
+            its first action, -1 if none were published; with several environments, later actions may come from newer ones.
+            Transition buffers have no episode data; they get none of that.
+        pace: wait before a commit while the collectors are too far ahead of the learners. For buffers in its directory.
 
     Raises:
-        InputError: (ValueError) buffers that do not fit the mode or the environment, or a dump flag without `dump_path`.
+        InputError: (ValueError) buffers that do not fit the mode or the environment, or a dump flag without `dump_path`;
+            `weights` without a model; a buffer that `pace` does not count.
         ReadOnlyError: a buffer was opened for reading.
 
     Cost: a copy of each batch per step, and one commit for each finished episode.

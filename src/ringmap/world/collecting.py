@@ -1,9 +1,9 @@
 """Collecting: episodes of a world into a buffer or a dataset, resumable.
 
     roll ─► EpisodeRows ─► writer.write_episode({..., "_episode_data": {"seed": ...}})
-                              buffer: progress rides as a note in the episode's own commit
-                              dataset: the seeds that are stored say what is finished
-    roll ─► EpisodeRows ─► begin_episode(commit_every=...)       whose parts say of which collection and seed they are
+                              buffer: the progress is a note in the episode's own commit
+                              dataset: the stored seeds are the progress
+    roll ─► EpisodeRows ─► begin_episode(commit_every=...)       each part stores its collection and its seed
 
 Invariants: what was written before an error stays; with a seed exactly the seeds
 `seed ... seed + episodes - 1` are run, each once, killed and resumed or not.
@@ -18,10 +18,12 @@ import logging
 import operator
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringmap.errors import InputError, RingmapError
+from ringmap.fleet.pace import Pace
+from ringmap.fleet.weights import NO_POLICY, POLICY_STEP, Weights
 from ringmap.formats.base import EPISODE_DATA_KEY, Writer, validate_write_mode
 from ringmap.world.actions import blank_action
 from ringmap.world.episodes import EpisodeRows
@@ -65,6 +67,8 @@ def collect(
     resume: bool,
     mode: str,
     commit_every: int | None = None,
+    weights: Weights | None = None,
+    pace: Pace | None = None,
 ) -> None:
     """Collect episodes; see `World.collect`."""
     if (path is None) == (writer is None):
@@ -83,6 +87,8 @@ def collect(
         )
     world.check_ready(WHERE)
     given = options_of(options, world.num_envs, WHERE)
+    room = _room_of(pace, writer)
+    played = _Played(weights, world.policy)
     identity = (
         identity_of(world.env_name, seed, count, options) if resume and seed is not None else None
     )
@@ -105,12 +111,65 @@ def collect(
         bar = stack.enter_context(bar_of(f"collect {world.env_name}", count, progress, done))
         names = frozenset(named("action", blank_action(world.envs.single_action_space)))
         if commit_every is None:
-            roll(world.envs, world.act, turns, [_Recorder(sink, names, bar)])
+            roll(world.envs, world.act, turns, [_Recorder(sink, names, bar, played, room)], prepared=played.load)  # fmt: skip
             return
         assert isinstance(sink, _ToWriter)
-        recorder = _PartRecorder(sink, names, bar, commit_every)
+        recorder = _PartRecorder(sink, names, bar, commit_every, played, room)
         stack.callback(recorder.give_up)
-        roll(world.envs, world.act, turns, [recorder])
+        roll(world.envs, world.act, turns, [recorder], prepared=played.load)
+
+
+class _Played:
+    """Which weights play: loaded whenever episodes begin, and named in the data of these.
+
+    Raises:
+        InputError, DamageError, EnvironmentFault: of the first load; nothing was collected.
+    """
+
+    def __init__(self, weights: Weights | None, policy: Any) -> None:
+        if weights is not None and not isinstance(weights, Weights):
+            raise InputError(
+                f"{WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}"
+            )
+        self._weights = weights
+        self._model = policy if weights is None or weights.model is None else weights.model
+        self.load()
+
+    def load(self, reset: Any = None) -> None:
+        """Load the newest weights, if there are newer ones."""
+        if self._weights is not None:
+            self._weights.load_into(self._model)
+
+    def data_of(self, turn: Turn) -> dict[str, Any]:
+        """Return the episode data of a turn that begins now."""
+        data: dict[str, Any] = {}
+        if turn.seed is not None:
+            data["seed"] = turn.seed
+        if self._weights is not None:
+            data[POLICY_STEP] = NO_POLICY if self._weights.step is None else self._weights.step
+        return data
+
+
+_Room = Callable[[int], contextlib.AbstractContextManager[None]]
+"""Waits until a commit of so many rows may come in, which is made in the `with` block."""
+
+
+def _room_of(pace: Pace | None, writer: Any) -> _Room:
+    """Return what keeps a pace.
+
+    Raises:
+        InputError: it is none, or it does not count what the writer writes.
+    """
+    if pace is None:
+        return lambda rows: contextlib.nullcontext()
+    if not isinstance(pace, Pace):
+        raise InputError(f"{WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
+    from ringmap.buffers.replay import ReplayBuffer
+
+    if not isinstance(writer, ReplayBuffer):
+        raise InputError(f"{WHERE}: pace= is for a ReplayBuffer, writer=, in {pace.path}")
+    pace.check_ring(writer.path, WHERE)
+    return lambda rows: pace.insert(rows, writer.flush) if rows else contextlib.nullcontext()
 
 
 class _Sink(Protocol):
@@ -122,24 +181,25 @@ class _Sink(Protocol):
 class _Recorder:
     """A watcher that keeps the rows of each turn, and writes them when it ends."""
 
-    def __init__(self, sink: _Sink, actions: frozenset[str], bar: Any) -> None:
-        self._sink, self._actions, self._bar = sink, actions, bar
-        self._open: dict[int, EpisodeRows] = {}
+    def __init__(
+        self, sink: _Sink, actions: frozenset[str], bar: Any, played: _Played, room: _Room
+    ) -> None:
+        self._sink, self._actions, self._bar, self._played = sink, actions, bar, played
+        self._room = room
+        self._open: dict[int, tuple[EpisodeRows, dict[str, Any]]] = {}
 
     def began(self, turn: Turn, row: Row) -> None:
-        self._open[turn.number] = EpisodeRows(self._actions, f"{WHERE}: {turn.label}")
+        rows = EpisodeRows(self._actions, f"{WHERE}: {turn.label}")
+        self._open[turn.number] = rows, self._played.data_of(turn)
         self.stepped(turn, row)
 
     def stepped(self, turn: Turn, row: Row) -> None:
-        self._open[turn.number].add(row)
+        self._open[turn.number][0].add(row)
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
-        rows = self._open.pop(turn.number)
-        data = dict(data or {})
-        if turn.seed is not None:
-            data["seed"] = turn.seed
-        with _refusals(turn):
-            self._sink.write(rows.columns(), data, turn)
+        rows, begun = self._open.pop(turn.number)
+        with self._room(len(rows)), _refusals(turn):
+            self._sink.write(rows.columns(), {**(data or {}), **begun}, turn)
         self._bar.update()
 
 
@@ -163,14 +223,21 @@ class _PartRecorder:
     """A watcher that writes the rows of each turn as they come, in parts."""
 
     def __init__(
-        self, sink: _ToWriter, actions: frozenset[str], bar: Any, commit_every: int
+        self,
+        sink: _ToWriter,
+        actions: frozenset[str],
+        bar: Any,
+        commit_every: int,
+        played: _Played,
+        room: _Room,
     ) -> None:
         self._sink, self._actions, self._bar, self._every = sink, actions, bar, commit_every
+        self._played, self._room = played, room
         self._open: dict[int, tuple[EpisodeRows, OpenEpisode]] = {}
 
     def began(self, turn: Turn, row: Row) -> None:
         with _refusals(turn):
-            episode = self._sink.begin(turn, self._every)
+            episode = self._sink.begin(turn, self._every, self._played.data_of(turn))
         self._open[turn.number] = EpisodeRows(self._actions, f"{WHERE}: {turn.label}"), episode
         self.stepped(turn, row)
 
@@ -178,16 +245,21 @@ class _PartRecorder:
         rows, episode = self._open[turn.number]
         rows.add(row)
         if len(rows) > 1:  # the row before it has its action now
-            with _refusals(turn):
+            with self._room(self._commits(len(rows) - 1)), _refusals(turn):
                 episode.append(rows.take_oldest(ends=False))
 
     def ended(self, turn: Turn, data: dict[str, Any] | None) -> None:
         rows, episode = self._open[turn.number]
-        with _refusals(turn):
+        last = len(rows) % self._every or self._every
+        with self._room(last), _refusals(turn):
             episode.append(rows.take_oldest(ends=True))
             self._sink.finish(episode, dict(data or {}), turn)
         del self._open[turn.number]
         self._bar.update()
+
+    def _commits(self, row: int) -> int:
+        """Return how many rows the append of an episode's row of this number, from 1, commits."""
+        return 0 if row % self._every else self._every
 
     def give_up(self) -> None:
         """End what is open, after an error."""
@@ -212,11 +284,8 @@ class _ToWriter:
         self._writer.write_episode(episode, notes=notes)
         self.progress.add(turn.number)
 
-    def begin(self, turn: Turn, commit_every: int) -> OpenEpisode:
-        """Begin an episode in parts."""
-        data: dict[str, Any] = {}
-        if turn.seed is not None:
-            data["seed"] = turn.seed
+    def begin(self, turn: Turn, commit_every: int, data: dict[str, Any]) -> OpenEpisode:
+        """Begin an episode in parts, with this data."""
         if self.progress is not None:
             data[COLLECTION_KEY] = json.dumps(self.progress.identity, sort_keys=True)
         begun: OpenEpisode = self._writer.begin_episode(
@@ -293,7 +362,7 @@ def _progress_in(buffer: ReplayBuffer, identity: dict[str, Any]) -> Progress:
 
 
 def _with_chains(buffer: ReplayBuffer, progress: Progress) -> Progress:
-    """Return the progress with the episodes in parts that are there; drop those of which a kill left a part, or count them.
+    """Return the progress with the stored episodes in parts. One that a kill cut off is dropped, or counts as finished.
 
     A seed that is played again must not be stored twice.
     """

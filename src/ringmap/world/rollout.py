@@ -98,6 +98,7 @@ class Stage(Protocol):
     num_envs: int
     image_shape: tuple[int, int] | None
     image_resample: str | int | None
+    policy: Any
     goal_transform: Callable[[Any], Any] | None
     envs: EnvPool
 

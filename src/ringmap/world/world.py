@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, RingmapError, RoleError
+from ringmap.fleet.pace import Pace
+from ringmap.fleet.weights import Weights
 from ringmap.formats.media.images import resample_of
 from ringmap.world.actions import split_actions
 from ringmap.world.collecting import DEFAULT_FORMAT, collect
@@ -254,6 +256,9 @@ class World:
         resume: bool = False,
         mode: str = "append",
         commit_every: int | None = None,
+        policy: Any = None,
+        weights: Weights | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Roll out episodes into a buffer or a dataset.
 
@@ -278,13 +283,19 @@ class World:
             commit_every: commit this many rows of an open episode at a time, as for `ReplayBuffer.begin_episode`: for long episodes, or a
                 learner that follows. For a `ReplayBuffer`. What a kill left of an episode is dropped by `resume` before its seed is
                 played again; in a buffer with `interrupted="keep"` it stays, and its seed counts as played.
+            policy: set first, as by `set_policy`; None: the one that is set.
+            weights: where a learner publishes the policy: the newest is loaded into `weights.model`, or into the policy itself if it
+                is a `torch.nn.Module`, whenever an episode begins. Each episode has `policy_step` in its data: the step of the weights
+                that chose its first action, -1 if none were published. With several environments, later actions may come from newer ones.
+            pace: wait before a commit while the collectors are too far ahead of the learners. For a `ReplayBuffer` in its directory.
 
         Raises:
             RoleError: no policy is set.
             InputError: both or neither of path and writer; resume without a seed, or of a collection that
-                differs; the policy's actions do not fit; the writer refuses an episode. What was
+                differs; `weights` of another model; a buffer that `pace` does not count, or a commit that its slack is less than; the policy's actions do not fit; the writer refuses an episode. What was
                 collected before stays.
             RolloutError: an environment raised or broke its contract, or a worker died; so with this.
+            CorruptError, EnvironmentFault: the published weights are damaged, or can't be read; so with this.
 
         Cost: the environments', the policy's, and one commit per episode, or per `commit_every` rows. Memory: the open episodes, or
             with `commit_every` their newest rows.
@@ -293,6 +304,8 @@ class World:
         """
         if episodes is None:
             raise InputError("World.collect: say how many episodes")
+        if policy is not None:
+            self.set_policy(policy)
         collect(
             self,
             path,
@@ -305,6 +318,8 @@ class World:
             resume,
             mode,
             commit_every,
+            weights,
+            pace,
         )
 
     def evaluate(

@@ -19,6 +19,7 @@ from ringmap.errors import (
     RoleError,
     UnknownFormatError,
 )
+from ringmap.storage.read import reader as live_reader
 from tests.campaign.edges.actor import MAY_RAISE, Home, leave
 
 HOWS = "removed", "renamed", "removed, made anew", "renamed, made anew"
@@ -39,6 +40,7 @@ class Swap:
 
 
 def play(actor):
+    live_reader.HELD_S = 0.0  # a reader may show what was there for as long
     rng = actor.rng
     home = Home(actor)
     for _ in range(25):

@@ -19,18 +19,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.emit import Emit, check_device
-from ringmap.buffers.engine import Engine
+from ringmap.buffers.engine import Engine, door
+from ringmap.buffers.lookup import Clips
 from ringmap.buffers.nested import as_array
 from ringmap.buffers.options import fraction, positive
-from ringmap.buffers.steps import StepRing
+from ringmap.buffers.passes import PassSampler
+from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.buffers.steps import ROW, StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.next_observations import (
     NextObservations,
@@ -39,12 +44,16 @@ from ringmap.buffers.transitions.next_observations import (
     same_bytes,
 )
 from ringmap.buffers.transitions.nstep import TransitionReader
-from ringmap.buffers.unindexed import Unindexed
+from ringmap.buffers.transitions.stacks import FrameStack
+from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
+from ringmap.datasets.base import LoaderDataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
@@ -55,6 +64,17 @@ __all__ = ["TransitionReplayBuffer"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+
+class _LedTo(NamedTuple):
+    """What the newest call led to, stacks and their column `earlier`, as of a head and an era of the store."""
+
+    head: int
+    era: int
+    stacks: dict[str, Array]
+    earlier: Array
+
+
+_NOWHERE = _LedTo(-1, -1, {}, np.empty(0, np.uint8))
 _NO_VALUES: dict[str, Array] = {}
 _EARLIER_MOST = EARLIER_LIMIT // 2
 
@@ -62,7 +82,7 @@ _ROOM_LEAST = 256
 """Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
 
 
-class TransitionReplayBuffer(Unindexed):
+class TransitionReplayBuffer(LoaderDataset):
     """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and similar algorithms.
 
     Args:
@@ -75,6 +95,10 @@ class TransitionReplayBuffer(Unindexed):
         critic_obs_shape: of a second observation for the critic alone; None for none.
         n_step: number of discounted rewards summed per transition.
         gamma: the discount of these sums.
+        frame_stack: K: observations are stacks of the newest K frames, `obs_shape` begins with K, and each frame is stored once;
+            None: observations are stored as they are. Those of the critic always are.
+        padding_type: what a stack has before the first frame of an episode: "reset", that frame again; "zero", zeros.
+        extra: further columns of each transition: name -> shape or (shape, dtype); float32 without one.
         path: directory of the buffer; None for RAM. An existing buffer is opened with all its transitions.
         sampler: `fn(step, buffer, batch_size, history_len) -> ids`, such as `PrioritizedSampler`; None draws uniformly.
         seed: of the buffer's own generator. Used when the buffer is made.
@@ -89,7 +113,8 @@ class TransitionReplayBuffer(Unindexed):
         LockedError, CorruptError, EnvironmentFault: as for `ReplayBuffer`.
 
     Lanes: `len` is exact for calls of up to `max(256, capacity // 64)` lanes. A larger call is
-        evicted whole, so a full buffer may lack up to as many transitions as the call has.
+        evicted whole, so a full buffer may lack up to as many transitions as the call has. With `frame_stack`, transitions
+        whose older frames were evicted are redrawn; for calls of up to 256 lanes there are none.
 
     Durability: what `add` returned from survives a kill of the process, and at durability "power" a power cut. Calls are
         committed together: after a second, after as many rows as fit 8 MiB or the room beyond the capacity, and with
@@ -116,20 +141,24 @@ class TransitionReplayBuffer(Unindexed):
     def __init__(
         self, capacity: int, obs_shape: Any, action_shape: Any = (), device: Any = "cpu", obs_dtype: Any = np.float32,
         action_dtype: Any = np.int64, critic_obs_shape: Any = None, *, n_step: int = 1, gamma: float = 0.99,
+        frame_stack: int | None = None, padding_type: str = "reset", extra: Mapping[str, Any] | None = None,
         path: str | os.PathLike[str] | None = None, sampler: Sampler | None = None, seed: int | None = None,
         pin_memory: bool = False, storage: Any = "memmap", durability: str = "process", sync_every_s: float = 30.0,
         disk: Disk | None = None,
     ) -> None:  # fmt: skip
         where = type(self).__name__
         positive(where, "capacity", capacity)
+        stack = FrameStack.parse(frame_stack, padding_type, where)
         columns = TransitionColumns.parse(
-            obs_shape, obs_dtype, critic_obs_shape, action_shape, action_dtype, where
+            obs_shape, obs_dtype, critic_obs_shape, action_shape, action_dtype, where, stack, extra
         )
+        if path is not None:
+            _check_stored(path, stack, int(capacity), where, disk)
         room = min(int(capacity), max(_ROOM_LEAST, int(capacity) // 64))
         ring = StepRing(
             int(capacity), path=path, group=room, where=where, schema=columns.schema,
             storage=storage, durability=durability, seed=seed, sampler=sampler, sync_every_s=sync_every_s,
-            disk=disk,
+            disk=disk, older=0 if stack is None else stack.older(int(capacity)),
         )  # fmt: skip
         self._begin(ring, n_step, gamma, device, pin_memory)
 
@@ -164,6 +193,11 @@ class TransitionReplayBuffer(Unindexed):
             raise InputError(
                 f"{cls.__name__}.open: {os.fspath(path)} holds no transitions, but columns {names}; open it with ReplayBuffer"
             )
+        schema = ring.schema
+        assert schema is not None
+        stack = TransitionColumns(schema).stack
+        if stack is not None:
+            ring.keep_older(ring.capacity - stack.capacity(ring.capacity))
         buffer = cls.__new__(cls)
         buffer._begin(ring, n_step, gamma, device, pin_memory)
         return buffer
@@ -192,11 +226,14 @@ class TransitionReplayBuffer(Unindexed):
         self._reader = TransitionReader(
             ring, self._columns, self._following, self.n_step, self.gamma
         )
+        self._led_to = _NOWHERE
         row = sum(
             spec.row_nbytes
             for spec in (*owned.manifest.schema.columns, *self._columns.apart.schema.columns)
         )
         self._at_once = ring.at_once(row)
+        stack = self._columns.stack
+        self._most_lanes = self.capacity if stack is None else stack.most_lanes(self.capacity)
         if self.mode == "r+" and ring.engine.writer(type(self).__name__).power:
             ring.buffer.flush()  # for data written at the other level
 
@@ -205,7 +242,7 @@ class TransitionReplayBuffer(Unindexed):
     def add(
         self, observations: Any, actions: Any, rewards: Any, next_observations: Any, dones: Any,
         critic_observations: Any = None, next_critic_observations: Any = None, *, truncated: Any = None,
-        fresh: Any = None,
+        fresh: Any = None, extra: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Store one step, or a batch of N steps, where row i of each batch is lane i.
 
@@ -221,8 +258,13 @@ class TransitionReplayBuffer(Unindexed):
             truncated: `(N,)`: the episode was cut off here; n-step sums stop, bootstrapping continues.
             fresh: `(N,)`: the lane begins an episode here, so that n-step sums before it stop. Detected without it, unless
                 the first observation equals the lane's last next observation bit for bit.
+            extra: the columns that the buffer was made with, name -> `(N, *shape)`.
+
+        With `frame_stack` observations are whole stacks, `(N, *obs_shape)`, as the environment hands them out. An episode begins
+        with a stack of one frame and padding; each further stack is the lane's last next one.
 
         Raises:
+            InputError: with `frame_stack`: a stack neither goes on from the lane's last step nor begins an episode.
             InputError: shapes differ, a dtype can't hold a value, or N exceeds the capacity. Nothing was changed.
             ReadOnlyError, ClosedError: this handle may not write.
             EnvironmentFault: the disk is full or fails. Nothing was changed.
@@ -230,45 +272,117 @@ class TransitionReplayBuffer(Unindexed):
         Cost: one write, and a commit for many calls; at durability "power" one sync for each call. O(N).
         """
         where = f"{type(self).__name__}.add"
-        ring, columns, following = self._ring, self._columns, self._following
-        store = ring.engine.writer(where)
-        if critic_observations is None and next_critic_observations is None and fresh is None:
+        columns, store = self._columns, self.engine.writer(where)
+        if (
+            critic_observations is None
+            and next_critic_observations is None
+            and fresh is None
+            and not extra
+        ):
             step = columns.as_given(
                 observations, actions, rewards, next_observations, dones, truncated
             )
             is_single = step is not None and type(step[2]) is not np.ndarray
             count = 1 if is_single else len(observations)
-            fits = step is not None and count <= self._at_once
-            if fits and self._add_as_given(store, step, next_observations, count, is_single, where):
-                return
+            if step is not None and count <= self._at_once:
+                if columns.stack is None:
+                    if self._add_as_given(store, step, next_observations, count, is_single, where):
+                        return
+                elif count <= self._most_lanes:
+                    name = columns.observed[0]
+                    now, after = (
+                        {name: v[None] if is_single else v} for v in (step[0], next_observations)
+                    )
+                    self._store(store, now, after, step[1:], count, None, where)
+                    return
         rows, after = columns.observations(
             observations, next_observations, critic_observations, next_critic_observations, where
         )
         count = len(rows[columns.observed[0]])
         rest = columns.rest(actions, rewards, dones, truncated, count, where)
+        beside = columns.extra_rows(extra, count, where)
         if not count:
             return
         if count > self.capacity:
             raise InputError(
                 f"{where}: {count} transitions exceed capacity={self.capacity}; raise capacity or add fewer at a time"
             )
+        if count > self._most_lanes:
+            assert columns.stack is not None
+            raise InputError(
+                f"{where}: {count} lanes with frame_stack={columns.stack.size}, but capacity={self.capacity} takes up to "
+                f"{self._most_lanes}: a stack needs the rows of the calls before; raise capacity"
+            )
         begun = None if fresh is None else np.asarray(fresh, np.bool_)
         if begun is not None and begun.shape not in ((), (count,)):
             raise InputError(f"{where}: fresh has shape {begun.shape}, expected ({count},)")
+        self._store(store, rows, after, rest.values(), count, begun, where, beside)
+
+    def _store(
+        self, store: Store, rows: dict[str, Array], after: dict[str, Array], rest: Iterable[Any], count: int, begun: Any,
+        where: str, beside: Sequence[Array] = (),
+    ) -> None:  # fmt: skip
+        """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`."""
+        columns, following, stack = self._columns, self._following, self._columns.stack
         store.refuse_within(where, following.lock)
         with following.lock:
             store.recover_if_stale()
-            parted, earlier = lane_breaks(rows, following.before(store), begun)
-            lanes = np.where(parted, -count, count).astype(np.int32)
-            arrays = [*rows.values(), *rest.values(), lanes]
+            before = following.before(store)
+            if stack is None:
+                parted, earlier = lane_breaks(rows, before, begun)
+            else:
+                parted, earlier, led, ages = self._as_frames(store, stack, rows, after, before, begun, where)  # fmt: skip
+                rows, after = columns.newest(rows), columns.newest(led)
+                beside = [*beside, ages]
+            lanes = np.where(parted, -count, count)
+            arrays = [*rows.values(), *rest, lanes, *beside]
             if count <= self._at_once and nbytes_of(earlier) <= _EARLIER_MOST:
                 store.append(
                     [*arrays, *after.values()], count, self._at_once, where, columns.apart, earlier, self.engine.committing
                 )  # fmt: skip
             else:
                 store.use(["groups"], where)
-                ring.commit(arrays, encode_data(earlier, where), where, after)
+                given = [
+                    np.ascontiguousarray(np.broadcast_to(values, (count, *spec.shape)), spec.dtype)
+                    for spec, values in zip(columns.schema.columns, arrays, strict=True)
+                ]
+                apart = {name: np.ascontiguousarray(values) for name, values in after.items()}
+                self._ring.commit(given, encode_data(earlier, where), where, apart)
             following.committed(store, after)
+            if stack is not None:
+                self._led_to = _LedTo(store.head, store.live.era, led, ages)
+
+    def _as_frames(
+        self, store: Store, stack: FrameStack, rows: dict[str, Array], after: dict[str, Array],
+        before: Mapping[str, Array] | None, begun: Any, where: str,
+    ) -> tuple[Array, dict[str, Array], dict[str, Array], Array]:  # fmt: skip
+        """Return which lanes break, their last next frames, a copy of what the call leads to, and its column `earlier`.
+
+        Raises:
+            InputError: a stack can't be built again from the frames that are stored.
+        """
+        columns, led_to = self._columns, None
+        if before is not None:
+            led_to = self._led_to_by(store, before)
+        if led_to is not None:
+            parted, earlier = lane_breaks(rows, led_to.stacks, begun)
+        else:  # frames of the lanes are lost, or there are none: they begin anew
+            parted, earlier = lane_breaks(columns.newest(rows), before, True)
+        lanes = len(parted) if before is None else len(before[columns.observed[0]])
+        stacks = {name: rows[name] for name in columns.stacked}
+        stack.check(stacks, after, parted, lanes, where)
+        ages = stack.earlier(parted, None if led_to is None else led_to.earlier)
+        led = {name: values.copy() for name, values in after.items()}
+        return parted, columns.newest(earlier), led, ages
+
+    def _led_to_by(self, store: Store, frames: Mapping[str, Array]) -> _LedTo | None:
+        """Return the stacks that the newest call led to, given the newest frames of these; None if others were lost."""
+        led = self._led_to
+        if (led.head, led.era) != (store.head, store.live.era):
+            found = self._reader.next_stacks(store, frames)
+            led = _NOWHERE if found is None else _LedTo(store.head, store.live.era, *found)
+            self._led_to = led
+        return led if led.stacks else None
 
     def _add_as_given(
         self, store: Store, step: Any, after: Array, count: int, is_single: bool, where: str
@@ -308,16 +422,16 @@ class TransitionReplayBuffer(Unindexed):
 
     # -- what is stored ----------------------------------------------------------------------
 
-    _instead = "draw batches with sample(batch_size)"
-
     def __len__(self) -> int:
-        """Return the number of transitions that can be drawn: at most `capacity`."""
-        return len(self._ring)
+        """Return the number of transitions that can be drawn: at most `capacity`. For a reader, as of its last refresh or draw."""
+        if self.engine.source.writable:
+            return len(self._ring)
+        return min(self.engine.pin(ROW).count, self.capacity)
 
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of transitions, for samplers: ids are in `[0, n)`, oldest first."""
         self._one_step(history_len)
-        return len(self)
+        return len(self._ring)
 
     def clip_window(self, history_len: int = 1) -> ClipRange:
         """Return the transitions that exist now, for samplers. O(1)."""
@@ -352,7 +466,7 @@ class TransitionReplayBuffer(Unindexed):
             `rewards` float32. `critic_observations, next_critic_observations` if declared. With
             `n_step > 1` rewards are discounted sums, `next_observations` and `dones` belong to the last summed step, and `discounts`
             `(B,)` is the factor for the value of `next_observations`: gamma to the number of summed steps.
-            Attributes `ids` and `weights` as of `ReplayBuffer.sample`; with a sampler that has weights they are columns too.
+            Columns of `extra` come under their names. Attributes `ids` and `weights` as of `ReplayBuffer.sample`; with a sampler that has weights they are columns too.
 
         Raises:
             InputError: B is not positive, or exceeds the number stored.
@@ -365,7 +479,7 @@ class TransitionReplayBuffer(Unindexed):
         if to not in (None, "numpy", "torch"):
             raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
         positions, weigh = self._draw(int(batch_size), step, where)
-        columns: dict[str, Any] = {**self._reader.read(positions)}
+        columns: dict[str, Any] = self._reader.read(positions)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
             columns["ids"], columns["weights"] = positions, weights
@@ -374,22 +488,141 @@ class TransitionReplayBuffer(Unindexed):
             weights = columns.get("weights")
         return Batch(self._columns.nested(columns), positions, weights)
 
+    def batches(
+        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str | None = None,
+        device: Any = None, pin_memory: bool | None = None,
+    ) -> Batches:  # fmt: skip
+        """Return an endless iterator over `sample(batch_size)`, the next batches gathered while one is used.
+
+        Args:
+            batch_size: B.
+            steps: batches until it ends; None: never.
+            prefetch: batches gathered ahead by a background thread; 0: none, and no thread.
+            to: as for `sample`.
+            device: where tensors go; None: the buffer's.
+            pin_memory: as for the constructor; None: the buffer's.
+
+        Raises:
+            InputError: an argument is wrong. Errors of `sample` are raised by the iterator.
+
+        Example:
+            >>> buf = TransitionReplayBuffer(capacity=100, obs_shape=(4,), device=None, seed=0)
+            >>> buf.add(np.zeros((8, 4)), np.arange(8), np.zeros(8), np.ones((8, 4)), np.zeros(8))
+            >>> with buf.batches(3, steps=2) as batches:
+            ...     [batch["observations"].shape for batch in batches]
+            [(3, 4), (3, 4)]
+        """
+        where = f"{type(self).__name__}.batches"
+        positive(where, "batch_size", batch_size)
+        tensors = to == "torch" or (to is None and (self.device or device) is not None)
+        if tensors:
+            device = check_device(device, where) or self.device
+            pin_memory = self.pin_memory if pin_memory is None else pin_memory
+        draw = partial(self._draw, int(batch_size), None, where)
+
+        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
+            return map(self._shown, drawn_ahead(self.clips, draw, ROW, count))
+
+        def sample(size: int) -> Batch[Any]:
+            return self.sample(size, to="numpy")
+
+        form = to or ("torch" if tensors else "numpy")
+        return Batches(
+            sample, ahead, int(batch_size), steps, prefetch, form, device, bool(pin_memory), where
+        )
+
+    def _shown(self, batch: Batch[Any]) -> Batch[Any]:
+        """Return a flat batch in its public form."""
+        if batch.weights is not None:
+            batch["ids"], batch["weights"] = batch.ids, batch.weights
+        return Batch(self._columns.nested(batch), batch.ids, batch.weights)
+
+    # -- by id, for a DataLoader -------------------------------------------------------------
+
+    cut, num_steps, frameskip = ROW, 1, 1
+    fps = reward_at = None
+
+    @property
+    def clips(self) -> Clips:
+        """What finds and reads transitions."""
+        return self._reader
+
+    @property
+    def transform(self) -> Any:
+        """What nests an item, if observations are nested."""
+        return self._columns.nested if any(tree.is_nested for tree in self._columns.trees) else None
+
+    def __getitem__(self, idx: Any) -> Any:
+        """Return one transition, as `sample` does without the first axis, in NumPy; with a list of ids the batch.
+
+        Raises:
+            ClipIndexError: the id is out of range. Negative ids count from the end; 0 is the oldest.
+            InputError: the ids of a list are not integers.
+        """
+        where = type(self).__name__
+        if np.ndim(idx):
+            ids = clip_ids(idx, where)
+            if self.transform is None:
+                return lookup.mapping(self, self._checked(ids))
+            positions = self._reader.anchors(self._checked(ids))
+            return Batch(self._columns.nested(self._reader.read(positions)), positions)
+        number = clip_id(idx, where, has_batches=True)
+        return lookup.one(self, int(self._checked(np.array([number]))[0]))
+
+    def _checked(self, ids: Array) -> Array:
+        """Return ids of which none is negative; those of places on the ring as they are."""
+        size, places = len(self), ids >= PINNED
+        wrong = ~places & ((ids < -size) | (ids >= size))
+        if wrong.any():
+            raise ClipIndexError(
+                f"{type(self).__name__}: transition {int(ids[wrong][0])} is out of range for {size} transitions"
+            )
+        return np.where(ids < 0, ids + size, ids)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several transitions. PyTorch's DataLoader calls this method.
+
+        One that was evicted since its id was drawn is redrawn and counted, so that a pass continues while the buffer is
+        written. Workers see what was added before they were started; what is added later, once it is committed.
+        """
+        return lookup.several(self, clip_ids(indices, type(self).__name__))
+
+    def pass_sampler(self, shuffle: bool = True, seed: int = 0) -> PassSampler:
+        """Return a sampler for a DataLoader that pins one state per pass; see `ReplayBuffer.pass_sampler`.
+
+        Args:
+            shuffle: a new order for each pass; False: oldest first.
+            seed: of the orders; the same for the same seed and pass.
+        """
+        return PassSampler(self, shuffle, seed)
+
+    def moment(self) -> BufferView:
+        """Return a view of the transitions that exist now, for a pass: what is in it is committed."""
+        self.engine.settle(f"{type(self).__name__}.pass_sampler")
+        source = self.engine.source
+        with source.memory:
+            low = self._ring.oldest
+            stops = source.live.starts + source.live.lengths
+            kept = stops > low
+            starts = np.maximum(source.live.starts[kept], low)
+            return BufferView(self, starts, stops[kept] - starts)
+
     def _draw(self, size: int, step: int | None, where: str) -> tuple[Array, Weigh | None]:
         """Return the positions of the next batch, and the function that weighs it."""
         engine = self.engine
         source, sampler = engine.look(), engine.sampler
-        own = sampler.given is None
-        if not own:
-            source.refuse_if_held(where)
-        with source.memory if own or sampler.is_quick else contextlib.nullcontext():
+        if sampler.given is None:
+            positions, count = self._ring.draw_or_count(size, engine.rng)
+            if size > count:
+                raise self._too_few(where, size, count)
+            engine.next_step(step)
+            return positions, None
+        source.refuse_if_held(where)
+        with source.memory if sampler.is_quick else contextlib.nullcontext():
             window = self._ring.window()
             if size > window.count:
-                raise InputError(
-                    f"{where}: batch_size={size}, but {window.count} transitions are stored"
-                )
+                raise self._too_few(where, size, window.count)
             step = engine.next_step(step)
-            if own:
-                return window.positions(engine.rng.integers(0, window.count, size)), None
             ids = ids_of(sampler, step, self, size, 1, where)
             weigh = sampler.weigh()
             if ((ids < 0) | (ids >= window.count)).any():
@@ -406,6 +639,10 @@ class TransitionReplayBuffer(Unindexed):
                     numbers[gone] = engine.rng.integers(window.base, window.end, int(gone.sum()))
                     engine.reader.num_redraws += int(gone.sum())
                 return window.positions(numbers - window.base), weigh
+
+    @staticmethod
+    def _too_few(where: str, size: int, count: int) -> InputError:
+        return InputError(f"{where}: batch_size={size}, but {count} transitions are stored")
 
     # -- priorities, roles, state ------------------------------------------------------------
 
@@ -431,8 +668,13 @@ class TransitionReplayBuffer(Unindexed):
 
     @property
     def schema(self) -> Schema:
-        """The columns of the ring, with their shapes and dtypes: each observation once, by leaf."""
+        """The columns of the ring, with their shapes and dtypes: each observation once, by leaf; of stacks one frame."""
         return self._columns.schema
+
+    @property
+    def given_schema(self) -> Schema:
+        """The columns of a step as `add` takes them: whole stacks; without the columns that the buffer adds."""
+        return self._columns.given
 
     @property
     def path(self) -> Path | None:
@@ -537,3 +779,31 @@ class TransitionReplayBuffer(Unindexed):
         place = "" if self.path is None else f", path={str(self.path)!r}, mode={self.mode!r}"
         shapes = {spec.name: spec.shape for tree in self._columns.trees for spec in tree.columns}
         return f"{type(self).__name__}({len(self)}/{self.capacity}, {shapes}, n_step={self.n_step}{place})"
+
+
+def _check_stored(
+    path: str | os.PathLike[str], stack: FrameStack | None, capacity: int, where: str, disk: Disk | None
+) -> None:  # fmt: skip
+    """Raise unless the buffer at a path, if there is one, has this stack, and this capacity, which follows from it.
+
+    Raises:
+        InputError: it has another one, or none.
+    """
+    folder = os.path.abspath(path)
+    if examine(door(disk), folder) != "buffer":
+        return
+    fixed = read_manifest(door(disk), folder)
+    if fixed.schema is None or not TransitionColumns.are(fixed.schema.names):
+        return
+    found = TransitionColumns(fixed.schema).stack
+    asked, stored = (
+        "no frame_stack" if s is None else f"frame_stack={s.size}, padding_type={s.padding_type!r}"
+        for s in (stack, found)
+    )  # fmt: skip
+    if found is not None and found == stack:
+        kept = found.capacity(fixed.max_steps - fixed.spare)
+        asked, stored = f"capacity={capacity}", f"capacity={kept}"
+    if asked != stored:
+        raise InputError(
+            f"{where}: {asked}, but the buffer on disk has {stored}; open it with {where}.open, or make a new one"
+        )

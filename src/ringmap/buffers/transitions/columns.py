@@ -1,6 +1,8 @@
 """The columns of transitions: converts the input of `add` to rows, and rows to the result of `sample`.
 
-    observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes
+    observations[/leaf]...  [critic_observations[/leaf]...]  actions  rewards  dones  truncated  lanes  [extra...]  [stack_K_PAD]
+
+With a stack (stacks.py) the columns of observations hold frames; `trees` are what `add` takes and `sample` returns.
 
 Invariants: rows have the dtypes and shapes of the columns, and one length, or an error is raised.
 Not here: nested names (nested.py), where rows are stored, which row follows which (next_observations.py).
@@ -16,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.nested import Leaves, as_array, dtype_of, root
+from ringmap.buffers.transitions.stacks import FrameStack
+from ringmap.clips.cut import Layout
 from ringmap.errors import InputError
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -37,6 +41,17 @@ _SCALARS = (
 )
 _LANES = ColumnSpec("lanes", (), np.dtype("<i4"))
 _TAIL = [spec.name for spec in (*_SCALARS, _LANES)]
+_OWN = {
+    _OBS,
+    _CRITIC,
+    f"next_{_OBS}",
+    f"next_{_CRITIC}",
+    "actions",
+    "discounts",
+    "ids",
+    "weights",
+    *_TAIL,
+}
 
 
 @dataclass(frozen=True)
@@ -47,32 +62,63 @@ class TransitionColumns:
 
     @classmethod
     def parse(
-        cls, obs_shape: Any, obs_dtype: Any, critic_obs_shape: Any, action_shape: Any, action_dtype: Any, where: str
+        cls, obs_shape: Any, obs_dtype: Any, critic_obs_shape: Any, action_shape: Any, action_dtype: Any, where: str,
+        stack: FrameStack | None = None, extra: Mapping[str, Any] | None = None,
     ) -> TransitionColumns:  # fmt: skip
         """Return the columns for a user's shapes.
 
         Raises:
-            InputError: a shape or a dtype is not valid.
+            InputError: a shape or a dtype is not valid, or the name of an extra column is taken.
         """
-        trees = [Leaves.parse(_OBS, obs_shape, obs_dtype, where)]
+        seen = Leaves.parse(_OBS, obs_shape, obs_dtype, where)
+        if stack is not None:
+            seen = Leaves(_OBS, stack.frames_of(seen.columns, where))
+        trees = [seen]
         if critic_obs_shape is not None:
             trees.append(Leaves.parse(_CRITIC, critic_obs_shape, obs_dtype, where))
         action = Leaves.parse("actions", action_shape, dtype_of(action_dtype, where), where)
         if action.is_nested:
             raise InputError(f"{where}: action_shape: expected one shape, got a mapping")
         leaves = (spec for tree in (*trees, action) for spec in tree.columns)
-        return cls(Schema((*leaves, *_SCALARS, _LANES)))
+        beside = (*_extras(extra, where), *(() if stack is None else (stack.column,)))
+        return cls(Schema((*leaves, *_SCALARS, _LANES, *beside)))
 
     @staticmethod
     def are(names: list[str]) -> bool:
         """Tell whether columns of these names belong to transitions."""
-        return names[-len(_TAIL) :] == _TAIL
+        at = names.index(_TAIL[0]) if _TAIL[0] in names else 0
+        return names[at : at + len(_TAIL)] == _TAIL
+
+    @cached_property
+    def stack(self) -> FrameStack | None:
+        """How the observations are stacked, None if they are stored as they are."""
+        last = self.schema.columns[-1]
+        found = FrameStack.named(last.name)
+        return found if found is not None and found.column == last else None
+
+    @cached_property
+    def stacked(self) -> list[str]:
+        """Names of the columns that hold frames."""
+        return [] if self.stack is None else self.trees[0].names
+
+    @cached_property
+    def whole(self) -> list[str]:
+        """Names of the observation columns that hold observations, not frames."""
+        return [name for name in self.observed if name not in self.stacked]
+
+    @cached_property
+    def extra(self) -> tuple[ColumnSpec, ...]:
+        """The further columns of a user."""
+        stop = len(self.schema.columns) - (self.stack is not None)
+        return self.schema.columns[self.schema.names.index(_LANES.name) + 1 : stop]
 
     @cached_property
     def trees(self) -> tuple[Leaves, ...]:
         """The observations, and the critic's if declared."""
         columns = self.schema.columns
         found = {p: tuple(c for c in columns if root(c.name) == p) for p in (_OBS, _CRITIC)}
+        if self.stack is not None:
+            found[_OBS] = self.stack.stacks_of(found[_OBS])
         return tuple(Leaves(prefix, specs) for prefix, specs in found.items() if specs)
 
     @cached_property
@@ -83,8 +129,8 @@ class TransitionColumns:
     @cached_property
     def apart(self) -> Apart:
         """The next observations, which a row has while it is pending."""
-        specs = tuple(spec for tree in self.trees for spec in tree.columns)
-        return Apart(Schema(specs), _LANES.name)
+        specs = {spec.name: spec for spec in self.schema.columns}
+        return Apart(Schema(tuple(specs[name] for name in self.observed)), _LANES.name)
 
     @cached_property
     def action(self) -> ColumnSpec:
@@ -120,7 +166,7 @@ class TransitionColumns:
     @cached_property
     def _alone(self) -> tuple[ColumnSpec, ColumnSpec, int, int] | None:
         """The columns of observations and actions, and the range of an action, if there is one array of observations."""
-        if len(self.observed) > 1 or self.trees[0].is_nested:
+        if len(self.observed) > 1 or self.trees[0].is_nested or self.extra:
             return None
         action, low, high = self.action, 0, -1
         if action.dtype.kind in "iu" and not action.shape:
@@ -199,10 +245,56 @@ class TransitionColumns:
             rows[spec.name] = _rows(value, spec, count, where)
         return rows
 
+    @cached_property
+    def given(self) -> Schema:
+        """The columns of a step as `add` takes them: whole observations, and no columns of our own."""
+        leaves = (spec for tree in self.trees for spec in tree.columns)
+        return Schema((*leaves, self.action, *_SCALARS, *self.extra))
+
+    def newest(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the newest frame of each stack; other values as they are."""
+        return {n: v[:, -1] if n in self.stacked else v for n, v in values.items()}
+
+    def extra_rows(self, extra: Any, count: int, where: str) -> list[Array]:
+        """Return the further columns of a step, `(count, ...)` each.
+
+        Raises:
+            InputError: one is missing or unknown, a shape does not fit, or the dtype can't hold a value.
+        """
+        if not self.extra and not extra:
+            return []
+        given = extra if isinstance(extra, Mapping) else {}
+        names = [spec.name for spec in self.extra]
+        if given.keys() != set(names):
+            raise InputError(
+                f"{where}: extra must have the columns {names} that the buffer was made with, got {list(given) or extra!r}"
+            )
+        return [_rows(given[spec.name], spec, count, where) for spec in self.extra]
+
     # -- out ---------------------------------------------------------------------------------
+
+    def layout(self, size: int, is_single: bool) -> Layout:
+        """Return the shape and dtype of each column of a flat batch of `size` transitions."""
+        real, action = np.dtype(np.float32), self.action
+        seen, *others = ({c.name: (c.shape, c.dtype) for c in tree.columns} for tree in self.trees)
+        found = {**seen, "actions": (action.shape, action.dtype), "rewards": ((), real)}
+        found |= {f"next_{name}": spec for name, spec in seen.items()}
+        found["dones"] = (), real
+        for other in others:
+            found |= other | {f"next_{name}": spec for name, spec in other.items()}
+        found |= {spec.name: (spec.shape, spec.dtype) for spec in self.extra}
+        if not is_single:
+            found["discounts"] = (), real
+        return {name: ((size, *shape), dtype) for name, (shape, dtype) in found.items()}
+
+    @cached_property
+    def _is_nested(self) -> bool:
+        return any(tree.is_nested for tree in self.trees)
 
     def nested(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in public order."""
+        if not self._is_nested:
+            return dict(batch)
         first, *others = self.trees
         made = {_OBS: first.nest(batch), "actions": batch["actions"], "rewards": batch["rewards"]}
         made[f"next_{_OBS}"] = first.nest(batch, f"next_{_OBS}")
@@ -210,10 +302,33 @@ class TransitionColumns:
         for tree in others:
             made[_CRITIC] = tree.nest(batch)
             made[f"next_{_CRITIC}"] = tree.nest(batch, f"next_{_CRITIC}")
-        for name in ("discounts", "ids", "weights"):
+        for name in (*(spec.name for spec in self.extra), "discounts", "ids", "weights"):
             if name in batch:
                 made[name] = batch[name]
         return made
+
+
+def _extras(extra: Any, where: str) -> tuple[ColumnSpec, ...]:
+    """Return the columns for `extra`, name -> (shape, dtype).
+
+    Raises:
+        InputError: it is no mapping, or a name is taken.
+    """
+    if extra is not None and not isinstance(extra, Mapping):
+        raise InputError(f"{where}: extra must be a mapping, name -> (shape, dtype), got {extra!r}")
+    found: list[ColumnSpec] = []
+    for name, given in (extra or {}).items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise InputError(f"{where}: extra: a name is a string without slashes, got {name!r}")
+        if name in _OWN or FrameStack.named(name) is not None:
+            raise InputError(
+                f"{where}: extra: {name!r} is a column of every transition; choose another name"
+            )
+        leaves = Leaves.parse(name, given, np.float32, f"{where}: extra")
+        if leaves.is_nested:
+            raise InputError(f"{where}: extra: {name!r}: expected (shape, dtype), got a mapping")
+        found += leaves.columns
+    return tuple(found)
 
 
 def _rows(value: Any, spec: ColumnSpec, count: int, where: str) -> Array:

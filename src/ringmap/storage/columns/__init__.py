@@ -6,5 +6,5 @@ memmap, zarr                the backends
 backends                    which there are, and which one a column gets
 rows                        all columns at a position
 readahead                   which rows to request from the disk, and when
-codecs, decompression_limit, chunk_cache    how a chunk becomes bytes, and which decoded ones are kept
+codecs, decompression_limit, chunk_cache    how a chunk becomes bytes, and which ones are kept in memory
 """

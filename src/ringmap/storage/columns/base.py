@@ -49,6 +49,11 @@ class Column(Protocol):
         """Whether its rows may be on the disk only, so that a call of `want` pays off."""
         ...
 
+    @property
+    def is_quick_apart(self) -> bool:
+        """Whether rows cost about as much in several calls of `take` as in one: they lie in memory, not in chunks or behind reads."""
+        ...
+
     def want(self, slots: Array) -> None:
         """Ask for the rows at `slots`, which will be taken soon. A hint: nothing changes."""
         ...

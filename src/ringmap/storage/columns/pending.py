@@ -20,7 +20,7 @@ from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.ring.integers import Position
 
-__all__ = ["PendingColumn", "PendingRows"]
+__all__ = ["PendingColumn", "PendingRows", "found_in"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,16 +38,16 @@ class PendingRows(Protocol):
         """How many there are."""
         ...
 
-    def apart_at(self, position: int) -> dict[str, Array] | None:
-        """Return what is kept with the row at a position, beside its columns; None if it is not one of these rows."""
+    def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of these positions are of these rows, bool `(n,)`, and what is kept with these, beside their columns."""
         ...
 
     def newest_apart(self) -> dict[str, Array]:
         """Return what is kept with the rows of the newest call."""
         ...
 
-    def earlier_at(self, position: int) -> dict[str, Array] | None:
-        """Return what is kept for a row before these; None for none."""
+    def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
+        """Return for which of these positions, of rows before these, something is kept, bool `(n,)`, and this."""
         ...
 
     def among(self, slots: Array) -> tuple[Array, Array] | None:
@@ -71,6 +71,11 @@ class PendingColumn:
         self.file, self._pending = column, pending
         self.spec: ColumnSpec = column.spec
         self.rows = column.rows
+
+    @property
+    def is_quick_apart(self) -> bool:
+        """False: each call looks for rows elsewhere, too."""
+        return False
 
     @property
     def is_large(self) -> bool:
@@ -141,3 +146,19 @@ class PendingColumn:
     def close(self) -> None:
         """Release the file."""
         self.file.close()
+
+
+def found_in(numbers: Array, wanted: Array) -> tuple[Array | slice, Array]:
+    """Return which of `wanted` are among sorted numbers, an index into them, and the places of these.
+
+    Example:
+        >>> found_in(np.array([3, 5, 9]), np.array([9, 4, 3]))
+        (array([ True, False,  True]), array([2, 0]))
+    """
+    places = numbers.searchsorted(wanted)
+    if not len(numbers):
+        return np.zeros(len(wanted), np.bool_), places[:0]
+    known: Array = numbers.take(places, mode="clip") == wanted
+    if known.all():  # a number beyond the last one differs from it
+        return slice(None), places
+    return known, places[known]

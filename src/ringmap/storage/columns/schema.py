@@ -86,6 +86,10 @@ class Schema:
     """The columns of a buffer, in the order in which the first episode named them."""
 
     columns: tuple[ColumnSpec, ...]
+    _named: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_named", frozenset(spec.name for spec in self.columns))
 
     @property
     def names(self) -> list[str]:
@@ -166,9 +170,9 @@ class Schema:
             InputError: a column is missing or extra, a step has another shape, or (with
                 casting="safe") a value can't be held by the column's dtype.
         """
-        if len(arrays) != len(self.columns) or any(s.name not in arrays for s in self.columns):
+        if arrays.keys() != self._named:
             arrays = self._completed(arrays)
-        if len(arrays) != len(self.columns) or any(s.name not in arrays for s in self.columns):
+        if arrays.keys() != self._named:
             missing = [s.name for s in self.columns if s.name not in arrays]
             extra = [name for name in arrays if name not in set(self.names)]
             raise InputError(

@@ -43,6 +43,10 @@ __all__ = ["ZarrColumn", "chunk_steps", "read_zarr_label"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _CACHED_NBYTES = 32 << 20
+_OFTEN = 4
+"""How many times larger than the cache a column may be for a random chunk to be found in it often enough."""
+_SHRUNK = 4
+"""How many times smaller than its rows a file must be to be cached. Others would push out each other: the system has them anyway."""
 _METADATA, _BESIDE = "zarr.json", "next.tmp"
 _METADATA_LIMIT = 1 << 20
 
@@ -97,6 +101,7 @@ class ZarrColumn(Forkable):
         self._lock = threading.Lock()
         self._last: tuple[int, Array] | None = None
         self._closed = False
+        self.is_quick_apart = False
         self.is_large = not disk.volatile and rows * self._row >= LARGE_NBYTES
 
     def reset_after_fork(self, renewed: Renew) -> None:
@@ -375,22 +380,29 @@ class ZarrColumn(Forkable):
         highest = _positions(first + counts - 1, head, self.rows)
         highest = np.where(highest < lowest, head - 1, highest)  # a run that goes past the head
         order = np.argsort(owner, kind="stable")
+        keeps = self._keeps(len(starts))
         rows: Array | None = None
+        own: Array | None = None
         held, held_below = -1, -1
         for at, n, slot, chunk, position in zip(
             starts[order].tolist(), counts[order].tolist(), first[order].tolist(),
             owner[order].tolist(), highest[order].tolist(), strict=True,
         ):  # fmt: skip
             if rows is None or chunk != held or position >= held_below:
-                rows = self._cache.get(chunk, position) if head else None
-                if rows is None and n == self._steps:
-                    self._load(chunk, target[at : at + n])  # straight into the batch
+                found = self._cache.get(chunk, position) if head else None
+                if n == self._steps and not isinstance(found, np.ndarray):
+                    self._load(chunk, target[at : at + n], head, keeps, found)  # into the batch
+                    rows = None
                     continue
                 held, held_below = chunk, position + 1
-                if rows is None:
-                    rows, held_below = np.empty((self._steps, self._row), np.uint8), head
-                    self._load(chunk, rows)
-                    if head:
+                if isinstance(found, np.ndarray):
+                    rows = found
+                else:
+                    if own is None or (head and keeps):  # else one place serves them all
+                        own = np.empty((self._steps, self._row), np.uint8)
+                    rows, held_below = own, head if found is None else held_below
+                    self._load(chunk, rows, head, keeps, found)
+                    if head and keeps:
                         self._cache.put(chunk, rows, head)
             within = slot - chunk * self._steps
             target[at : at + n] = rows[within : within + n]
@@ -401,22 +413,36 @@ class ZarrColumn(Forkable):
         rows = np.empty((count, *self.spec.shape), self.spec.dtype)
         return self.take(np.arange(slot, slot + count), rows)
 
-    def _load(self, chunk: int, out: Array) -> None:
-        """Fill `out` with the rows of a chunk.
+    def _keeps(self, count: int) -> bool:
+        """Return whether to cache the rows of so many chunks of one call, rather than the bytes of their files.
+
+        Those of a large random batch of a large column would push out all others, and themselves, before any is asked for again.
+        """
+        limit = self._cache.limit
+        called = count * self._steps * self._row
+        return called <= limit // 4 or self.rows * self._row <= _OFTEN * limit
+
+    def _load(self, chunk: int, out: Array, head: int, keeps: bool, data: bytes | None) -> None:
+        """Fill `out` with the rows of a chunk, from `data` if it was cached.
 
         Raises:
             CorruptError: its file is missing, or differs from what was written: zeros would look like rows.
         """
         try:
-            self._decode(chunk, out)
+            if data is not None:
+                self._codec.decode(data, out)
+                return
+            data = self._decode(chunk, out)
+            if head and not keeps and len(data) * _SHRUNK <= out.nbytes:
+                self._cache.put(chunk, data, head)
         except Undecodable as error:
             self._check_open()  # the folder may be missing, or another buffer's, since it was closed
             raise Undecodable(
                 f"{self._file(chunk)}: {error}; run ringmap.check and ringmap.repair on the buffer"
             ) from None
 
-    def _decode(self, chunk: int, out: Array) -> None:
-        """Fill `out` with the rows of a chunk, or raise Undecodable, with the reason but no path."""
+    def _decode(self, chunk: int, out: Array) -> bytes:
+        """Fill `out` with the rows of a chunk and return the bytes of its file, or raise Undecodable, with the reason but no path."""
         try:
             data = self._read(chunk)
         except NotAFileError as error:
@@ -424,6 +450,7 @@ class ZarrColumn(Forkable):
         if data is None:
             raise Undecodable("is missing")
         self._codec.decode(data, out)
+        return data
 
     def _read(self, chunk: int) -> bytes | None:
         """Return the bytes of a chunk's file, or None if it does not exist."""

@@ -33,12 +33,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ringmap.storage.columns.pending import found_in
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import FRAME, Apart, seed_of
-from ringmap.storage.records.table import Record
+from ringmap.storage.records.table import DROPPED, Record
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["OpenGroup", "follows", "kept_apart"]
@@ -47,11 +48,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Values = Mapping[str, Array]
 
 
+_DROPPED = (1 << 64) - 1
+
+
 def follows(record: Record | None) -> list[int]:
-    """Return how a group names the record that it follows; None: the ring has no record yet."""
+    """Return how a group names the record that it follows; None: the ring has no record yet.
+
+    A record that is dropped has another name than before: a group that followed it then has lost the rows before it, one that
+    was begun since has not.
+    """
     if record is None:
         return [0, 0, 0, 0]
-    return [record.seq, record.head, record.rows_sum, record.blob_sum]
+    blob_sum = record.blob_sum ^ _DROPPED if record.flags & DROPPED else record.blob_sum
+    return [record.seq, record.head, record.rows_sum, blob_sum]
 
 
 def kept_apart(lanes: Array, apart: Values, earlier: Values) -> tuple[Values, Values]:
@@ -233,27 +242,24 @@ class OpenGroup:
         apart = {name: values[: self.count] for name, values in self._apart.items()}
         return kept_apart(lanes, apart, self.earlier)
 
-    def apart_at(self, position: int) -> dict[str, Array] | None:
-        """Return a copy of the values apart of the row at a position; None if the group has no such row."""
-        at = position - self.start
-        if not 0 <= at < self.count:
-            return None
-        return {name: values[at].copy() for name, values in self._apart.items()}
+    def apart_at(self, positions: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of these positions are of rows of the group, bool `(n,)`, and a copy of the values apart of these."""
+        at = positions - self.start
+        ours = (at >= 0) & (at < self.count)
+        at = at[ours]
+        return ours, {name: values.take(at, 0) for name, values in self._apart.items()}
 
     def newest_apart(self) -> dict[str, Array]:
         """Return a copy of the values apart of the newest call."""
         following = self.kept()[1]
         return dict(following or {})
 
-    def earlier_at(self, position: int) -> dict[str, Array] | None:
-        """Return the values apart of a row before the group; None for none."""
+    def earlier_at(self, positions: Array) -> tuple[Array | slice, dict[str, Array]]:
+        """Return for which of these positions, of rows before the group, values apart are known, bool `(n,)`, and these values."""
         if not self.earlier:
-            return None
-        numbers, wanted = self.earlier["rows"], position - self.start
-        at = int(np.searchsorted(numbers, wanted))
-        if at == len(numbers) or numbers[at] != wanted:
-            return None
-        return {name: self.earlier[name][at] for name in self._apart}
+            return np.zeros(len(positions), np.bool_), {}
+        known, at = found_in(self.earlier["rows"], positions - self.start)
+        return known, {name: self.earlier[name][at] for name in self._apart}
 
     def among(self, slots: Array) -> tuple[Array, Array] | None:
         """Return at which of `slots`, of any shape, a row of this group is, and the numbers of these; None for none. O(slots)."""

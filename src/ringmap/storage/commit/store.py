@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ from ringmap.storage.directory.opening import examine, hold, read_manifest
 from ringmap.storage.disk.advice import clear_error, clear_errors, clear_reads
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+from ringmap.storage.disk.threads import begin
 from ringmap.storage.read.handle import Handle, is_mine
 from ringmap.storage.read.recovery import Progress, bad_episodes
 from ringmap.storage.records.blobs import encode_data
@@ -85,6 +87,9 @@ __all__ = ["Settings", "Store"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger("ringmap")
+
+_HELPED_NBYTES = 1 << 20
+"""From this size on the rows of an episode are summed on another core while they are written."""
 
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
@@ -199,6 +204,8 @@ class Store(Handle):
     ) -> Store:
         """Open the buffer at `folder` for writing, in its last committed state.
 
+        The caller has read its manifest: the lock leaves a file, and in a directory that is not ours it may not.
+
         Args:
             disk: the disk that holds it.
             folder: its directory.
@@ -211,7 +218,6 @@ class Store(Handle):
             EnvironmentFault: the disk fails.
         """
         disk = hold(disk, folder)
-        read_manifest(disk, folder)  # before the lock leaves a file in a directory that is not ours
         with clear_errors("ReplayBuffer.open", folder, lambda: _NOTHING_LOST):
             return cls._locked(disk, folder, settings, schema, lambda: None)
 
@@ -259,11 +265,8 @@ class Store(Handle):
                     )
                 if stream.after is None:
                     continue
-                newest = self._newest_record()
-                # After one that a power cut spoiled it would be a call without those before it.
-                fits = newest is None or not newest.flags & DROPPED
-                fits &= stream.schema == self.schema and self.rows is not None
-                if fits and stream.steps and stream.after == follows(newest):
+                fits = stream.schema == self.schema and self.rows is not None
+                if fits and stream.steps and stream.after == follows(self._newest_record()):
                     self._commit_stream(stream, folder)
                     self.flush(folder)  # what an opening shows is durable
                 elif stream.steps and stream.after[0] >= self.seq:  # else they were committed
@@ -313,7 +316,9 @@ class Store(Handle):
         """Make memory and files agree with the committed state. Holds the mutex, waits for a running sync."""
         with self._mutex, self._syncing:
             self._stale = True
-            manifest = self.manifest = read_manifest(self.disk, self.folder)
+            if self.files is not None:  # else it was read a moment ago, under the lock
+                self.manifest = read_manifest(self.disk, self.folder)
+            manifest = self.manifest
             if self.rows is not None:
                 self.rows.forget()
             if self.files is None:  # else threads of this process may be reading
@@ -364,9 +369,12 @@ class Store(Handle):
                 self._take(found, bad)
                 group = self._group
                 if group is not None and group.after != follows(self._newest_record()):
-                    self._group = None  # the interrupted call committed it
+                    group = self._group = None  # the interrupted call committed it
                 self._show_group()
                 self._torn_memory = False
+            if self.power and group is not None and group.file is not None:
+                with files.poisoning():  # the call may have been interrupted before its sync: what is shown now is durable
+                    group.file.sync(self.disk)
             self._stale = False
 
     # -- roles -------------------------------------------------------------------------------
@@ -565,7 +573,6 @@ class Store(Handle):
         length = len(arrays[0])
         if part is not None:
             self.use_within(files, ["chains"])
-        sums = [sum_of(values) for values in arrays]
         if self.rows is None:
             self._stale = True
             self._make_columns(files, schema, locked=False)
@@ -584,7 +591,10 @@ class Store(Handle):
         tail, first = self._after(seq, start + length, self.tail)
         self._stale = True
         files.protect(need, seq, files.state)
+        summed = partial(_sums_of, arrays)
+        helped = begin(summed) if length * rows.row_nbytes >= _HELPED_NBYTES else None
         rows.write(start, arrays, self._is_live)
+        sums = summed() if helped is None else helped.end()
         files.carry(small)
         if finished is not None:
             files.carry_finished(finished)
@@ -1018,9 +1028,9 @@ class Store(Handle):
         """Tell whether a live episode has any of `count` rows from `slot` on (no wrap). O(log episodes)."""
         starts, lengths = self.live.starts, self.live.lengths
         at = self.tail + (slot - self.tail) % self.ring.rows
-        for begin in (at, at - self.ring.rows):
-            last = int(np.searchsorted(starts, begin + count)) - 1
-            if count and last >= 0 and starts[last] + lengths[last] > begin:
+        for first in (at, at - self.ring.rows):
+            last = int(np.searchsorted(starts, first + count)) - 1
+            if count and last >= 0 and starts[last] + lengths[last] > first:
                 return True
         return False
 
@@ -1253,6 +1263,11 @@ def _pending_of(store: Store) -> Callable[[], OpenGroup | None]:
         return None if store is None else store.pending
 
     return pending
+
+
+def _sums_of(arrays: list[Array]) -> list[int]:
+    """Return the checksum of each column's rows."""
+    return [sum_of(values) for values in arrays]
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()

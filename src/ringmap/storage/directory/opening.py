@@ -77,7 +77,7 @@ def hold(disk: Disk, folder: str) -> Disk:
 def links_in(disk: Disk, folder: str) -> list[str]:
     """Return the folders of a buffer that are links, or not folders: their content is elsewhere."""
     paths = {name: os.path.join(folder, name) for name in FOLDERS}
-    return [n for n, path in paths.items() if disk.exists(path) and not disk.is_folder(path)]
+    return [n for n, path in paths.items() if not disk.is_folder(path) and disk.exists(path)]
 
 
 def refuse_links(disk: Disk, folder: str) -> None:
@@ -101,17 +101,17 @@ def read_manifest(disk: Disk, folder: str) -> Manifest:
         UnknownFormatError: there is no buffer (yet).
         CorruptError, NewerVersionError: see `Manifest.decode`; a repair was interrupted.
     """
-    path = Paths(folder).manifest
-    if disk.exists(Paths(folder).swap):
+    paths = Paths(folder)
+    if disk.exists(paths.swap):
         raise CorruptError(
             f"{folder}: a repair was interrupted while it replaced files; run ringmap.repair again, which finishes it"
         )
     try:
-        data = disk.read_file(path, read_limit())
+        data = disk.read_file(paths.manifest, read_limit())
         refuse_links(disk, folder)
     except (FileNotFoundError, NotADirectoryError):
         examine(disk, folder)  # gives more detail if it can
         raise NotFoundError(
             f"{folder}: no buffer is there; make one with ReplayBuffer(max_steps=..., path=...)"
         ) from None
-    return Manifest.decode(data, path)
+    return Manifest.decode(data, paths.manifest)

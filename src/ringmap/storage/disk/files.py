@@ -115,7 +115,7 @@ class FileHandle:
         """Write all of `data` at `offset`, or raise OSError."""
         disk = self.disk
         disk.before("write", self.path, offset, data)
-        size = memoryview(data).nbytes
+        size = data.nbytes if type(data) is memoryview else len(data)
         done = disk.system.pwrite(self.fd, data, offset)
         while done < size:  # a disk that fills writes less than asked, and says why at the next try
             rest = memoryview(data).cast("B")[done:]

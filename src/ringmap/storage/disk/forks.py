@@ -3,7 +3,8 @@
     parent   thread A draws: NumPy holds the generator's lock     thread B forks
     child    the lock is held, and A does not exist to release it
 
-In a child, every `Forkable` object gets new generators in the states of the old ones, and new locks.
+Before a fork every `Forkable` object may store what the child will look for. In a child, each gets new generators in the states of
+the old ones, and new locks.
 
 Invariants: attributes that shared a generator before the fork share one after it.
 Not here: what a forked child of the writer releases (store.py).
@@ -31,6 +32,9 @@ class Forkable:
         made = super().__new__(cls)
         _made.add(made)
         return made
+
+    def before_fork(self) -> None:
+        """Do what a child relies on; called in the parent, in the thread that forks. May not raise."""
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace each generator; called in a child, right after the fork.
@@ -60,5 +64,10 @@ def _after_fork_in_child() -> None:
         made.reset_after_fork(renewed)
 
 
+def _before_fork() -> None:
+    for made in list(_made):
+        made.before_fork()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -36,8 +36,15 @@ _NOT_OF_LOCKING = {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno
 def holder_of(path: str) -> dict[str, Any]:
     """Return the last holder from the lock file: pid, host, since, or {} if the file has none."""
     try:
-        found = json.loads(Disk().read_file(path, 4096).rstrip(b"\0 \n") or b"{}")
-    except (OSError, ValueError, RecursionError):  # NotAFileError is a ValueError
+        return _holder_in(Disk().read_file(path, 4096))
+    except (OSError, ValueError):  # NotAFileError is a ValueError
+        return {}
+
+
+def _holder_in(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data.rstrip(b"\0 \n") or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -131,7 +138,7 @@ class WriterLock:
         with refused, contextlib.closing(self._disk.open(self.path, write=True)) as file:
             # Another file of the buffer may be here by mistake: its bytes must not be overwritten.
             found = file.read(_NBYTES + 1, 0)
-            if len(found) <= _NBYTES and (holder_of(self.path) or not found.strip(b"\0")):
+            if len(found) <= _NBYTES and (_holder_in(found) or not found.strip(b"\0")):
                 file.write(json.dumps(holder).encode().ljust(_NBYTES), 0)
 
     def release(self) -> None:

@@ -25,23 +25,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class MemoryFile:
     """A file of a disk in RAM: its bytes are one array, replaced by a larger one when it grows."""
 
-    __slots__ = ("data", "path", "used")
+    __slots__ = ("_view", "data", "path", "used")
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
         self.data: Array = np.zeros(size, np.uint8)
+        self._view = self.data.data
         self.used = size
 
     def write(self, data: Data, offset: int) -> None:
         """Write all of `data` at `offset`; the file grows as needed."""
-        view = np.frombuffer(data, np.uint8)
-        stop = offset + len(view)
+        stop = offset + len(data)
         if stop > len(self.data):
             grown = np.zeros(max(stop, 2 * len(self.data), 4096), np.uint8)
             grown[: self.used] = self.data[: self.used]
-            self.data = grown
-        self.data[offset:stop] = view
-        self.used = max(self.used, stop)
+            self.data, self._view = grown, grown.data
+        self._view[offset:stop] = data
+        if stop > self.used:
+            self.used = stop
 
     def write_each(self, pieces: Sequence[Data], offsets: Sequence[int]) -> None:
         """Write all of each piece at its offset."""

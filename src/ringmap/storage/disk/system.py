@@ -33,6 +33,7 @@ import errno
 import math
 import mmap
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -72,6 +73,9 @@ _CANNOT_SHARE = {
     errno.EBADF,
 }
 """Errors of the kernel if these two files can't share bytes, or can't be copied by it: then we read and write."""
+
+_ORDERED = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
+"""x86 loads in the order of the program; ARM and POWER do not."""
 
 _FADVISE = hasattr(os, "posix_fadvise")
 
@@ -132,6 +136,11 @@ class System(Forkable):
         self.portable = portable
         self._seek = threading.Lock()
         self._boot: bytes | None = None
+
+    @property
+    def loads_are_ordered(self) -> bool:
+        """Whether this processor loads from memory in the order of the program; elsewhere a system call or a lock orders two loads."""
+        return not self.portable and _ORDERED
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock, which another thread may have held at the fork."""

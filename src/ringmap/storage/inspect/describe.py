@@ -27,7 +27,6 @@ from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import Stream, read_stream
-from ringmap.storage.records.table import DROPPED
 
 __all__ = ["ColumnFacts", "Commits", "Facts", "WriterFacts", "commits_of", "facts_of", "nbytes_of", "pending_at", "writer_of"]  # fmt: skip
 
@@ -147,8 +146,6 @@ def _pending_in(reader: Reader) -> int:
         return 0
     for _ in range(_TRIES):  # a writer may be going on
         newest = reader.table.read(reader.seq) if reader.seq else None
-        if newest is not None and newest.flags & DROPPED:
-            return 0  # an opening does not take them
         groups = [s for s in _streams_in(disk, paths, reader) if s.after is not None]
         rows = [len(s.steps) for s in groups if s.after == follows(newest)]
         if rows or not groups or not reader.refresh():

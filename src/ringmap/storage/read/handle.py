@@ -104,6 +104,10 @@ class Handle:
     def recover_if_stale(self) -> None:
         """Make memory agree with the files if an interrupt separated them."""
 
+    def glance(self) -> tuple[int, int] | None:
+        """Return what changes with each state that is shown; None if only `refresh` can tell."""
+        return None
+
     def refresh(self) -> bool:
         """Catch up with the writer; tell whether anything changed."""
         return False

@@ -23,11 +23,11 @@ __all__ = ["FIRST_STEP", "joined_data", "read_joined", "read_pieces"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIRST_STEP = "first_step"
-"""In the data of an episode of which parts were evicted: how many of its steps."""
+"""The key in the data of an episode whose oldest parts were evicted. Its value is the number of evicted steps."""
 
 
 def read_joined(source: Handle, name: int) -> tuple[list[Array], dict[str, Any]] | None:
-    """Return all steps of the episode of this name, one array per column, and its data; None if all of it was evicted.
+    """Return all steps of an episode, one array per column, and its data; None if the whole episode was evicted.
 
     Raises:
         CorruptError: rows differ from what was stored.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import socket
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -30,6 +31,7 @@ from ringmap.storage.read.recovery import (
     bad_episodes,
     find,
     is_clean,
+    is_next,
     refuse_impossible,
 )
 from ringmap.storage.records.state import State, StateFile
@@ -41,6 +43,9 @@ __all__ = ["Reader"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _TRIES = 10
+
+HELD_S = 0.1
+"""Seconds between two looks at whether the directory is still at its path. Until the next one a reader shows what was there."""
 
 _BETWEEN = State(era=-1)
 """The state while memory changes: an interrupt leaves this value, and the next look reads the whole state again."""
@@ -92,7 +97,11 @@ class Reader(Handle):
         self.table = EpisodeTable.open(
             disk, self.paths.table, manifest.table_slots, manifest.uuid, False, self.mapped
         )
-        self._state_file = StateFile.open(disk, self.paths.state, manifest.uuid, write=False)
+        self._state_file = StateFile.open(
+            disk, self.paths.state, manifest.uuid, write=False, mapped=self.mapped
+        )
+        self._glanced: tuple[tuple[int, int] | None, State] = None, State()
+        self._held_until = 0.0
         self._shown = State()
         self._newest: tuple[int, ...] = (0,)
         self._lost: bytes | None = None
@@ -130,7 +139,7 @@ class Reader(Handle):
             found = find(self.table, shown, boot, self.manifest, self.paths.table)
             if self._changed(shown):
                 continue  # a writer is opening it at this moment
-            if found.seq:
+            if found.seq and self.rows is None:
                 self._open_rows(found.head)
             bad: dict[int, str] = {}
             if self.rows is not None:
@@ -189,7 +198,7 @@ class Reader(Handle):
         if self.is_held:  # memory must not change during a search
             self.recover_if_stale()
             return False
-        self.disk.check_held("ReplayBuffer")
+        self._check_held()
         for _ in range(_TRIES):
             shown = self._look()
             if shown.seq == self._shown.seq and shown.era == self._shown.era:
@@ -202,7 +211,32 @@ class Reader(Handle):
         self._lapped("refresh")
         return False
 
+    def glance(self) -> tuple[int, int] | None:
+        """Return what changes with each state that is shown, without a system call; None where that can't be told."""
+        return self._state_file.glance()
+
+    def _check_held(self) -> None:
+        """Raise if the directory was replaced; by a system call, but at most one in `HELD_S` seconds if the state is mapped."""
+        now = time.monotonic()
+        if now >= self._held_until:
+            self.disk.check_held("ReplayBuffer")
+            if self._state_file.glance() is not None:
+                self._held_until = now + HELD_S
+
     def _look(self) -> State:
+        """Return the newest state that was shown, without a system call if that is the one of the last look."""
+        glance = (
+            self._state_file.glance()
+        )  # before the look: a state that is shown after it counts as new
+        if glance is None:
+            return self._whole_look()
+        before, shown = self._glanced
+        if glance != before:
+            shown = self._whole_look()
+            self._glanced = glance, shown
+        return shown
+
+    def _whole_look(self) -> State:
         # A disk had lost it when this reader looked at the records. A writer's opening makes both slots whole before it
         # writes a row: while the file is unchanged, no process has written since.
         if self._lost is not None and self._state_file.data() == self._lost:
@@ -216,16 +250,16 @@ class Reader(Handle):
         return shown
 
     def newest_tail(self) -> Position:
-        """Return the position below which rows may have been overwritten by now. Two system calls.
+        """Return the position below which rows may have been overwritten by now. Without a system call, if the state is mapped.
 
         Raises:
             ReplacedError: the directory was replaced.
             CorruptError: state.bin stays torn, so the tail is unknown.
         """
-        self.disk.check_held("ReplayBuffer")
+        self._check_held()
         shown = self._look()
         # The state found after a reboot may differ from the one still shown.
-        if shown == self._shown:
+        if shown is self._shown or shown == self._shown:
             return self.tail
         if shown.era != self._shown.era and not self._is_stored_still():
             return max(self.head, shown.tail)  # nothing that was known is certain
@@ -242,8 +276,12 @@ class Reader(Handle):
 
     def _follow(self, shown: State, fresh: int, anew: bool) -> bool:
         """Read records `[fresh, shown.seq]` into memory; False if the writer was faster."""
-        if shown.seq:
+        if shown.seq and self.rows is None:
+            if not anew:
+                self._read_manifest_again()  # the first episode fixed the columns
             self._open_rows(shown.head)
+        if not anew and shown.seq == fresh and self._follow_one(shown):
+            return True
         records, valid = self.table.read_range(fresh, shown.seq)
         if not valid.all():
             again = self._state_file.look()
@@ -293,6 +331,33 @@ class Reader(Handle):
             self._change_to(shown, take)
         return True
 
+    def _follow_one(self, shown: State) -> bool:
+        """Take the single record that came since the last look; False if it is not the plain next episode."""
+        record = self.table.read(shown.seq)
+        if record is None:
+            return False
+
+        def take() -> None:
+            self.live.evict_before(shown.tail)
+            self.live.append(record.start, record.length)
+            self.seq, self.first, self.tail, self.head = (
+                record.seq,
+                shown.first,
+                shown.tail,
+                shown.head,
+            )
+            self._newest = (record.seq, *(getattr(record, name) for name in _OWN))
+
+        with self.memory:
+            known = shown.era == self._shown.era and shown.seq == self.seq + 1
+            limits = self.manifest.max_steps, self.table.slots
+            if not known or not is_next(record, self.tail, self.head, *limits):
+                return False
+            if (record.tail, record.head) != (shown.tail, shown.head):
+                return False
+            self._change_to(shown, take)
+        return True
+
     def _change_to(self, shown: State, take: Callable[[], None]) -> None:
         """Change memory to the shown state."""
         with self.memory:
@@ -301,14 +366,11 @@ class Reader(Handle):
             self._shown = shown
 
     def _open_rows(self, head: int) -> None:
-        if self.rows is not None:
-            return
-        manifest = read_manifest(self.disk, self.folder)
+        manifest = self.manifest
         if manifest.schema is None:
             raise CorruptError(
                 f"{self.paths.manifest}: names no columns, but episodes are stored; put it back"
             )
-        self.manifest = manifest
         self.rows = Rows.open(
             self.disk, self.folder, manifest.schema, manifest.columns, manifest.ring, False, head, self.mapped
         )  # fmt: skip

@@ -239,6 +239,29 @@ def possible(records: Array, max_steps: int, slots: int) -> Array:
     return found
 
 
+def is_next(record: Record, tail: int, head: int, max_steps: int, slots: int) -> bool:
+    """Tell whether a record is that of a whole episode that came after (`tail`, `head`), with nothing about it to examine further.
+
+    Such a record passes `refuse_impossible`. Others may be sound, too. For the one record that a reader finds when it keeps up: in
+    place of twenty calls of NumPy.
+    """
+    stop = record.start + record.length
+    return (
+        record.kind == EPISODE
+        and not record.part
+        and not record.flags & DROPPED
+        and record.start == head
+        and 0 < record.length <= max_steps
+        and tail <= record.tail <= stop <= record.tail + max_steps
+        and stop < MOST
+        and 1 <= record.first <= record.seq < record.first + slots
+        and record.seq < MOST
+        and record.blob_segment < MOST
+        and record.blob_offset <= LAST_OFFSET
+        and record.blob_size <= LARGEST_BLOB
+    )
+
+
 def broken_order(records: Array) -> list[str]:
     """Return, in words, where consecutive records contradict themselves or each other."""
     heads = records["start"] + records["length"]

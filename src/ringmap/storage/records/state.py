@@ -33,6 +33,9 @@ _MAGIC = b"RINGMAPS"
 NO_BOOT = bytes(16)
 """The boot id of a state that is not trusted for any boot."""
 
+_GENERATION = 1
+"""The place of the generation in a slot, in words of 8 bytes."""
+
 _LOOKS = 2000
 
 
@@ -71,12 +74,16 @@ class StateFile:
     Args:
         file: the open file.
         salt: the buffer's uuid, so that a foreign file has no valid slot.
+        mapped: whether `glance` may read a map.
     """
 
-    def __init__(self, file: File, salt: bytes) -> None:
+    def __init__(self, file: File, salt: bytes, mapped: bool = False) -> None:
         self.path = file.path
         self._file = file
         self._salt = salt
+        self._words: memoryview | None = None
+        if mapped:
+            self._words = file.map().data.cast("Q")
 
     nbytes = 2 * _SLOT
 
@@ -90,11 +97,13 @@ class StateFile:
             file.sync()
 
     @classmethod
-    def open(cls, disk: Disk, path: str, salt: bytes, write: bool) -> StateFile:
+    def open(
+        cls, disk: Disk, path: str, salt: bytes, write: bool, mapped: bool = False
+    ) -> StateFile:
         """Open the file after comparing its size with the expected one."""
         for fault in cls.faults(disk, path):
             raise CorruptError(f"{path}: {fault}; run ringmap.check on the buffer")
-        return cls(disk.open(path, write), salt)
+        return cls(disk.open(path, write), salt, mapped and disk.system.loads_are_ordered)
 
     @classmethod
     def faults(cls, disk: Disk, path: str) -> list[str]:
@@ -134,6 +143,15 @@ class StateFile:
                 time.sleep(0.0005)
         return None
 
+    def glance(self) -> tuple[int, int] | None:
+        """Return the generations in both slots, without a system call; None if the file is not mapped.
+
+        While they stay the same, no later state was shown: each write changes one of them. Rows that are loaded before this call
+        are loaded before the generations, as this processor keeps the order of loads.
+        """
+        words = self._words
+        return None if words is None else (words[_GENERATION], words[_SLOT // 8 + _GENERATION])
+
     def write(self, state: State) -> None:
         """Write a state into the slot of its generation. O(1)."""
         packed = _PACK.pack(
@@ -155,8 +173,8 @@ class StateFile:
         self._file.sync()
 
     def close(self) -> None:
-        """Release the descriptor; a running look keeps it until it is done."""
-        self._file = closed(self._file)
+        """Release the descriptor and the map; a running look keeps them until it is done."""
+        self._file, self._words = closed(self._file), None
 
     def _parse(self, data: bytes, slot: int) -> State | None:
         packed = data[slot * _SLOT : slot * _SLOT + _PACK.size]

@@ -1,8 +1,8 @@
 """Reads back the file of an episode, or of a group of rows, that is not committed yet.
 
     open/<id>/steps.bin   [frame 0: columns][frame 1: step 0][frame 2: step 1] ...
-    of a part             [frame 0: columns, the part of which chain][frame 1: its step 0] ...
-    of a group            [frame 0: columns, the record that it follows][frame 1: rows of call 0] ... zeros
+    for a part            [frame 0: columns, chain and part number][frame 1: its step 0] ...
+    for a group           [frame 0: columns, number of the record before][frame 1: rows of call 0] ... zeros
     frame                 size (4 bytes), xxh3 of the payload seeded with its number (8), payload
 
 The seed of a group's frames also has its salt, so that no frame of an earlier group, or block of another file, passes for one.

@@ -353,7 +353,7 @@ class EpisodeTable:
 
     def scan(self) -> tuple[Array, Array, Array]:
         """Return a copy of every record ever written, whether it is valid in its slot, and the slot."""
-        found, slots = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
+        found, slots = list[Array](), list[Array]()
         blank = bytes(BLOCK * RECORD.itemsize)
         at = 0
         while at < self.slots:
@@ -371,7 +371,10 @@ class EpisodeTable:
             where = np.flatnonzero(written)
             found.append(block if len(where) == len(block) else block[where])
             slots.append(where + begin)
-        records, slot = np.concatenate(found), np.concatenate(slots)
+        if not found:
+            return np.empty(0, RECORD), np.empty(0, np.bool_), np.empty(0, np.int64)
+        # Without dtype=, NumPy compares every field of the records.
+        records, slot = np.concatenate(found, dtype=RECORD), np.concatenate(slots)
         valid = self._valid(records)
         valid &= (records["seq"] % np.uint64(self.slots) == slot) & (records["seq"] > 0)
         return records, valid, slot

@@ -1,0 +1,235 @@
+"""What the views of one ring and of many share: pinned episodes, items cut out of them, draws.
+
+    a view      starts, lengths -> ids;  positions(ids), draw(size), take(episodes), with_cut(cut)
+    shared      items by id, sample, batches, where, split, view
+
+Invariants: ids, length, and the steps of a clip never change.
+Not here: where the steps of an id stand (view.py, sharded/view.py), the order of a pass (passes.py).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from ringmap.buffers import lookup
+from ringmap.buffers.batch import Batch
+from ringmap.buffers.engine import Engine
+from ringmap.buffers.lookup import Clips, fitting
+from ringmap.buffers.options import positive, sendable
+from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.clips.cut import Cut
+from ringmap.clips.gather import PINNED
+from ringmap.clips.samplers.base import Weigh
+from ringmap.clips.window import WindowSpec
+from ringmap.datasets.base import Dataset, clip_id, clip_ids
+from ringmap.errors import ClipIndexError, InputError
+
+__all__ = ["EpisodeNumbers", "PinnedView", "mixed", "split"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+V = TypeVar("V", bound="PinnedView")
+
+
+class EpisodeNumbers:
+    """The numbers of a view's episodes."""
+
+    def __init__(self, starts: Array) -> None:
+        self.order = np.argsort(starts, kind="stable")
+        self.starts = starts[self.order]
+
+    def __call__(self, starts: Array) -> Array:
+        """Return the number of the episode that begins at each position; -1 where none does. O(B log episodes)."""
+        found = np.minimum(self.starts.searchsorted(starts), max(0, len(self.starts) - 1))
+        if not len(self.starts):
+            return np.full(len(starts), -1)
+        numbers: Array = np.where(self.starts[found] == starts, self.order[found], -1)
+        return numbers
+
+
+class PinnedView(Dataset):
+    """Pinned episodes of a buffer.
+
+    Args:
+        buffer: the buffer to read.
+        starts: name of the first step of each episode, int64.
+        lengths: steps of each episode.
+        cut: what an item holds; None: a clip of the buffer.
+    """
+
+    def __init__(self, buffer: Any, starts: Array, lengths: Array, cut: Cut | None) -> None:
+        super().__init__(lengths, np.cumsum(lengths) - lengths, buffer.frameskip, buffer.num_steps)
+        self._buffer = buffer
+        self.starts = starts
+        """Name of the first step of each episode, also if that was evicted."""
+        if cut is not None and cut.computed:
+            cut = replace(cut, episode_numbers=EpisodeNumbers(starts))
+        self._cut = cut
+        self._told_short = cut is not None  # the buffer said so when it made the cut
+        self.fps, self.reward_at = buffer.fps, buffer.reward_at
+
+    # -- what a view provides ----------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def engine(self) -> Engine:
+        """The engine of the buffer."""
+
+    @property
+    @abstractmethod
+    def clips(self) -> Clips:
+        """What finds and reads the clips."""
+
+    @abstractmethod
+    def positions(self, ids: Array) -> Array:
+        """Return the anchors of the clips with these ids, as `clips` reads them."""
+
+    @abstractmethod
+    def draw(self, size: int, step: int | None = None) -> tuple[Array, Weigh | None]:
+        """Draw clips of episodes that are still stored; return their anchors, and the function that weighs them."""
+
+    @abstractmethod
+    def take(self, episodes: Sequence[int] | Array) -> Self:
+        """Return a view of some of the episodes, in this order."""
+
+    @abstractmethod
+    def with_cut(self, cut: Cut | None) -> Self:
+        """Return a view of the same episodes with other items."""
+
+    # -- items -------------------------------------------------------------------------------
+
+    @property
+    def cut(self) -> Cut:
+        """What an item holds."""
+        return super().cut if self._cut is None else self._cut
+
+    @property
+    def span(self) -> int:
+        """Steps that an episode must have for an item."""
+        return super().span if self._cut is None else self._cut.span
+
+    @property
+    def transform(self) -> Any:
+        """That of the buffer."""
+        return self._buffer.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        if transform is not None:
+            raise InputError(
+                f"{type(self).__name__}: set transform on the buffer; a view hands out the same clips"
+            )
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips that the buffer redrew so far."""
+        return self.engine.num_redraws
+
+    def view(
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> Self:  # fmt: skip
+        """Return a view of the same episodes with other items, as `ReplayBuffer.view` does."""
+        chosen = None
+        if callable(anchors):
+            chosen, anchors = self.where(anchors), None
+        made = self.with_cut(self._cut_for(window, columns, anchors, drop_all_padded))
+        return made if chosen is None else made.take(chosen)
+
+    def where(self, wanted: Callable[[dict[str, Any]], Any]) -> Array:
+        """Return the numbers of the episodes whose data, a dict, `wanted` accepts; an episode evicted since is left out.
+
+        Raises:
+            InputError: `wanted` returned something else than a truth value.
+        """
+        numbers = []
+        for ep in range(len(self.lengths)):
+            try:
+                data = self.get_episode_data(ep)
+            except ClipIndexError:
+                continue
+            if bool(wanted({name: values[0] for name, values in data.items()})):
+                numbers.append(ep)
+        return np.array(numbers, np.int64)
+
+    def __getitem__(self, idx: Any) -> dict[str, Any]:
+        """Return one clip, or with a list of ids the batch, as the buffer does."""
+        if np.ndim(idx):
+            return lookup.mapping(self, self._places(idx))
+        number = clip_id(idx, type(self).__name__, has_batches=True)
+        return lookup.one(self, int(self._places([number])[0]))
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips at once. PyTorch's DataLoader calls this method."""
+        return lookup.several(self, self._places(indices))
+
+    def _places(self, indices: Any) -> Array:
+        return PINNED + self.positions(clip_ids(indices, type(self).__name__))
+
+    def _why_no_clips(self) -> str:
+        return self.cut.why_none(self.lengths)
+
+    # -- draws -------------------------------------------------------------------------------
+
+    def sample(
+        self, batch_size: int, step: int | None = None, *, out: Mapping[str, Array] | None = None
+    ) -> Batch[Array]:
+        """Draw a batch of items of the view, through the sampler of the buffer.
+
+        Args:
+            batch_size: B.
+            step: as for `ReplayBuffer.sample`.
+            out: as for `ReplayBuffer.sample`.
+
+        Raises:
+            InputError, ClipIndexError, NoClipsError, LappedError: as `ReplayBuffer.sample`.
+        """
+        positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
+        into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
+        positions, weigh = self.draw(batch_size, step)
+        columns = self.engine.read(positions, self.cut, into)
+        return Batch(columns, positions, weigh and weigh(positions))
+
+    def batches(
+        self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
+        device: Any = None, pin_memory: bool = False,
+    ) -> Batches:  # fmt: skip
+        """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
+
+        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
+            return drawn_ahead(self.clips, partial(self.draw, size), self.cut, count)
+
+        return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
+
+    def __getstate__(self) -> dict[str, Any]:
+        for name, function in self.cut.functions:
+            sendable(type(self).__name__, f"window[{name!r}]", function)
+        return super().__getstate__()
+
+
+def split(view: V, train: float, seed: int, where: str) -> tuple[V, V]:
+    """Return two views that share no episode."""
+    if not 0 <= train <= 1:
+        raise InputError(f"{where}: train must lie between 0 and 1, got {train!r}")
+    # By a hash of each episode's position: as the buffer grows, hardly any episode changes sides.
+    ranks = np.argsort(mixed(view.starts.astype(np.uint64), seed), kind="stable")
+    count = round(train * len(ranks))
+    return view.take(np.sort(ranks[:count])), view.take(np.sort(ranks[count:]))
+
+
+def mixed(values: Array, seed: int) -> Array:
+    """Return splitmix64 of each value.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    golden = 0x9E3779B97F4A7C15
+    mixed = values * np.uint64(golden) + np.uint64(((seed + 1) * golden) % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    found: Array = mixed ^ (mixed >> np.uint64(31))
+    return found

@@ -1,0 +1,1 @@
+"""Many rings, each with a writer of its own, read as one buffer."""

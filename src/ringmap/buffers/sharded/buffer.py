@@ -1,0 +1,433 @@
+"""Many rings, each with a writer of its own, as one buffer to read.
+
+    runs/replay/collector-0   <- one process writes
+    runs/replay/collector-1   <- another                 -> ShardedReplayBuffer("runs/replay") in the learner
+    runs/replay/collector-2   <- joins later
+
+Invariants: nothing is written; a ring is read by its own protocol, so no reader waits for a writer; episodes are numbered ring by
+ring, in the order in which the rings joined.
+Not here: draws and gathers (engine.py), finding rings (rings.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ringmap.buffers.options import check_reads, positive, sendable
+from ringmap.buffers.pinned_view import split
+from ringmap.buffers.sampled import Sampled
+from ringmap.buffers.sharded.engine import ShardEngine, Weights
+from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
+from ringmap.buffers.sharded.view import ShardedView
+from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.window import WindowSpec
+from ringmap.datasets.base import Transform
+from ringmap.errors import ClosedError, InputError
+from ringmap.formats.registry import resolve_format
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.inspect.check import Finding
+from ringmap.storage.inspect.describe import WriterFacts, writer_of
+
+__all__ = ["Shard", "ShardedReplayBuffer"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One ring, as `ShardedReplayBuffer.shards` lists it.
+
+    Args:
+        name: of its directory; in a list or a glob its path.
+        path: its directory.
+        episodes: stored now.
+        steps: stored now.
+        clips: stored now, of the buffer's history.
+        written: steps ever written.
+        writer: who writes it: `alive`, `host`, `pid`; None for a ring that can't be read.
+        idle_s: seconds since its last commit; None before the first.
+        redraws: clips of it that this process redrew.
+        problem: why it is not read; None: it is read.
+    """
+
+    name: str
+    path: Path
+    episodes: int
+    steps: int
+    clips: int
+    written: int
+    writer: WriterFacts | None
+    idle_s: float | None
+    redraws: int
+    problem: str | None
+
+
+class ShardedReplayBuffer(Sampled):
+    """Many rings, read as one buffer. Read-only; no server runs.
+
+    Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a restart; one
+    that is gone, damaged or of other columns is left out, and the others go on.
+
+    Args:
+        paths: a directory whose children are rings (other children are passed over), a glob, or a list of rings. In the first two
+            cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a draw at most a second later.
+        history_len: observations per clip; None: as the first ring has stored.
+        frameskip: stride between the observations of a clip; None: as the first ring has stored.
+        sampler: `fn(step, buffer, batch_size, history_len) -> ids` that asks for `num_valid_ends` only; None draws by `weights`.
+            Samplers with priorities, or that draw by episode or position, are refused when they draw.
+        transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
+        weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal": every ring with
+            clips is; name -> weight, as `shards` names them (a ring without one is not drawn from). Ids, views and passes know no
+            weights.
+        on_bad: what to do with a ring that can't be read: "quarantine": warn once, name it in `shards`, go on with the others, and
+            look again after 1, 2, 4, ... 60 s; "raise".
+        wait_s: how long to wait for the first ring.
+        seed: of the generator.
+        threads: as for `ReplayBuffer`.
+        reads: as for `ReplayBuffer`.
+
+    Raises:
+        InputError: an argument is wrong; the same ring twice, by a link or a copy; the path is a ring itself.
+        NoClipsError: no ring is there after `wait_s` seconds.
+        DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
+
+    Cost: opening reads the records of each ring once. A draw looks at each ring, 0.2 us if it is idle. A batch takes one copy of its
+        rows, and 10 to 20 us for each ring that it touches; large clips take about 1.5 times as long as from one ring.
+
+    Processes and threads: as a live reader (`ReplayBuffer.open`). A pickle holds paths, settings and ring numbers. DataLoader workers
+        read the rings that the loader's process knows, as of its last refresh.
+
+    Source: Reverb (Cassirer et al., 2021), sharded tables; Ape-X (Horgan et al., 2018), many actors and one learner.
+
+    Example:
+        >>> from ringmap import ReplayBuffer
+        >>> for number in range(2):
+        ...     buf = ReplayBuffer(max_steps=100, path=f"fleet/{number}")
+        ...     buf.write_episode({"obs": np.full(20, number)})
+        ...     buf.close()
+        >>> buf = ShardedReplayBuffer("fleet", history_len=4, seed=0)
+        >>> buf.num_episodes, len(buf), buf.sample(8)["obs"].shape
+        (2, 34, (8, 4))
+        >>> [(shard.name, shard.steps, shard.problem) for shard in buf.shards]
+        [('0', 20, None), ('1', 20, None)]
+    """
+
+    engine: ShardEngine
+
+    def __init__(
+        self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], history_len: int | None = None,
+        frameskip: int | None = None, sampler: Sampler | None = None, transform: Transform | None = None, *,
+        weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0, seed: int | None = None,
+        threads: int | None = None, reads: str = "map",
+    ) -> None:  # fmt: skip
+        where = "ShardedReplayBuffer"
+        for name, value in (
+            ("history_len", history_len),
+            ("frameskip", frameskip),
+            ("threads", threads),
+        ):
+            if value is not None:
+                positive(where, name, value)
+        if on_bad not in ("quarantine", "raise"):
+            raise InputError(f"{where}: on_bad must be 'quarantine' or 'raise', got {on_bad!r}")
+        if not wait_s >= 0:
+            raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
+        check_reads(reads, where)
+        rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers())
+        self.engine = ShardEngine(rings, _weights(weights), sampler, seed, threads)
+        self.transform = transform
+        try:
+            self.engine.start(float(wait_s))
+        except BaseException:
+            self.engine.close()
+            raise
+        first = next(self.engine.each()).buffer
+        self.num_steps = first.num_steps if history_len is None else int(history_len)
+        self.frameskip = first.frameskip if frameskip is None else int(frameskip)
+        self.fps, self.reward_at = first.fps, first.reward_at
+
+    # -- rings --------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The rings, by name, also those that can't be read. Looks at each writer's lock."""
+        found, cut = [], self.cut
+        for ring in self.engine.each():
+            source = ring.source
+            with source.memory:
+                live = source.live
+                episodes, steps, written = live.num_episodes, live.num_steps, int(source.head)
+            idle = _idle_s(source.paths.table) if source.seq else None
+            clips, redraws = ring.reader.pin(cut).count, ring.reader.num_redraws
+            counts = episodes, steps, clips, written
+            writer = writer_of(ring.folder)
+            found.append(Shard(ring.name, Path(ring.folder), *counts, writer, idle, redraws, None))
+        for bad in list(self.engine.rings.problems.values()):
+            why = str(bad.error)
+            found.append(
+                Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why)
+            )
+        return sorted(found, key=lambda shard: shard.name)
+
+    @property
+    def path(self) -> Path | None:
+        """The directory or glob; None for a list."""
+        return self.engine.path
+
+    @property
+    def mode(self) -> str:
+        """ "r": each ring has a writer of its own."""
+        return "r"
+
+    @property
+    def history_len(self) -> int:
+        """Observations per clip; `num_steps` is another name for it."""
+        return self.num_steps
+
+    def write_episode(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: a ring is written by its own writer.
+
+        Raises:
+            ReadOnlyError: always; it names the rings.
+        """
+        self.engine.writer("ShardedReplayBuffer.write_episode")
+        raise AssertionError
+
+    # -- what is stored -----------------------------------------------------------------------
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns with their per-step shapes and dtypes; None before the first episode of any ring."""
+        return self.engine.schema
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order; [] before the first episode of any ring."""
+        schema = self.engine.schema
+        return [] if schema is None else schema.names
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of stored episodes."""
+        return sum(ring.buffer.num_episodes for ring in self.engine.each())
+
+    @property
+    def num_steps_stored(self) -> int:
+        """Number of stored steps."""
+        return sum(ring.buffer.num_steps_stored for ring in self.engine.each())
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, ring by ring, oldest first in each, int32. Makes a copy: O(episodes)."""
+        parts = [ring.buffer.lengths for ring in self.engine.each()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    @property
+    def offsets(self) -> Array:
+        """First row of each episode, int64. O(episodes)."""
+        lengths = self.lengths.astype(np.int64)
+        return np.cumsum(lengths) - lengths
+
+    def count_rows(self) -> int:
+        """Return the number of rows, which are the stored steps."""
+        return self.num_steps_stored
+
+    @property
+    def clip_indices(self) -> Sequence[tuple[int, int]]:
+        """The `(episode, first step)` of every clip. Makes a list: O(clips)."""
+        found, before = list[tuple[int, int]](), 0
+        for ring in self.engine.each():
+            counts = self.cut.counts(ring.buffer.lengths)
+            for ep, count in enumerate(counts.tolist(), before):
+                found += [(ep, step) for step in range(count)]
+            before += len(counts)
+        return found
+
+    @property
+    def num_unreachable_steps(self) -> int:
+        """Number of stored steps that are in no clip: most often their episodes are too short for one. O(episodes)."""
+        return self.cut.unreached(self.lengths)
+
+    def _home(self, ep: int) -> tuple[Ring, int]:
+        local = ep
+        for ring in self.engine.each():
+            count = ring.buffer.num_episodes
+            if local < count:
+                return ring, local
+            local -= count
+        raise AssertionError  # the number was checked
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the episode data of the stored episodes, in order of first use."""
+        names = (name for ring in self.engine.each() for name in ring.buffer.episode_column_names)
+        return list(dict.fromkeys(names))
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return values constant within an episode: name -> one value per requested episode, None where it has none.
+
+        Args:
+            idx: an episode, several (duplicates are allowed), or None for all.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        names, numbers = self.episode_column_names, self._episode_numbers(idx)
+        found = {name: [None] * len(numbers) for name in names}
+        before = 0
+        for ring in self.engine.each():
+            count = ring.buffer.num_episodes
+            places = ((numbers >= before) & (numbers < before + count)).nonzero()[0]
+            if len(places):
+                data = ring.buffer.get_episode_data(numbers[places] - before)
+                for name, values in data.items():
+                    for place, value in zip(places.tolist(), values, strict=True):
+                        found[name][place] = value
+            before += count
+        return found
+
+    def episodes(self) -> Iterator[dict[str, Any]]:
+        """Yield every episode, ring by ring, as `ReplayBuffer.episodes` does.
+
+        Raises:
+            CorruptError: rows differ from what was stored.
+        """
+        for ring in list(self.engine.each()):
+            yield from ring.buffer.episodes()
+
+    def load_episode(self, episode_idx: int) -> dict[str, Array]:
+        """Return one episode, every column dense `(T, ...)`, verified by its checksum.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+            CorruptError: its rows differ from what was stored.
+        """
+        ring, local = self._home(self._episode_number(episode_idx))
+        found = ring.buffer.load_episode(local)
+        return {name: found[name] for name in self.column_names}
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
+        ring, local = self._home(self._episode_number(ep))
+        return ring.buffer.load_steps(local, start, end)
+
+    def check(self) -> list[Finding]:
+        """Return the faults of all open rings, each finding with its file; empty when sound. Reads all rows.
+
+        A ring that can't be opened is in `shards`, with its problem.
+        """
+        return [finding for ring in self.engine.each() for finding in ring.buffer.check()]
+
+    def dump(
+        self, path: str | os.PathLike[str], format: str | None = None, mode: str = "overwrite", **writer_options: Any
+    ) -> None:  # fmt: skip
+        """Write the stored episodes of all rings as a regular dataset, episode by episode.
+
+        Args:
+            path: target; existing data stay until the new dataset is complete.
+            format: name of a registered format; None: the suffix of `path` decides, or the existing data.
+            mode: "overwrite", "append" or "error".
+            writer_options: passed to the format's writer.
+
+        Raises:
+            InputError, FileExistsError: as `ReplayBuffer.dump`.
+        """
+        chosen = resolve_format(path, format, mode=mode, where="ShardedReplayBuffer.dump")
+        with chosen.open_writer(path, mode=mode, **writer_options) as writer:
+            for episode in self.episodes():
+                writer.write_episode(episode)
+
+    # -- passes and views ---------------------------------------------------------------------
+
+    def moment(self) -> ShardedView:  # type: ignore[override]
+        """Return a view of the clips that exist now, for a pass."""
+        return ShardedView.of(self)
+
+    def view(  # type: ignore[override]
+        self, window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: Any = None,
+        drop_all_padded: bool = False,
+    ) -> ShardedView:  # fmt: skip
+        """Return a dataset of what is stored now, as `ReplayBuffer.view` does.
+
+        Raises:
+            InputError: as for `sample`; a window with across=True.
+            NoClipsError: a window over rings that have no columns yet.
+        """
+        if not callable(anchors):
+            wanted = self._wanted(None, window, columns, anchors, drop_all_padded)
+            cut, _ = self._cut_of(wanted, "ShardedReplayBuffer.view")
+            return ShardedView.of(self, None if wanted.is_plain else cut)
+        view = self.view(window, columns, None, drop_all_padded)
+        return view.take(view.where(anchors))
+
+    def split(  # type: ignore[override]
+        self, train: float = 0.9, seed: int = 0, *, window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None, anchors: Any = None, drop_all_padded: bool = False,
+    ) -> tuple[ShardedView, ShardedView]:  # fmt: skip
+        """Return two views that share no episode: `train` of the episodes of all rings, and the rest."""
+        made = self.view(window, columns, anchors, drop_all_padded)
+        return split(made, train, seed, "ShardedReplayBuffer.split")
+
+    # -- copies -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release the files of all rings. A closed buffer raises ClosedError on use; closing twice is allowed."""
+        self.engine.close()
+
+    def __enter__(self) -> ShardedReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle paths, settings and ring numbers. A callable without an importable name is refused."""
+        return {
+            "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps, "reward_at": self.reward_at,
+            "transform": sendable("ShardedReplayBuffer", "transform", self.transform), "engine": self.engine.to_send(),
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({**state, "engine": ShardEngine.received(state["engine"])})
+
+    def __repr__(self) -> str:
+        where = self.engine.rings.where
+        with contextlib.suppress(ClosedError):
+            return (
+                f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self.num_episodes}, "
+                f"steps={self.num_steps_stored}, history_len={self.num_steps}, frameskip={self.frameskip}, "
+                f"columns={self.column_names}, {where})"
+            )
+        return f"ShardedReplayBuffer(closed, {where})"
+
+
+def _weights(weights: Any) -> Weights:
+    where = "ShardedReplayBuffer"
+    if isinstance(weights, Mapping):
+        found = {str(name): float(weight) for name, weight in weights.items()}
+        if all(0 <= weight < float("inf") for weight in found.values()) and any(found.values()):
+            return found
+    elif weights in ("clips", "equal"):
+        return str(weights)
+    raise InputError(
+        f"{where}: weights must be 'clips', 'equal', or name -> weight, none negative and one positive, got {weights!r}"
+    )
+
+
+def _idle_s(table: str) -> float | None:
+    """Return how long ago the last record was written."""
+    try:
+        return max(0.0, time.time() - os.stat(table).st_mtime)
+    except OSError:
+        return None

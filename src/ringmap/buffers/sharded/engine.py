@@ -1,0 +1,551 @@
+"""The engine over many rings: what `Engine` does for one, with ids that name the ring, too.
+
+    look     every ring, without a system call (members.py)
+    draw     one multinomial over the rings, then one search for all clips (clip_table.py)
+    read     one gather (clips/many.py); bad clips are redrawn, from the others if their ring is gone
+
+Invariants: those of `Engine`; a ring is looked at, read and redrawn by its own protocol; no ring waits for another.
+Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (moments.py), copies of rows (clips/many.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ringmap.buffers.engine import NO_SAMPLER, Engine
+from ringmap.buffers.loader_state import LoaderState
+from ringmap.buffers.options import sendable
+from ringmap.buffers.sharded.clip_table import ClipTable
+from ringmap.buffers.sharded.members import Members
+from ringmap.buffers.sharded.moments import Moment, Moments, told_state
+from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.buffers.sharded.rings import Ring, Rings
+from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import Cut, Layout
+from ringmap.clips.gather import PINNED
+from ringmap.clips.items import call_functions
+from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, groups
+from ringmap.clips.samplers.base import Sampler, Weigh, as_sampler, ids_of
+from ringmap.datasets.batch import worker
+from ringmap.errors import ClipIndexError, ClosedError, InputError, NoClipsError, ReadOnlyError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.commit.store import Store
+from ringmap.storage.inspect.copying import Kept
+from ringmap.storage.read.read_live import look_again
+
+__all__ = ["ShardEngine", "Weights"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Weights = str | Mapping[str, float]
+
+_WHERE = "ShardedReplayBuffer"
+_SCAN_S = 1.0
+"""Seconds between two looks for rings that join; `refresh` looks at once."""
+
+_TOLD = 4
+"""Numbers told of each ring: two halves of its uuid, its head, its clips."""
+
+_ADVICE = "raise max_steps of the rings, or ask for smaller batches"
+
+
+class ShardEngine(Engine):
+    """The open rings of a `ShardedReplayBuffer`.
+
+    Args:
+        rings: what finds and opens them.
+        weights: "clips", "equal", or name -> weight.
+        sampler: as for `Engine`.
+        seed: of the generator.
+        threads: as for `ReplayBuffer`.
+    """
+
+    def __init__(
+        self, rings: Rings, weights: Weights = "clips", sampler: Sampler | None = None, seed: int | None = None,
+        threads: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(None, sampler, seed)
+        self.rings = rings
+        self.members = Members(rings, self._changed, self._only_known)
+        self.weights = weights
+        self.threads = threads
+        self._begin()
+
+    def _begin(self, state: LoaderState | None = None) -> None:
+        self.pins.loader_state = state or told_state()
+        self.moments = Moments(self.members, self.pins.loader_state)
+        self._is_drawing = False
+        self._tables: dict[tuple[Any, ...], ClipTable] = {}
+        self._redraws = self._redraws_gone = 0
+        self._layouts: dict[int, tuple[Cut, Layout]] = {}
+        self._cuts: dict[tuple[int, int], tuple[Cut, Cut, Ring]] = {}
+
+    # -- which rings --------------------------------------------------------------------------
+
+    def start(self, wait_s: float) -> None:
+        """Open the rings; wait for the first one.
+
+        Raises:
+            NoClipsError: there is none after `wait_s` seconds.
+            InputError: the same ring twice.
+        """
+        self.members.start(wait_s)
+
+    def _changed(self, gone: list[Ring]) -> None:
+        """Read from other rings from now on."""
+        rings = self.members.open
+        self._redraws_gone += sum(ring.reader.num_redraws for ring in gone)
+        for ring in rings:
+            ring.reader.rng = ring.buffer.engine.rng = self.rng
+        self.sources = [ring.source for ring in rings]
+        self.readers = [ring.reader for ring in rings]
+        self.moments.tell()
+
+    def check_open(self) -> None:
+        """Raise if the buffer is closed; after a fork or a pickle, open the rings in this process.
+
+        Raises:
+            ClosedError: it is closed.
+        """
+        if self.is_closed:
+            raise ClosedError(f"{_WHERE}: the buffer {self.rings.where} is closed; open it again")
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.rng = np.random.default_rng()
+            self._begin(self.pins.loader_state if worker() is not None else None)
+            self.members.reopen()
+        elif worker() is None and not self.pins.loader_state.is_mine:  # it follows no process
+            self._begin()
+        self.members.start_once()
+
+    def count(self, cut: Cut, shared: bool = True) -> int:
+        """Return how many clips of a cut exist, at the last refresh."""
+        return self._moment(cut, shared).clips
+
+    def _moment(self, cut: Cut, shared: bool = True) -> Moment:
+        self.check_open()
+        return self.moments.of(cut, shared and not self._is_drawing)
+
+    def _only_known(self) -> bool:
+        return self.moments.only_known()
+
+    # -- draws --------------------------------------------------------------------------------
+
+    def look_everywhere(self) -> None:
+        """Catch up with every ring, for a draw; in a worker, with the worker's own generator."""
+        self.check_open()
+        self.moments.clear()
+        self.members.follow()
+        self._draw_apart()
+
+    def refresh(self) -> bool:
+        """Catch up with every ring, and look for new ones; tell whether anything changed."""
+        self.check_open()
+        self.moments.clear()
+        return self.members.follow(scan=True)
+
+    def _table(self, cut: Cut) -> ClipTable:
+        """Return the clips of a cut on all rings; rings without commits since are not counted again. Holds the lock."""
+        table = self._tables.get(cut.anchors)
+        if table is None or table.rings is not self.members.open:
+            if len(self._tables) > 32:
+                self._tables.clear()
+            table = self._tables[cut.anchors] = ClipTable(self.members.open, cut)
+        table.follow(self.members.changes)
+        return table
+
+    def draw_positions(self, size: int, cut: Cut) -> Array | None:
+        """Return the ids of `size` clips drawn from all rings, in random order; None when there are none."""
+        parts, left = list[Array](), size
+        with self.members.lock:
+            table = self._table(cut)
+            shares = self._shares(table.rings, table.counts)
+            while left:
+                total = shares.sum()
+                if not total:
+                    return None
+                picks = self.rng.multinomial(left, shares / total)
+                for place, found in table.find(picks, self.rng):
+                    if found is None:  # its episodes are in parts
+                        ring = table.rings[place]
+                        drawn = ring.reader.draw(int(picks[place]), cut, self.rng)
+                        if drawn is None:  # cleared meanwhile
+                            shares[place] = 0
+                            continue
+                        found = joined(ring.number, drawn)
+                    parts.append(found)
+                    left -= len(found)
+        if len(self.members.open) == 1 and len(parts) == 1:
+            return parts[0]
+        # Or the halves of a batch would come from different rings.
+        return np.concatenate(parts)[self.rng.permutation(size)] if parts else np.empty(0, np.int64)
+
+    def _shares(self, rings: tuple[Ring, ...], counts: Array) -> Array:
+        """Return the share of each ring in a draw, not scaled, 0 for one without clips."""
+        weights = self.weights
+        if weights == "clips":
+            return counts.astype(np.float64)
+        has = (counts > 0).astype(np.float64)
+        if isinstance(weights, Mapping):
+            has *= [float(weights.get(ring.name, 0.0)) for ring in rings]
+        return has
+
+    def draw(
+        self, buffer: Any, size: int, cut: Cut, step: int | None = None
+    ) -> tuple[Array, Weigh | None]:
+        """Draw `size` clips, as `Engine.draw` does."""
+        self.look_everywhere()
+        step, sampler = self.next_step(step), self.sampler
+        if sampler.given is None:
+            ids = self.draw_positions(size, cut)
+            if ids is None:
+                raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
+            return ids, None
+        with self.members.lock:
+            self._is_drawing = (
+                True  # the ids of a sampler are of this moment, not of one that was told
+            )
+            try:
+                moment = self._moment(cut, shared=False)
+                if not moment.clips:
+                    raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
+                numbers = ids_of(sampler, step, buffer, size, cut.history or 1, f"{_WHERE}.sample")
+            finally:
+                self._is_drawing = False
+            wrong = (numbers < 0) | (numbers >= moment.clips)
+            if wrong.any():
+                raise ClipIndexError(
+                    f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0])}, which is out of range for "
+                    f"{moment.clips} clips"
+                )
+            return self._placed(numbers, moment, cut), sampler.weigh()
+
+    def anchors(self, ids: Array, cut: Cut) -> Array:
+        """Return what `read` takes for clips with these ids, as `Engine.anchors` does."""
+        self.check_open()
+        self._draw_apart()
+        highest = max(0, int(ids.max())) if len(ids) else 0
+        if highest >= PINNED:
+            return self.starting(ids - PINNED, cut)
+        moment = self._moment(cut)
+        ids = np.where(ids < 0, ids + moment.clips, ids)
+        if highest >= moment.clips:  # drawn in a process that knows more
+            self.refresh()
+            moment = self._moment(cut)
+        return self._placed(ids, moment, cut)
+
+    def _placed(self, ids: Array, moment: Moment, cut: Cut) -> Array:
+        found, lost = np.zeros(len(ids), np.int64), []
+        for which, places in groups(moment.ends.searchsorted(ids, side="right")):
+            ring = pinned = None
+            if which < len(moment.numbers):
+                ring, pinned = self.members.of(moment.numbers[which]), moment.pinned[which]
+            if ring is None or pinned is None:
+                lost.append(places)
+                continue
+            first = int(moment.ends[which]) - pinned.count
+            try:
+                local = ring.reader.place(ids[places] - first + pinned.base, pinned, cut)
+            except RING_FAULTS as error:
+                self.members.drop(ring, error)
+                lost.append(places)
+            except NoClipsError:
+                lost.append(places)
+            else:
+                found[places] = joined(ring.number, local)
+        return self._elsewhere(found, lost, cut)
+
+    def starting(self, positions: Array, cut: Cut) -> Array:
+        """Return the ids; one that is no anchor of the cut now, or whose ring is gone, is replaced by a new draw."""
+        numbers, local = apart(positions)
+        found, lost = positions.copy(), []
+        for number, places in groups(numbers):
+            ring = self.members.of(number)
+            if ring is None:
+                lost.append(places)
+                continue
+            try:
+                wanted = local[places]
+                if ring.source.rows is None or wanted.max() + cut.after >= ring.source.head:
+                    ring.source.refresh()
+                found[places] = joined(number, ring.reader.starting(wanted, cut))
+            except RING_FAULTS as error:
+                self.members.drop(ring, error)
+                lost.append(places)
+            except NoClipsError:
+                lost.append(places)
+        return self._elsewhere(found, lost, cut)
+
+    def _elsewhere(self, ids: Array, lost: list[Array], cut: Cut) -> Array:
+        """Return the ids with lost ones replaced by clips of any ring."""
+        if lost:
+            places = np.concatenate(lost)
+            drawn = self.draw_positions(len(places), cut)
+            if drawn is None:
+                raise NoClipsError(f"{_WHERE}: {self.why_no_clips(cut)}")
+            ids[places] = drawn
+            self._redraws += len(places)
+        return ids
+
+    # -- reads --------------------------------------------------------------------------------
+
+    def read(
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return the clips with these ids, as `Engine.read` does; `positions` shows which were redrawn."""
+        self.check_open()
+        size = len(positions)
+        batch: dict[str, Array] = {} if out is None else dict(out)
+        which = np.arange(size)
+
+        def attempt() -> int:
+            nonlocal which
+            bad = self._gather(positions, which, cut, size, batch)
+            which = np.concatenate(bad) if bad else which[:0]
+            return len(which)
+
+        def redraw() -> None:
+            self.members.follow()
+            positions[which] = self.starting(positions[which], cut)
+
+        left = attempt()
+        if left:
+            redraw()
+            look_again(attempt, redraw, self.rings.where, _ADVICE)
+        if cut.functions:
+            call_functions(batch, cut, size)
+        if cut.added and batch:
+            self._settle(batch, cut, out)
+        if worker() is not None:
+            self.pins.count_redraws(self._own_redraws())
+        return batch
+
+    def _gather(
+        self, positions: Array, which: Array, cut: Cut, size: int, batch: dict[str, Array]
+    ) -> list[Array]:  # fmt: skip
+        numbers, local = apart(positions.take(which))
+        pieces, bad = list[Piece](), list[Array]()
+        for number, places in groups(numbers):
+            ring = self.members.of(number)
+            if ring is None:
+                bad.append(which[places])
+                continue
+            own = self._cut_in(ring, cut)
+            pieces.append(Piece(number, ring.reader, which[places], local[places], own))
+
+        def fail(piece: Piece, error: Exception) -> None:
+            ring = self.members.of(piece.number)
+            if ring is not None and ring.reader is piece.reader:
+                self.members.drop(ring, error)
+
+        is_plain = are_plain(pieces, cut)
+        bad += gather_many(pieces, cut, size, batch, self.num_threads, fail)
+        for piece in () if is_plain else pieces:
+            positions[piece.places] = joined(piece.number, piece.anchors)
+        return bad
+
+    def _cut_in(self, ring: Ring, cut: Cut) -> Cut:
+        """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole batch."""
+        if not (cut.needs_bounds or cut.functions or ring.source.live.chains is not None):
+            return cut
+        found = self._cuts.get((id(cut), ring.number))
+        if found is None or found[2] is not ring:
+            if len(self._cuts) > 32 * max(1, len(self.members.open)):
+                self._cuts.clear()
+            own = replace(cut, functions=(), episode_numbers=self._numbers_in(ring, cut))
+            found = self._cuts[id(cut), ring.number] = cut, own, ring
+        return found[1]
+
+    def _numbers_in(self, ring: Ring, cut: Cut) -> Callable[[Array], Array]:
+        """Return what numbers the episodes of a ring, over all rings or as a view does, given the positions of their first steps."""
+        given = cut.episode_numbers
+        if given is not None:
+            return lambda starts: given(joined(ring.number, starts))
+
+        def numbers(starts: Array) -> Array:
+            before = 0
+            for other in self.members.open:
+                if other is ring:
+                    break
+                before += other.source.live.num_episodes
+            live = ring.source.live
+            with ring.source.memory:
+                known = live.starts if live.chains is None else live.whole.names
+                order = known.argsort(kind="stable")
+                at = np.minimum(known[order].searchsorted(starts), max(0, len(known) - 1))
+                if not len(known):
+                    return np.full(len(starts), -1)
+                found = order[at]
+                return np.where(known[found] == starts, found + before, -1)
+
+        return numbers
+
+    def _settle(self, batch: dict[str, Array], cut: Cut, out: dict[str, Array] | None) -> None:
+        """Move computed columns to the caller's arrays, where these fit, and remember their shapes."""
+        shapes: Layout = {}
+        for name in cut.added:
+            values = batch[name]
+            shapes[name] = values.shape[1:], values.dtype
+            into = None if out is None else out.get(name)
+            if (
+                into is not None and into is not values
+                and (into.shape, into.dtype) == (values.shape, values.dtype)
+            ):  # fmt: skip
+                np.copyto(into, values)
+                batch[name] = into
+        if len(self._layouts) > 32:
+            self._layouts.clear()
+        self._layouts[id(cut)] = cut, shapes
+
+    def layout(self, cut: Cut, size: int) -> Layout:
+        """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
+        schema = self.schema
+        if schema is None:
+            return {}
+        computed = self._layouts.get(id(cut), (cut, {}))[1]
+        added = {name: ((size, *shape), dtype) for name, (shape, dtype) in computed.items()}
+        return {**cut.layout(schema, size), **added}
+
+    def want(self, positions: Array, cut: Cut) -> None:
+        """Ask the disk for clips that are to be read soon, if that pays off."""
+        if not any(reader.source.rows and reader.source.rows.large for reader in self.readers):
+            return
+        numbers, local = apart(positions)
+        for number, places in groups(numbers):
+            ring = self.members.of(number)
+            if ring is not None:
+                ring.reader.want(local[places], cut)
+
+    # -- what is stored -----------------------------------------------------------------------
+
+    def each(self) -> Iterator[Ring]:
+        """Yield the open rings, in the order of their numbers."""
+        self.check_open()
+        yield from self.members.open
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns of all rings; None before the first episode of any."""
+        self.check_open()
+        return self.rings.schema
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether a lane is known of every stored episode."""
+        return all(ring.buffer.engine.has_lanes for ring in self.members.open)
+
+    def _own_redraws(self) -> int:
+        return (
+            self._redraws + self._redraws_gone + sum(reader.num_redraws for reader in self.readers)
+        )
+
+    @property
+    def num_redraws(self) -> int:
+        """Clips redrawn so far, of all rings, including those of DataLoader workers."""
+        return self._own_redraws() + self.pins.counted()
+
+    def why_no_clips(self, cut: Cut) -> str:
+        """Return, in words, why no clip of this cut exists."""
+        if isinstance(self.weights, Mapping) and not any(
+            self.weights.get(ring.name) and len(ring.buffer.lengths) for ring in self.members.open
+        ):
+            names = [ring.name for ring in self.members.open]
+            return f"weights={dict(self.weights)!r} give no weight to a ring with episodes; there are {names}"
+        if not self.members.open:
+            return f"no ring {self.rings.where} can be read{self.rings.why}; start a collector"
+        lengths = [ring.buffer.lengths for ring in self.members.open]
+        return cut.why_none(np.concatenate(lengths))
+
+    # -- roles and copies ---------------------------------------------------------------------
+
+    @property
+    def is_writer(self) -> bool:
+        """False: each ring has a writer of its own."""
+        return False
+
+    def window(self, cut: Cut) -> ClipRange:
+        """Raise: a clip range is one of a single ring.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks for "
+            "num_valid_ends only, or draw from the rings apart"
+        )
+
+    def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
+        """Raise: each ring is copied by itself.
+
+        Raises:
+            ReadOnlyError: always.
+        """
+        self._refuse(where)
+
+    def writer(self, where: str) -> Store:
+        """Raise: each ring has a writer of its own.
+
+        Raises:
+            ReadOnlyError: always.
+        """
+        self._refuse(where)
+
+    def _refuse(self, where: str) -> NoReturn:
+        raise ReadOnlyError(
+            f"{where}: rings are only read here; open the ring to write, ReplayBuffer.open(path, mode='r+') of one of: "
+            + (", ".join(ring.folder for ring in self.members.open) or f"none {self.rings.where}")
+        )
+
+    @property
+    def path(self) -> Path | None:
+        """The directory or glob; None for a list."""
+        return Path(self.rings.paths) if isinstance(self.rings.paths, str) else None
+
+    def use(self, sampler: Sampler | None) -> None:
+        """Use another sampler from now on; None draws uniformly."""
+        self.check_open()
+        new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
+        if new.given is not self.sampler.given:
+            self.sampler.close()
+        self.sampler = new
+
+    def settle(self, where: str) -> None:
+        """Do nothing: a reader has no rows of its own."""
+
+    def before_fork(self) -> None:
+        """Do nothing: a reader has no rows of its own."""
+
+    def close(self) -> None:
+        """Release the files of all rings."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.rings.close()
+            self.sampler.close()
+
+    def to_send(self) -> dict[str, Any]:
+        """Return what `received` builds a copy from: paths, settings and ring numbers."""
+        rings = self.rings
+        return {
+            "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
+            "schema": rings.schema, "reward_at": rings.reward_at, "weights": self.weights, "threads": self.threads,
+            "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
+        }  # fmt: skip
+
+    @classmethod
+    def received(cls, state: Mapping[str, Any]) -> ShardEngine:
+        """Return an engine of this process from what another process sent."""
+        numbers = RingNumbers(state["uuids"])
+        rings = Rings(state["paths"], state["options"], state["on_bad"], numbers)
+        rings.schema, rings.reward_at = state["schema"], state["reward_at"]
+        engine = cls(rings, state["weights"], state["sampler"], threads=state["threads"])
+        if state["loader_state"] is not None:
+            engine._begin(state["loader_state"])
+        return engine
+
+    def __reduce__(self) -> Any:
+        return ShardEngine.received, (self.to_send(),)

@@ -1,0 +1,284 @@
+"""Which rings there are: found below a path, opened, set aside when they fail, and looked at again.
+
+    paths -> candidates -> opened -> Ring                       read by the engine
+                |            |          | it fails, or is gone
+                |            v          v
+                +<------- Problem: looked at again after 1, 2, 4, ... 60 s
+
+Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or `set_aside` hears
+of a change by a new `open`.
+Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.clips.gather import ClipReader
+from ringmap.datasets.batch import worker
+from ringmap.errors import InputError, ReplacedError, RingmapError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.handle import Handle
+
+__all__ = ["Problem", "Ring", "Rings"]
+
+log = logging.getLogger("ringmap")
+
+_WHERE = "ShardedReplayBuffer"
+_FIRST_S, _LAST_S = 1.0, 60.0
+
+
+@dataclass(slots=True)
+class Ring:
+    """One open ring.
+
+    `number`: see numbers.py; `name`: as users know it; `buffer`: reads it alone.
+    """
+
+    number: int
+    name: str
+    folder: str
+    uuid: bytes
+    buffer: ReplayBuffer
+    is_checked: bool = False
+    """Whether its columns were compared: one without episodes has none yet."""
+
+    @property
+    def source(self) -> Handle:
+        """The open files, those of this process once the engine has seen a fork."""
+        return self.buffer.engine.owned
+
+    @property
+    def reader(self) -> ClipReader:
+        """Reads its clips."""
+        return self.buffer.engine.reader
+
+
+@dataclass(slots=True)
+class Problem:
+    """A ring that is not read, and why.
+
+    `again_at`: when it is looked at again, in monotonic seconds.
+    """
+
+    name: str
+    folder: str
+    error: Exception
+    again_at: float
+    redraws: int = 0
+
+
+class Rings:
+    """The rings below a path.
+
+    Args:
+        paths: a directory whose children are rings, a glob, or a list of rings.
+        options: passed to `ReplayBuffer.open` for each.
+        on_bad: "quarantine" or "raise".
+        numbers: of the rings.
+    """
+
+    def __init__(
+        self, paths: Any, options: Mapping[str, Any], on_bad: str, numbers: RingNumbers
+    ) -> None:
+        self.paths = paths
+        self.options = dict(options)
+        self.on_bad = on_bad
+        self.numbers = numbers
+        self.open: tuple[Ring, ...] = ()
+        """In the order of their numbers; another tuple after each change."""
+        self.problems: dict[str, Problem] = {}
+        """By folder."""
+        self.schema: Schema | None = None
+        self.reward_at: str | None = None
+        self._told: set[tuple[str, str]] = set()
+        self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
+
+    @property
+    def where(self) -> str:
+        """Where it looks, in words."""
+        return ", ".join(self.paths) if isinstance(self.paths, tuple) else f"below {self.paths}"
+
+    @property
+    def why(self) -> str:
+        """What is wrong with the rings that can't be read, for the end of a sentence; "" if there are none."""
+        return "".join(f"; {one.folder}: {one.error}" for one in list(self.problems.values()))
+
+    def candidates(self) -> list[tuple[str, str]]:
+        """Return name and folder of each place where a ring may be, by name."""
+        paths = self.paths
+        if isinstance(paths, tuple):
+            return [(path, os.path.abspath(path)) for path in paths]
+        if glob.has_magic(paths) and not os.path.isdir(paths):
+            found = [path for path in sorted(glob.glob(paths)) if os.path.isdir(path)]
+            return [(path, os.path.abspath(path)) for path in found]
+        try:
+            with os.scandir(paths) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir())
+        except OSError:
+            return []
+        return [(name, os.path.abspath(os.path.join(paths, name))) for name in names]
+
+    def scan(self, now: float, is_first: bool = False, only_known: bool = False) -> bool:
+        """Let rings leave that are gone, and join that are new; tell whether any did.
+
+        Args:
+            now: monotonic seconds.
+            is_first: whether this is the opening, where the same ring twice is an error of the caller.
+            only_known: whether rings without a number are left for later: in a worker, its parent numbers them.
+
+        Raises:
+            InputError: the same ring twice, at the opening.
+            RingmapError: what a ring raised, with on_bad="raise".
+
+        Cost: one directory, and one stat for each place without a ring that is open.
+        """
+        before = self.open
+        places = self.candidates()
+        there = {folder for _, folder in places}
+        for ring in before:
+            if ring.folder not in there:
+                self.set_aside(ring, ReplacedError(f"{ring.folder}: the ring was removed"), now)
+        for folder in self.problems.keys() - there:
+            if now >= self.problems[folder].again_at:
+                del self.problems[folder]
+        known = {ring.folder for ring in self.open}
+        for name, folder in places:
+            problem = self.problems.get(folder)
+            if folder in known or (problem is not None and now < problem.again_at):
+                continue
+            if not os.path.lexists(Paths(folder).manifest):
+                self.problems.pop(folder, None)
+                continue
+            self._join(name, folder, now, is_first, only_known)
+        return self.open is not before
+
+    def _join(
+        self, name: str, folder: str, now: float, is_first: bool, only_known: bool
+    ) -> None:  # fmt: skip
+        try:
+            uuid = read_manifest(Disk(), folder).uuid
+            for other in self.open:
+                if other.uuid == uuid:
+                    raise InputError(
+                        f"{_WHERE}: {folder} and {other.folder} are the same ring (uuid {uuid.hex()}), by a link or a copy; "
+                        "give each ring once, and copy rings with ReplayBuffer.snapshot"
+                    )
+            if only_known and uuid not in self.numbers:
+                return
+            buffer = ReplayBuffer.open(folder, **self.options)
+            try:
+                ring = Ring(self.numbers.of(uuid), name, folder, uuid, buffer)
+                self.compare(ring)
+            except BaseException:
+                buffer.close()
+                raise
+        except (RingmapError, OSError) as error:
+            if isinstance(error, InputError) and is_first and "same ring" in str(error):
+                raise
+            self._put_aside(name, folder, error, now)
+            return
+        self.problems.pop(folder, None)
+        self.open = tuple(sorted((*self.open, ring), key=lambda ring: ring.number))
+
+    def compare(self, ring: Ring) -> None:
+        """Compare the columns of a ring with those of the others, once it has some.
+
+        Raises:
+            InputError: they differ, or they are of another kind of buffer.
+        """
+        schema = ring.source.schema
+        if ring.is_checked or schema is None:
+            return
+        if TransitionColumns.are(schema.names):
+            raise InputError(
+                f"{_WHERE}: {ring.folder} holds transitions; open it with TransitionReplayBuffer"
+            )
+        if self.schema is None:
+            self.schema, self.reward_at = schema, ring.buffer.reward_at
+        elif set(schema.columns) != set(self.schema.columns):
+            differ = sorted(map(str, set(schema.columns) ^ set(self.schema.columns)))
+            raise InputError(
+                f"{_WHERE}: {ring.folder} has other columns than the rings before it ({', '.join(differ)} on one side only); give "
+                "rings of one schema"
+            )
+        elif ring.buffer.reward_at != self.reward_at:
+            raise InputError(
+                f"{_WHERE}: {ring.folder} has reward_at={ring.buffer.reward_at!r}, the rings before it {self.reward_at!r}; give "
+                "rings of one kind"
+            )
+        ring.is_checked = True
+
+    def set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
+        """Close a ring that failed, and remember why.
+
+        Raises:
+            Exception: that error, with on_bad="raise"; the ring is no longer read either.
+        """
+        if not any(one is ring for one in self.open):  # another thread was faster
+            return
+        self.open = tuple(one for one in self.open if one is not ring)
+        redraws = ring.reader.num_redraws
+        try:
+            ring.buffer.close()
+        finally:
+            now = time.monotonic() if now is None else now
+            self._put_aside(ring.name, ring.folder, error, now, redraws)
+
+    def _put_aside(
+        self, name: str, folder: str, error: Exception, now: float, redraws: int = 0
+    ) -> None:  # fmt: skip
+        delay, last = self._delays.get(folder, (0.0, now))
+        delay = min(2 * delay, _LAST_S) if delay and now - last < 2 * _LAST_S else _FIRST_S
+        self._delays[folder] = delay, now
+        self.problems[folder] = Problem(name, folder, error, now + delay, redraws)
+        if self.on_bad == "raise":
+            raise error
+        if (folder, str(error)) not in self._told and worker() is None:
+            self._told.add((folder, str(error)))
+            log.warning("%s: goes on without the ring %s: %s", _WHERE, name, error)
+
+    def refuse_odd(self) -> None:
+        """Raise if the path is a ring itself.
+
+        Raises:
+            InputError: it is.
+        """
+        if isinstance(self.paths, str) and os.path.lexists(Paths(self.paths).manifest):
+            raise InputError(
+                f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory above it"
+            )
+
+    def close(self) -> None:
+        """Close all."""
+        rings, self.open = self.open, ()
+        for ring in rings:
+            ring.buffer.close()
+
+
+def as_paths(paths: Any) -> str | tuple[str, ...]:
+    """Return a path or a glob, or a tuple of paths.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(paths, str | Path):
+        return os.path.abspath(paths)
+    if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
+        return tuple(os.path.abspath(path) for path in paths)
+    raise InputError(
+        f"{_WHERE}: paths must be a directory, a glob or a list of rings, got {paths!r:.80}"
+    )

@@ -1,0 +1,284 @@
+"""A view over many rings: the episodes of one moment, as a dataset whose ids do not change.
+
+    part 0: starts, lengths on ring 0     part 1: starts, lengths on ring 4     ...
+    home     [0, 0, 0, 1, 1]              episode of the view -> part, and its number in there
+    local    [0, 1, 2, 0, 1]
+
+Invariants: those of `BufferView`; what a view holds is numbers, so that it travels without rings, and outlives one that is away.
+Not here: rows (engine.py), the view of one ring (buffers/view.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringmap.buffers.pinned_view import PinnedView
+from ringmap.buffers.sharded.engine import ShardEngine
+from ringmap.buffers.sharded.numbers import joined
+from ringmap.buffers.sharded.rings import Ring
+from ringmap.buffers.view import BufferView
+from ringmap.clips.cut import Cut
+from ringmap.clips.many import groups
+from ringmap.clips.samplers.base import Weigh
+from ringmap.errors import ClipIndexError, InputError, NoClipsError
+from ringmap.storage.columns.schema import Schema
+from ringmap.storage.ring.chains import WholeEpisodes
+
+__all__ = ["ShardedView"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Part(NamedTuple):
+    """Episodes of one ring: as `BufferView` holds them."""
+
+    number: int
+    starts: Array
+    lengths: Array
+    stored: tuple[WholeEpisodes, Array] | None
+    is_part: bool = False
+
+    def positions(self, episodes: Array, steps: Array) -> Array:
+        """Return the positions of steps of its episodes."""
+        if self.stored is not None:
+            whole, chosen = self.stored
+            return whole.positions(whole.places[chosen[episodes]] + steps)
+        found: Array = self.starts[episodes] + steps
+        return found
+
+    def take(self, chosen: Array) -> _Part:
+        """Return some of its episodes."""
+        stored = self.stored and (self.stored[0], self.stored[1][chosen])
+        return _Part(self.number, self.starts[chosen], self.lengths[chosen], stored, True)
+
+    def over(self, ring: Ring, cut: Cut | None) -> BufferView:
+        """Return the view of its ring alone."""
+        return BufferView(ring.buffer, self.starts, self.lengths, cut, self.stored, self.is_part)
+
+
+class ShardedView(PinnedView):
+    """Pinned episodes of many rings, made by `view()` and `split()` of a `ShardedReplayBuffer`.
+
+    Args:
+        buffer: the buffer to read.
+        parts: the episodes of each ring.
+        home: for each episode of the view, its part; None: part after part.
+        local: its number in there.
+        cut: what an item holds; None: a clip of the buffer.
+
+    Processes and threads: as the buffer. A pickled view carries its episodes, 12 bytes each.
+    """
+
+    def __init__(
+        self, buffer: Any, parts: Sequence[_Part], home: Array | None = None, local: Array | None = None,
+        cut: Cut | None = None,
+    ) -> None:  # fmt: skip
+        counts = [len(part.starts) for part in parts]
+        self._parts = tuple(parts)
+        self._home = np.repeat(np.arange(len(counts)), counts) if home is None else home
+        own = np.concatenate([np.arange(n) for n in counts]) if counts else np.empty(0, np.int64)
+        self._local = own if local is None else local
+        sizes, starts = np.zeros(len(self._home), np.int64), np.zeros(len(self._home), np.int64)
+        for which, places in groups(self._home):
+            part = self._parts[which]
+            sizes[places] = part.lengths[self._local[places]]
+            starts[places] = joined(part.number, part.starts[self._local[places]])
+        super().__init__(buffer, starts, sizes, cut)
+        if cut is not None and cut.across:
+            raise InputError(
+                "ShardedReplayBuffer.view: a sequence with across=True runs on into the next episode of its ring, which a view over "
+                "many rings can't number; use sample(window=...), or views of the rings"
+            )
+        self._views: dict[int, tuple[Ring, BufferView]] = {}
+
+    @classmethod
+    def of(cls, buffer: Any, cut: Cut | None = None) -> ShardedView:
+        """Return a view of all that is stored, as of the last refresh."""
+        parts = []
+        for ring in buffer.engine.each():
+            source = ring.source
+            with source.memory:
+                live = source.live
+                if live.chains is None:
+                    parts.append(_Part(ring.number, live.starts.copy(), live.lengths.copy(), None))
+                else:
+                    whole = live.whole
+                    every = whole, np.arange(len(whole))
+                    parts.append(_Part(ring.number, whole.names, whole.lengths, every))
+        return cls(buffer, parts, cut=cut)
+
+    @property
+    def engine(self) -> ShardEngine:
+        """The engine of the buffer."""
+        engine: ShardEngine = self._buffer.engine
+        return engine
+
+    @property
+    def clips(self) -> ShardEngine:
+        """What finds and reads clips: the engine."""
+        engine: ShardEngine = self._buffer.engine
+        return engine
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        names: list[str] = self._buffer.column_names
+        return names
+
+    def _schema(self, where: str) -> Schema:
+        return self.engine.schema or super()._schema(where)
+
+    def with_cut(self, cut: Cut | None) -> ShardedView:
+        """Return a view of the same episodes with other items."""
+        return ShardedView(self._buffer, self._parts, self._home, self._local, cut)
+
+    def take(self, episodes: Sequence[int] | Array) -> ShardedView:
+        """Return a view of some of the episodes, in this order."""
+        chosen = self._episode_numbers(episodes)
+        home, local = self._home[chosen], self._local[chosen]
+        numbers, parts = np.zeros(len(chosen), np.int64), list(self._parts)
+        for which in range(len(parts)):  # a part without any is empty: numbers of parts stay
+            mine = (home == which).nonzero()[0]
+            parts[which] = parts[which].take(local[mine])
+            numbers[mine] = np.arange(len(mine))
+        return ShardedView(self._buffer, parts, home, numbers, self._cut)
+
+    # -- clips --------------------------------------------------------------------------------
+
+    def positions(self, ids: Array) -> Array:
+        """Return the ids in the engine (see numbers.py) of the anchors of the clips with these ids."""
+        episodes, steps = self._locate(ids)
+        return self._at(episodes, steps)
+
+    def _at(self, episodes: Array, steps: Array) -> Array:
+        found = np.zeros(len(episodes), np.int64)
+        for which, places in groups(self._home[episodes]):
+            part = self._parts[which]
+            local = self._local[episodes[places]]
+            found[places] = joined(part.number, part.positions(local, steps[places]))
+        return found
+
+    @property
+    def mark(self) -> Any:
+        """What `finder` needs to find this moment again after a restart: uuid, head and clips of each ring."""
+        uuids, marks = self.engine.rings.numbers.uuids, []
+        for part in self._parts:
+            ring = self.engine.members.of(part.number)
+            if ring is not None:
+                view = self._over(part, ring)
+                marks.append([uuids[part.number].hex(), view.head, len(view)])
+        return marks
+
+    def finder(self, mark: Any, count: int) -> Callable[[Array], Array]:
+        """Return what finds the clips of an earlier moment: ids -> ids in the engine, -1 for an evicted one."""
+        uuids = self.engine.rings.numbers.uuids
+        here = {uuids[part.number].hex(): part for part in self._parts}
+        finders: list[tuple[int, Callable[[Array], Array]] | None] = []
+        counts = [int(clips) for _, _, clips in mark]
+        for uuid, head, clips in mark:
+            part = here.get(uuid)
+            ring = None if part is None else self.engine.members.of(part.number)
+            if part is None or ring is None:
+                finders.append(None)
+            else:
+                finders.append((part.number, self._over(part, ring).finder(head, int(clips))))
+        ends = np.cumsum(np.array(counts, np.int64))
+
+        def find(ids: Array) -> Array:
+            found = np.full(len(ids), -1, np.int64)
+            for which, places in groups(ends.searchsorted(ids, side="right")):
+                known = finders[which] if which < len(finders) else None
+                if known is not None:
+                    local = known[1](ids[places] - int(ends[which]) + counts[which])
+                    found[places] = np.where(local < 0, -1, joined(known[0], local))
+            return found
+
+        return find
+
+    def _over(self, part: _Part, ring: Ring) -> BufferView:
+        """Return the view of one ring; another one, if that was opened again."""
+        known = self._views.get(part.number)
+        if known is None or known[0] is not ring:
+            cut = self.cut
+            known = self._views[part.number] = ring, part.over(ring, cut)
+        return known[1]
+
+    # -- draws --------------------------------------------------------------------------------
+
+    def draw(self, size: int, step: int | None = None) -> tuple[Array, Weigh | None]:
+        """Draw clips of episodes that are still stored, each equally likely; return their ids in the engine.
+
+        Raises:
+            NoClipsError: all were evicted, or their rings are away.
+        """
+        engine = self.engine
+        engine.look_everywhere()
+        views = list[tuple[int, BufferView]]()
+        for part in self._parts:
+            ring = engine.members.of(part.number)
+            if ring is not None and len(part.starts):
+                views.append((part.number, self._over(part, ring)))
+        counts = np.array([view.clip_window().count for _, view in views], np.float64)
+        if not counts.sum():
+            raise NoClipsError(
+                "ShardedView.sample: no clip of the view is left: its episodes are too short, were evicted, or their rings are away; "
+                "make a new view"
+            )
+        engine.next_step(step)
+        picks, drawn = engine.rng.multinomial(size, counts / counts.sum()), []
+        for which in picks.nonzero()[0].tolist():
+            number, view = views[which]
+            found, _ = view.engine.draw_among(view, int(picks[which]), self.cut)
+            drawn.append(joined(number, found))
+        return np.concatenate(drawn)[engine.rng.permutation(size)], None
+
+    # -- episodes -----------------------------------------------------------------------------
+
+    def _view_of(self, ep: int) -> tuple[BufferView, int]:
+        part = self._parts[int(self._home[ep])]
+        ring = self.engine.members.of(part.number)
+        if ring is None:
+            raise ClipIndexError(f"ShardedView: the ring of episode {ep} is away")
+        return self._over(part, ring), int(self._local[ep])
+
+    def load_episode(self, episode_idx: int) -> dict[str, Any]:
+        """Return one whole episode, every column dense.
+
+        Raises:
+            ClipIndexError: there is no such episode, or it was evicted since, or its ring is away.
+        """
+        view, local = self._view_of(self._episode_number(episode_idx))
+        return view.load_episode(local)
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        view, local = self._view_of(ep)
+        return view.steps(local, start, end)
+
+    @property
+    def episode_column_names(self) -> list[str]:
+        """Names of the episode data of the episodes that the rings hold now."""
+        names: list[str] = self._buffer.episode_column_names
+        return names
+
+    def get_episode_data(
+        self, idx: int | Sequence[int] | Array | None = None
+    ) -> dict[str, list[Any]]:
+        """Return values constant within an episode: name -> one value per requested episode, None where it has none.
+
+        Raises:
+            ClipIndexError: there is no such episode, or it was evicted since, or its ring is away.
+        """
+        names, rows = self.episode_column_names, list[dict[str, list[Any]]]()
+        for ep in self._episode_numbers(idx).tolist():
+            view, local = self._view_of(ep)
+            rows.append(view.get_episode_data(local))
+        return {name: [row[name][0] if name in row else None for row in rows] for name in names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_views": {}}
+
+    def __repr__(self) -> str:
+        return f"ShardedView(episodes={len(self.lengths)}, clips={len(self)}, of={self._buffer!r})"

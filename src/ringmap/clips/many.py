@@ -1,0 +1,204 @@
+"""Gathers one batch from many rings: each column of each ring once, into its places in the batch.
+
+    anchors of a batch     which ring each is on
+    [a0 a1 a2 a3 a4]       [2  0  2  1  0]
+      pieces               ring 0: places 1, 4 · ring 1: place 3 · ring 2: places 0, 2
+                           slots of all anchors at once; then for each piece and column one take
+
+Invariants: a clip is in the place in which it was asked for; one counts only if a look at its own ring after the copy shows
+that its rows were live meanwhile (storage/read/read_live.py), else its place is returned as bad.
+Not here: what is drawn in place of a bad clip, what becomes of a ring that fails (buffers/sharded/engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringmap.clips.cut import Cut
+from ringmap.clips.gather import ClipReader
+from ringmap.clips.threads import SPLIT_NBYTES, take, together
+from ringmap.errors import ClosedError, DamageError, LappedError, NoClipsError, ReplacedError
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.read.read_live import is_live, lost
+
+__all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
+"""What a ring that is gone or damaged raises: the others can still be read."""
+
+_APART_NBYTES = 1 << 12
+"""Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
+
+_Made = tuple[str, Array, Array, int]
+"""A column of a batch: its name, the slots of all clips in the order of the pieces, its array, and the bytes of a clip."""
+
+
+class Piece(NamedTuple):
+    """The clips of a batch that one ring holds.
+
+    `number`: of the ring; `places`: in the batch, rising; `anchors`: positions on its ring, to which redrawn ones are written;
+    `cut`: what they hold, as this ring computes it.
+    """
+
+    number: int
+    reader: ClipReader
+    places: Array
+    anchors: Array
+    cut: Cut
+
+
+def groups(keys: Array) -> list[tuple[int, Array]]:
+    """Return each distinct key, and where it stands, rising. O(n log n).
+
+    Example:
+        >>> [(key, places.tolist()) for key, places in groups(np.array([2, 0, 2]))]
+        [(0, [1]), (2, [0, 2])]
+    """
+    if not len(keys):
+        return []
+    order = keys.argsort(kind="stable")
+    ranked = keys.take(order)
+    ends = (ranked[1:] != ranked[:-1]).nonzero()[0] + 1
+    bounds = [0, *ends.tolist(), len(keys)]
+    firsts = ranked.take(bounds[:-1]).tolist()
+    return [(key, order[a:b]) for key, (a, b) in zip(firsts, pairwise(bounds), strict=True)]
+
+
+def gather_many(
+    pieces: Sequence[Piece], cut: Cut, size: int, batch: dict[str, Array], threads: int,
+    fail: Callable[[Piece, Exception], None],
+) -> list[Array]:  # fmt: skip
+    """Copy the clips of all pieces into a batch; return the places of those that are still to be read.
+
+    Args:
+        pieces: of the batch.
+        cut: what the clips hold.
+        size: of the batch.
+        batch: column -> `(size, ...)`; a missing column is made.
+        threads: maximum number of threads for the copy.
+        fail: called with a piece whose ring is gone or damaged; all its places are returned.
+
+    Cost: one copy of the rows; about 3 us for each piece, and 2 us for each of its columns.
+    """
+    if are_plain(pieces, cut):
+        return _gather_plain(pieces, cut, size, batch, threads, fail)
+    bad = []
+    for piece in pieces:
+        try:
+            found = piece.reader.at(piece.anchors, piece.cut, None, threads)
+        except LappedError:
+            raise
+        except RING_FAULTS as error:
+            fail(piece, error)
+            bad.append(piece.places)
+            continue
+        except NoClipsError:  # it was cleared
+            bad.append(piece.places)
+            continue
+        for name, values in found.items():
+            into = batch.get(name)
+            if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
+                into = batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
+            into[piece.places] = values
+    return bad
+
+
+def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
+    """Tell whether the rows of all clips follow from their anchors alone; if not, a ring redraws its bad clips by itself."""
+    if cut.needs_bounds:
+        return False
+    sources = [piece.reader.source for piece in pieces]
+    return all(source.live.chains is None and source.rows is not None for source in sources)
+
+
+def _gather_plain(
+    pieces: Sequence[Piece], cut: Cut, size: int, batch: dict[str, Array], threads: int,
+    fail: Callable[[Piece, Exception], None],
+) -> list[Array]:  # fmt: skip
+    """Do what `gather_many` does, for clips whose steps all lie in one episode: slots are computed for all rings at once."""
+    if not pieces:
+        return []
+    all_rows = [piece.reader.source.rows for piece in pieces]
+    first = all_rows[0]
+    assert first is not None
+    plan = pieces[0].reader.plan_of(cut, first)
+    counts = [len(piece.places) for piece in pieces]
+    sizes = [rows.ring.rows for rows in all_rows if rows is not None]
+    laps: int | Array = sizes[0]
+    if len(set(sizes)) > 1:
+        laps = np.repeat(np.array(sizes), counts)[:, None]
+    anchors = np.concatenate([piece.anchors for piece in pieces])
+    slots = [
+        steps.slots(anchors, laps)[:, 0] if is_alone else steps.slots(anchors, laps)
+        for steps, is_alone in plan.steps
+    ]
+    made: list[_Made] = []
+    for name, column, taken, number, _ in plan.columns:
+        spec = column.spec
+        into = batch.get(name)
+        if into is None:
+            into = batch[name] = np.empty(taken.shape(size, spec), spec.dtype)
+        steps = slots[number]
+        whole = into.reshape(size, *steps.shape[1:], *spec.shape)
+        clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))
+        made.append((name, steps, whole, clip_nbytes))
+    if sum(nbytes for *_, nbytes in made) * len(anchors) < SPLIT_NBYTES:
+        threads = 1
+    at_once, faults = min(threads, len(pieces)), dict[int, Exception]()
+    stops = np.cumsum(counts).tolist()
+
+    def copy(part: int) -> None:
+        for which in range(part, len(pieces), at_once):
+            rows, stop = all_rows[which], stops[which]
+            assert rows is not None
+            try:
+                _copy(pieces[which], rows, made, stop - counts[which], stop, threads)
+            except RING_FAULTS as error:
+                faults[which] = error
+
+    together([partial(copy, part) for part in range(at_once)])
+    bad = []
+    lowest = np.minimum.reduceat(anchors, [0, *stops[:-1]]).tolist()
+    for which, piece in enumerate(pieces):
+        try:
+            if which in faults:
+                raise faults[which]
+            if is_live(piece.reader.source, lowest[which]):
+                continue
+            gone = lost(piece.reader.source, piece.anchors)
+        except RING_FAULTS as error:
+            fail(piece, error)
+            bad.append(piece.places)
+        else:
+            if gone is not None:
+                bad.append(piece.places[gone])
+    return bad
+
+
+def _copy(
+    piece: Piece, rows: Rows, made: list[_Made], start: int, stop: int, threads: int
+) -> None:  # fmt: skip
+    """Copy the clips of one piece into their places."""
+    reader, places = piece.reader, piece.places
+    large, head = bool(rows.large), reader.source.head
+    if large:
+        reader.watch.begin()
+    for name, steps, whole, nbytes in made:
+        column = rows.by_name[name]
+        if len(places) == len(whole):  # all of the batch, in order
+            take(column, steps, whole, threads, head)
+        elif nbytes < _APART_NBYTES or not column.is_quick_apart:
+            whole[places] = column.take(steps[start:stop], None, head)
+        else:
+            copy = column.take
+            for slots, place in zip(steps[start:stop], places.tolist(), strict=True):
+                copy(slots, whole[place], head)
+    if large:
+        reader.watch.end()

@@ -1,0 +1,441 @@
+"""Pace: how often a step is used, held by collectors and learners that wait for each other. There is no server.
+
+    collectors  ─► rings      state.bin        how many steps came in     rings.py
+    learners    ─► pace/      learner-0.json   how many steps were drawn  tally.py
+                              lock             one looks and acts at a time
+                              pace.json        the numbers that all must share
+
+    ahead = samples_per_insert * (inserted - min_steps) - drawn         in steps drawn
+            -slack ............ 0 ............ +slack
+    learners wait below                        collectors wait above     slack * samples_per_insert * min_steps
+
+Invariants: while both sides live, and once `min_steps` came in, `ahead` stays within the slack; nobody waits for the dead, and no
+thread for itself.
+Not here: what is collected, and what is drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import operator
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from filelock import FileLock
+
+from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
+from ringmap.fleet.rings import Rings
+from ringmap.fleet.tally import Tally
+from ringmap.storage.commit.create import make_folder
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.disk.advice import clear_errors
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+
+__all__ = ["Pace"]
+
+log = logging.getLogger("ringmap")
+
+_FOLDER, _LOCK, _NUMBERS = "pace", "lock", "pace.json"
+_LEARNER = re.compile(r"learner-(\d+)\.json")
+_MOST = 1 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
+
+
+class Pace:
+    """Holds the ratio of steps drawn to steps collected, between processes that share a directory of rings.
+
+    Collectors wait while they are too far ahead of the learners, and learners while they are too far ahead of the collectors.
+    Before `min_steps` came in, nothing is drawn.
+
+    Args:
+        path: the directory whose children are the rings. The counts lie in `pace/` in it, and survive restarts.
+        samples_per_insert: steps drawn for each step that came in after the first `min_steps`.
+        min_steps: steps that come in before the first is drawn.
+        slack: how far either side may be ahead, as a part of `min_steps`.
+        max_ahead: while no learner is alive, collectors may go on until they are this many steps ahead, the slack at least; None:
+            without limit.
+        timeout_s: how long a learner waits while no collector is alive.
+        rank: of this learner among several. Each has a counter of its own, and they add up.
+        disk: through which the files change; for tests.
+
+    Raises:
+        InputError: a number is wrong, or `path` is a ring itself. Of the first call that collects or draws: other processes gave
+            other numbers.
+        EnvironmentFault: of that call: the directory lies on a network file system, or can't be written to.
+
+    Cost: a call that need not wait: two system calls for each ring, and a small file for each learner; a draw writes one. About
+        0.2 ms. Waits look again after 0.5 to 50 ms.
+
+    Processes and threads: any. A thread that collects and draws through one object only counts: it would wait for itself.
+
+    Source: Reverb's rate limiter (Cassirer et al., 2021), `SampleToInsertRatio`; its error buffer, set as in Acme (Hoffman et al.,
+        2020): a tolerance times `min_steps`.
+
+    Example:
+        >>> import numpy as np, ringmap
+        >>> pace = Pace("runs/replay", samples_per_insert=2, min_steps=100, slack=0.5)
+        >>> buf = ringmap.ReplayBuffer(max_steps=1000, path="runs/replay/collector-0", seed=0)
+        >>> for _ in range(3):
+        ...     with pace.insert(50):
+        ...         buf.write_episode({"obs": np.zeros((50, 3))})
+        ...     batch = buf.sample(32, pace=pace) if pace.inserted > 100 else None
+        >>> pace.inserted, pace.drawn
+        (150, 32)
+        >>> pace.close()
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        samples_per_insert: float,
+        min_steps: int,
+        slack: float = 0.1,
+        *,
+        max_ahead: int | None = None,
+        timeout_s: float = 600.0,
+        rank: int = 0,
+        disk: Disk | None = None,
+    ) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self.samples_per_insert = _positive("samples_per_insert", samples_per_insert)
+        self.min_steps = _integer("min_steps", min_steps, 1)
+        self.slack = _positive("slack", slack)
+        self.max_ahead = None if max_ahead is None else _integer("max_ahead", max_ahead, 0)
+        self.timeout_s = _positive("timeout_s", timeout_s)
+        self.rank = _integer("rank", rank, 0)
+        self._disk = disk or Disk()
+        if self._disk.exists(Paths(self.path).manifest):
+            raise InputError(
+                f"Pace: {self.path} is a ring itself; give the directory above it, whose children are the rings"
+            )
+        self._folder = os.path.join(self.path, _FOLDER)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()  # one learner draws at a time
+        self._roles = threading.local()
+        self._collecting = Rings(self._disk, self.path)
+        self._learning = Rings(self._disk, self.path)
+        self._tally: Tally | None = None
+        self._alive: WriterLock | None = None
+        self._joined = False
+        self._said = ""
+
+    def __reduce__(self) -> Any:
+        again = _again, (
+            self.path, self.samples_per_insert, self.min_steps, self.slack, self.max_ahead, self.timeout_s, self.rank
+        )  # fmt: skip
+        return again
+
+    def __enter__(self) -> Pace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Pace({self.path!r}, samples_per_insert={self.samples_per_insert}, min_steps={self.min_steps}, "
+            f"slack={self.slack})"
+        )
+
+    @property
+    def slack_drawn(self) -> float:
+        """How far either side may be ahead, in steps drawn."""
+        return self.slack * self.samples_per_insert * self.min_steps
+
+    @property
+    def inserted(self) -> int:
+        """Steps that came into the rings, ever, as far as a learner or this object saw them."""
+        rings = Rings(self._disk, self.path)
+        rings.raise_marks(self._collecting.marks)
+        for tally in self._tallies().values():
+            rings.raise_marks(tally.marks)
+        return rings.look()
+
+    @property
+    def drawn(self) -> int:
+        """Steps that were drawn, ever, by all learners."""
+        return sum(tally.drawn for tally in self._tallies().values())
+
+    def close(self) -> None:
+        """End to be a learner: from now on collectors do not wait for this one. Counts stay."""
+        if self._pid == os.getpid():
+            with self._mutex:
+                if self._alive is not None:
+                    self._alive.release()
+                self._alive = self._tally = None
+
+    # -- collectors ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def insert(self, num_steps: int, flush: Callable[[], object] | None = None) -> Iterator[None]:
+        """Wait until a commit of so many steps may come in; commit them in the `with` block.
+
+        Steps come in when they are committed: rows that a `TransitionReplayBuffer` keeps in an open group do so with the group.
+
+        Args:
+            num_steps: of the commit.
+            flush: called before a wait, so that no step of this collector is still invisible.
+
+        Raises:
+            InputError: the slack is less than a batch and this commit: both sides would wait for each other.
+            CorruptError, EnvironmentFault: the counts are damaged, or can't be read.
+        """
+        where = "Pace.insert"
+        count = _integer("num_steps", num_steps, 1, where)
+        self._join(where)
+        self._roles.inserts = True
+        alone = getattr(self._roles, "draws", False)
+        pause = _FIRST_PAUSE_S
+        while True:
+            with self._locked(where):
+                if alone or self._may_insert(count, where):
+                    yield
+                    return
+            if flush is not None:
+                flush()
+                flush = None
+                continue
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def check_ring(self, path: str | os.PathLike[str] | None, where: str) -> None:
+        """Raise unless a buffer is one of the rings whose steps are counted.
+
+        Raises:
+            InputError: it is in RAM, or elsewhere.
+        """
+        if path is None or os.path.dirname(os.path.abspath(path)) != self.path:
+            place = "in RAM" if path is None else f"at {path}"
+            raise InputError(
+                f"{where}: pace= counts the rings in {self.path}, and this buffer is {place}; put it there"
+            )
+
+    def _may_insert(self, count: int, where: str) -> bool:
+        tallies = self._tallies().values()
+        drawn = sum(tally.drawn for tally in tallies)
+        for tally in tallies:
+            self._collecting.raise_marks(tally.marks)
+        new = self._collecting.look() + count - self.min_steps
+        if self._has_learner():
+            batch = max((tally.batch for tally in tallies), default=0)
+            self._check_slack(batch, count, where)
+            if self._said == "ahead":
+                self._said = ""
+            return new <= 0 or self.samples_per_insert * new - drawn <= self.slack_drawn
+        ahead = new - drawn / self.samples_per_insert
+        if new <= 0 or self.samples_per_insert * ahead <= self.slack_drawn:
+            return True
+        may = self.max_ahead is None or ahead <= self.max_ahead
+        said = "ahead" if may else "waits"
+        if self._said != said:
+            self._said = said
+            most = "without limit" if self.max_ahead is None else f"up to max_ahead={self.max_ahead} steps ahead"  # fmt: skip
+            does = f"goes on, {most}" if may else f"waits: {ahead - count:.0f} steps are not used yet, with max_ahead={self.max_ahead}"  # fmt: skip
+            log.warning("%s: no learner is alive (%s); this collector %s", where, self._last_learner(), does)  # fmt: skip
+        return may
+
+    # -- learners ------------------------------------------------------------------------------
+
+    def draw(self, num_steps: int) -> None:
+        """Wait until so many steps may be drawn, and count them.
+
+        Args:
+            num_steps: of the batch: clips times steps in each.
+
+        Raises:
+            InputError: the slack is less than this batch: it could never be drawn.
+            LockedError: another process is the learner of this rank.
+            NoClipsError: no collector was alive for `timeout_s`; the message names who was seen last.
+            CorruptError, EnvironmentFault: the counts are damaged, or can't be read or written.
+        """
+        where = "Pace.draw"
+        count = _integer("num_steps", num_steps, 1, where)
+        self._join(where)
+        self._roles.draws = True
+        with self._mutex:
+            tally = self._learner(where)
+            alone = getattr(self._roles, "inserts", False)
+            if not alone:
+                self._check_slack(count, 0, where)
+            if count > tally.batch:
+                tally.batch = count
+                self._publish(tally, where)  # a collector sees it before its next commit
+            pause, dead_since = _FIRST_PAUSE_S, math.inf
+            while True:
+                with self._locked(where):
+                    if alone or self._may_draw(count):
+                        tally.drawn += count
+                        tally.marks = dict(self._learning.marks)
+                        self._publish(tally, where)
+                        return
+                now = time.monotonic()
+                dead_since = math.inf if self._learning.is_written() else min(dead_since, now)
+                if now - dead_since >= self.timeout_s:
+                    raise NoClipsError(
+                        f"{where}: waited {self.timeout_s:g} s, and no collector is alive; {sum(self._learning.marks.values())} "
+                        f"steps came in and {tally.drawn} were drawn here; the last was seen: {self._learning.last_writer()}; "
+                        "start a collector again"
+                    )
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def over(self, batches: Iterable[Any], num_steps: int) -> Iterator[Any]:
+        """Yield batches of a `DataLoader`, or of any iterator, each once it may be drawn; it counts when it is handed out.
+
+        Args:
+            batches: for example `DataLoader(buf, batch_size=64)`. Workers may gather ahead.
+            num_steps: of each batch: clips times steps in each.
+        """
+        for batch in batches:
+            self.draw(num_steps)
+            yield batch
+
+    def _may_draw(self, count: int) -> bool:
+        tallies = self._tallies()
+        for tally in tallies.values():
+            self._learning.raise_marks(tally.marks)
+        drawn = sum(tally.drawn for tally in tallies.values()) + count
+        new = self._learning.look() - self.min_steps
+        return new >= 0 and self.samples_per_insert * new - drawn >= -self.slack_drawn
+
+    def _learner(self, where: str) -> Tally:
+        """Become the learner of this rank, as long as this object lives; return its counter."""
+        if self._tally is None:
+            lock = WriterLock(self._disk, self._learner_path("lock"), self._folder)
+            try:
+                lock.acquire()
+            except LockedError:
+                raise LockedError(
+                    f"{where}: {describe(holder_of(lock.path))} is the learner of rank {self.rank} in {self.path}; give each "
+                    "learner a rank of its own, Pace(..., rank=1)"
+                ) from None
+            self._alive = lock
+            self._tally = self._tallies().get(self.rank, Tally())
+        return self._tally
+
+    def _publish(self, tally: Tally, where: str) -> None:
+        path = self._learner_path("json")
+        with clear_errors(where, self._folder):
+            self._disk.put(path, path + ".tmp", tally.encode(), synced=False)
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _join(self, where: str) -> None:
+        """Make the directory, and compare the numbers that all must share."""
+        if self._pid != os.getpid():  # forked: the parent is the learner
+            if self._alive is not None:
+                self._alive.drop_in_child()
+            self._begin()
+        if self._joined:
+            return
+        ours = {
+            "version": 1, "samples_per_insert": self.samples_per_insert, "min_steps": self.min_steps, "slack": self.slack,
+        }  # fmt: skip
+        path = os.path.join(self._folder, _NUMBERS)
+        with clear_errors(where, self._folder):
+            make_folder(self._disk, self._folder)
+        if self._disk.system.is_network(self._folder):
+            raise EnvironmentFault(
+                f"{where}: {self._folder} lies on a network file system, which does not tell who is alive on another host; "
+                "put the rings of a fleet on a local disk"
+            )
+        with self._locked(where), clear_errors(where, self._folder):
+            if not self._disk.exists(path):
+                self._disk.replace_file(path, json.dumps(ours).encode())
+            data = self._disk.read_file(path, _MOST)
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise CorruptError(
+                f"{where}: {path}: is not what was written ({error}); remove it"
+            ) from error
+        if found != ours:
+            raise InputError(
+                f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the same, or "
+                f"remove {self._folder} while none of them runs, to count anew"
+            )
+        self._joined = True
+
+    @contextlib.contextmanager
+    def _locked(self, where: str) -> Iterator[None]:
+        """Hold the lock under which one process looks and acts."""
+        lock = FileLock(
+            os.path.join(self._folder, _LOCK),
+            thread_local=False,
+            fallback_to_soft=False,
+            preserve_lock_file=True,
+        )
+        with clear_errors(where, self._folder):
+            self._disk.before("lock", lock.lock_file)
+            lock.acquire(poll_interval=_FIRST_PAUSE_S)
+        try:
+            yield
+        finally:
+            lock.release(force=True)
+
+    def _tallies(self) -> dict[int, Tally]:
+        """Return what each learner says, by rank."""
+        found = {}
+        for name in self._disk.names(self._folder):
+            if rank := _LEARNER.fullmatch(name):
+                path = os.path.join(self._folder, name)
+                found[int(rank[1])] = Tally.decode(self._disk.read_file(path, _MOST), path)
+        return found
+
+    def _learner_path(self, suffix: str) -> str:
+        return os.path.join(self._folder, f"learner-{self.rank}.{suffix}")
+
+    def _learner_locks(self) -> list[str]:
+        names = self._disk.names(self._folder)
+        return [os.path.join(self._folder, n) for n in names if re.fullmatch(r"learner-\d+\.lock", n)]  # fmt: skip
+
+    def _has_learner(self) -> bool:
+        return any(self._disk.system.is_locked(lock) is not False for lock in self._learner_locks())
+
+    def _last_learner(self) -> str:
+        holders = [holder for lock in self._learner_locks() if (holder := holder_of(lock))]
+        if not holders:
+            return "none has come yet"
+        return (
+            f"the last was {describe(max(holders, key=lambda holder: holder.get('since') or ''))}"
+        )
+
+    def _check_slack(self, batch: int, commit: int, where: str) -> None:
+        needed = batch + commit * self.samples_per_insert
+        if needed > self.slack_drawn:
+            raise InputError(
+                f"{where}: slack={self.slack} of min_steps={self.min_steps} lets a side be {self.slack_drawn:g} steps drawn ahead; a "
+                f"batch of {batch} and a commit of {commit} steps, {self.samples_per_insert:g} times, need {needed:g}, or both sides "
+                f"wait for each other; raise slack to {needed / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
+            )
+
+
+def _again(path: str, ratio: float, min_steps: int, slack: float, ahead: int | None, timeout_s: float, rank: int) -> Pace:  # fmt: skip
+    return Pace(path, ratio, min_steps, slack, max_ahead=ahead, timeout_s=timeout_s, rank=rank)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"Pace: {name} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _integer(name: str, value: Any, least: int, where: str = "Pace") -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise InputError(f"{where}: {name} must be an integer, {least} or more, got {value!r}")
+    return number

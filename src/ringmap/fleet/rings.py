@@ -1,0 +1,109 @@
+"""The rings below a directory: how many steps came into them, ever, and who writes them.
+
+    runs/replay/collector-0    state.bin  head 12,400 ┐
+    runs/replay/collector-1    state.bin  head 11,900 ┼─► 31,300 steps
+    (deleted)                  mark             7,000 ┘
+
+A mark is the highest head that was seen of a ring, by its uuid. So a ring that is deleted or cleared takes nothing back,
+and a copy of one is not counted twice.
+
+Invariants: the sum never falls; nothing is changed, locked or waited for.
+Not here: rows, episodes (storage), what the sum is compared with (pace.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ringmap.errors import ReplacedError, RingmapError
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import hold, read_manifest
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.lock import describe, holder_of
+from ringmap.storage.records.state import StateFile
+
+__all__ = ["Rings"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    disk: Disk  # holds the folder
+    uuid: str
+    state: StateFile
+
+
+class Rings:
+    """The rings that are children of a directory, now and later.
+
+    Args:
+        disk: through which they are looked at.
+        path: the directory.
+
+    Cost: memory and two descriptors for each ring.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._known: dict[str, _Ring] = {}
+        self.marks: dict[str, int] = {}
+        """uuid -> steps, of each ring that was ever seen."""
+
+    def look(self) -> int:
+        """Return how many steps ever came into the rings. About 15 us a ring.
+
+        A ring that can't be read at this moment counts with its mark.
+        """
+        names = self._disk.names(self._path)
+        for gone in self._known.keys() - set(names):
+            del self._known[gone]
+        for name in names:
+            ring = self._ring(name)
+            # The newest whole slot: at worst the head before a commit that is just being shown.
+            state = None if ring is None else ring.state.newest()
+            if ring is not None and state is not None:
+                self.raise_marks({ring.uuid: state.head})
+        return sum(self.marks.values())
+
+    def raise_marks(self, marks: Mapping[str, int]) -> None:
+        """Take over marks that are higher: uuid -> steps."""
+        for uuid, steps in marks.items():
+            if steps > self.marks.get(uuid, 0):
+                self.marks[uuid] = steps
+
+    def _ring(self, name: str) -> _Ring | None:
+        folder = os.path.join(self._path, name)
+        known = self._known.get(name)
+        try:
+            if known is not None:
+                known.disk.check_held(folder)
+                return known
+        except ReplacedError:
+            del self._known[name]
+        if not self._disk.exists(Paths(folder).manifest):
+            return None
+        try:
+            disk = hold(self._disk, folder)
+            uuid = read_manifest(disk, folder).uuid
+            state = StateFile.open(disk, Paths(folder).state, uuid, write=False)
+        except (RingmapError, OSError):  # unfinished, damaged, or gone at this moment
+            return None
+        found = self._known[name] = _Ring(disk, uuid.hex(), state)
+        return found
+
+    def is_written(self) -> bool:
+        """Whether a process writes any of them, or the system does not tell."""
+        return any(self._disk.system.is_locked(lock) is not False for lock in self._locks())
+
+    def last_writer(self) -> str:
+        """Name who wrote last, for a message."""
+        holders = [(h.get("since") or "", lock, h) for lock in self._locks() if (h := holder_of(lock))]  # fmt: skip
+        if not holders:
+            return f"no ring is below {self._path}"
+        _, lock, holder = max(holders, key=lambda found: found[0])
+        return f"{describe(holder)} wrote {os.path.dirname(lock)}"
+
+    def _locks(self) -> list[str]:
+        paths = [Paths(os.path.join(self._path, name)) for name in self._disk.names(self._path)]
+        return [p.lock for p in paths if self._disk.exists(p.manifest)]

@@ -1,0 +1,59 @@
+"""A learner's counter: how many steps it drew, in a small file that is replaced whole.
+
+Invariants: one process writes it; what is read has its checksum.
+Not here: when it is written (pace.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from ringmap.errors import CorruptError
+from ringmap.storage.disk.canonical import json_checksum
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a learner says.
+
+    Args:
+        drawn: steps, ever.
+        batch: the most steps that it drew at once.
+        marks: of the rings, as it saw them: uuid -> steps.
+    """
+
+    drawn: int = 0
+    batch: int = 0
+    marks: dict[str, int] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return its file.
+
+        Example:
+            >>> Tally.decode(Tally(8, 4, {"a": 2}).encode(), "learner-0.json")
+            Tally(drawn=8, batch=4, marks={'a': 2})
+        """
+        body = {"drawn": self.drawn, "batch": self.batch, "marks": self.marks}
+        return json.dumps({**body, "checksum": json_checksum(body)}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Tally:
+        """Return what a file says.
+
+        Raises:
+            CorruptError: it is not what was written.
+        """
+        try:
+            body = json.loads(data)
+            checksum = body.pop("checksum")
+            numbers = body["drawn"], body["batch"], *body["marks"].values()
+            if checksum != json_checksum(body) or any(type(n) is not int or n < 0 for n in numbers):
+                raise ValueError("its checksum differs")
+            return cls(**body)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CorruptError(
+                f"{path}: is not what was written ({error}); remove it, and this learner counts from 0"
+            ) from error

@@ -1,0 +1,421 @@
+"""Weights: how a policy reaches its collectors, through a directory.
+
+    learner    publish(model, step) ─► policy-000000000042.safetensors    written beside, synced, renamed
+                                    └► latest.json                        names it, with its step and checksum
+    collector  load_into(model)     ─► is latest.json the file that was read last?   one stat
+                                       else read it, and what it names; compare all of it; copy
+
+A reader holds the `latest.json` that it read last open. Meanwhile no other file can get its inode number, so a
+stat of the path tells whether it was replaced: file times are too coarse for that (a clock of 4 ms).
+
+Invariants: a file never changes once it has its name; `latest.json` names a whole set that is there; a model takes
+a whole set or stays what it was.
+Not here: when a policy is loaded (world, recording), how often a step is used.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ringmap.errors import (
+    CorruptError,
+    EnvironmentFault,
+    InputError,
+    LockedError,
+    NewerVersionError,
+)
+from ringmap.extras import require
+from ringmap.storage.commit.create import make_folder
+from ringmap.storage.disk.advice import clear_error, clear_errors
+from ringmap.storage.disk.canonical import json_checksum
+from ringmap.storage.disk.files import Disk, FileHandle
+from ringmap.storage.disk.lock import WriterLock, describe, holder_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NO_POLICY", "POLICY_STEP", "Weights"]
+
+POLICY_STEP = "policy_step"
+"""Episode data: the step of the weights that played an episode's first action."""
+
+NO_POLICY = -1
+"""The `policy_step` of an episode that began before anything was published."""
+
+_LATEST, _LOCK = "latest.json", "lock"
+_VERSION = 1
+_KEPT = 3
+_NAME = re.compile(r"policy-(\d{12})\.safetensors")
+_MOST_LATEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """What `latest.json` says."""
+
+    number: int
+    step: int
+    nbytes: int
+    xxh3: str
+
+    @property
+    def name(self) -> str:
+        return f"policy-{self.number:012d}.safetensors"
+
+    def encode(self) -> bytes:
+        body = {
+            "version": _VERSION, "number": self.number, "step": self.step, "nbytes": self.nbytes, "xxh3": self.xxh3,
+        }  # fmt: skip
+        return json.dumps({**body, "checksum": json_checksum(body)}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> _Latest:
+        """Read it.
+
+        Raises:
+            CorruptError: the bytes are not what was written.
+            NewerVersionError: a newer release wrote it.
+        """
+        try:
+            body = json.loads(data)
+            checksum = body.pop("checksum")
+            version = body.pop("version")
+            if version != _VERSION and isinstance(version, int):
+                raise NewerVersionError(
+                    f"{path}: has version {version}, expected {_VERSION}: install a newer ringmap"
+                )
+            found = cls(**body)
+            if not all(type(value) is int for value in (found.number, found.step, found.nbytes)):
+                raise TypeError("a number is none")
+            if checksum != json_checksum({"version": version, **body}):
+                raise ValueError("its checksum differs")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if isinstance(error, NewerVersionError):
+                raise
+            raise CorruptError(
+                f"{path}: is not what was written ({error}); publish again, or remove it"
+            ) from error
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A `latest.json` that was read, and is held open."""
+
+    latest: _Latest
+    held: FileHandle
+    which: tuple[int, int]
+
+
+class Weights:
+    """The newest weights of a policy, in a directory: one learner publishes them, any number of collectors load them.
+
+    Without pickle: a set is a file in the safetensors format, which holds tensors and runs no code. Tensors that share
+    their memory (tied layers) are stored once. The last three sets are kept.
+
+    Args:
+        path: the directory. It is made by the first `publish`.
+        model: loaded by `load_into()`, and between episodes by `World.collect` and `ReplayBufferCollectionWrapper`.
+        disk: through which the files change; for tests.
+
+    Attributes:
+        path: the directory, absolute.
+        model: as it was given.
+        step: of the set that this object published or loaded last; None before that.
+
+    Raises:
+        InputError: `model` is no `torch.nn.Module`.
+        MissingExtraError: safetensors or torch is not installed.
+
+    Processes and threads: one publisher at a time, any number of readers, in any process of one machine, or of several
+        that share a file system whose renames are atomic. Killed at any instruction, it leaves the set before or the new
+        one, whole. One object belongs to one thread; it can be pickled, with its model.
+
+    Source: Decoupled actors and learners, as in Ape-X (Horgan et al., 2018). The file format:
+        https://github.com/huggingface/safetensors
+
+    Example:
+        >>> import tempfile, torch
+        >>> path = tempfile.mkdtemp() + "/policy"
+        >>> learned, acting = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        >>> Weights(path).publish(learned, step=1000)
+        >>> weights = Weights(path)  # in a collector
+        >>> weights.load_into(acting), weights.step
+        (True, 1000)
+        >>> torch.equal(acting.weight, learned.weight)
+        True
+        >>> weights.load_into(acting)  # nothing new
+        False
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module | None = None,
+        *,
+        disk: Disk | None = None,
+    ) -> None:
+        require("weights", "Weights")
+        self.path = os.path.abspath(os.fspath(path))
+        self.model = None if model is None else _checked(model, "Weights")
+        self.step: int | None = None
+        self._disk = disk or Disk()
+        self._latest_path = os.path.join(self.path, _LATEST)
+        self._seen: _Seen | None = None
+        self._count = 0  # of the sets that were seen
+        self._filled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.model)
+
+    def __repr__(self) -> str:
+        return f"Weights({self.path!r}, step={self.step})"
+
+    # -- the learner ---------------------------------------------------------------------------
+
+    def publish(self, model: torch.nn.Module, step: int) -> None:
+        """Store the model's parameters and buffers as the newest set.
+
+        Args:
+            model: on any device; call it between updates.
+            step: of the training, 0 or more. It may go back, as for a learner that was resumed.
+
+        Raises:
+            InputError: `step` is no step; a tensor can't be stored (sparse, uninitialised, of a dtype that
+                safetensors lacks), or the model has extra state that is no tensor. Nothing was changed.
+            LockedError: another process is publishing here at this moment.
+            CorruptError, NewerVersionError: `latest.json` is damaged, or from a newer release.
+            EnvironmentFault: the disk refuses it. The sets that are there stay, whole.
+
+        Cost: two copies of the model in memory; a write of it, and two syncs of the disk.
+        """
+        where = "Weights.publish"
+        step = _step_of(step, where)
+        data = _encoded(_checked(model, where), step, where)
+        disk, folder = self._disk, self.path
+        with clear_errors(where, folder, lambda: "the sets that were published stay"):
+            make_folder(disk, folder)
+            lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
+            try:
+                lock.acquire()
+            except LockedError:
+                raise LockedError(
+                    f"{where}: {folder}: {describe(holder_of(lock.path))} is publishing here; let one learner "
+                    "publish, of several ranks the first"
+                ) from None
+            except EnvironmentFault as error:  # it speaks of a buffer
+                if isinstance(error.__cause__, OSError):
+                    raise clear_error(error.__cause__, where, folder) from error.__cause__
+                raise
+            try:
+                self._publish(step, data, where)
+                self._look(where)
+            finally:
+                lock.release()
+        self._filled[model] = self._count  # a learner that collects by itself goes on with its own
+        self.step = step
+
+    def _publish(self, step: int, data: bytes, where: str) -> None:
+        disk, folder = self._disk, self.path
+        before = self._look(where)
+        number = 1 if before is None else before.latest.number + 1
+        latest = _Latest(number, step, len(data), xxhash.xxh3_64_hexdigest(data))
+        path = os.path.join(folder, latest.name)
+        disk.replace_file(path, data)  # durable before it is named
+        disk.replace_file(self._latest_path, latest.encode())
+        for name in disk.names(folder):
+            found = _NAME.fullmatch(name.removesuffix(".tmp"))
+            if found and (name.endswith(".tmp") or not 0 <= number - int(found[1]) < _KEPT):
+                disk.remove(os.path.join(folder, name))
+
+    # -- collectors ----------------------------------------------------------------------------
+
+    def load_into(self, model: torch.nn.Module | None = None) -> bool:
+        """Copy the newest set into a model, if the model does not have it from here already.
+
+        Args:
+            model: of the same parameters and buffers, on any device; None: the one that this object was made with.
+
+        Returns:
+            True if it was copied; False if there is nothing new, or nothing was published yet.
+
+        Raises:
+            InputError: the weights are of another model: the message names the first tensor that differs in its name, shape or
+                dtype. Or there is no model. The model is unchanged.
+            CorruptError: a file is damaged, cut or missing. The model is unchanged.
+            NewerVersionError: a newer release published it.
+            EnvironmentFault: the disk refuses to read.
+
+        Cost: one `stat` if there is nothing new; else the set is read and checked, and lies in memory twice.
+        """
+        where = "Weights.load_into"
+        model = _checked(self.model if model is None else model, where)
+        with clear_errors(where, self.path):
+            if self._is_current() and self._filled.get(model) == self._count:
+                return False
+            found = self._read(where)
+            if found is None:
+                return False
+            latest, data = found
+            _copy(data, model, f"{where}: {os.path.join(self.path, latest.name)}")
+        self._filled[model] = self._count
+        self.step = latest.step
+        return True
+
+    def _newest(self) -> tuple[int, int] | None:
+        """Return which file is the newest `latest.json`; None if there is none. One system call."""
+        try:
+            found = os.stat(self._latest_path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
+
+    def _is_current(self) -> bool:
+        """Whether nothing newer was published than what was read last."""
+        return self._seen is not None and self._newest() in (None, self._seen.which)
+
+    def _look(self, where: str) -> _Seen | None:
+        """Read `latest.json`; return None if there is none."""
+        disk, path = self._disk, self._latest_path
+        try:
+            fd, status = disk.system.open_file(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        held = FileHandle(disk, fd, path)
+        latest = _Latest.decode(held.read(_MOST_LATEST, 0), f"{where}: {path}")
+        found = _Seen(latest, held, (status.st_dev, status.st_ino))
+        if self._seen is None or found.which != self._seen.which:
+            self._seen, self._count = found, self._count + 1
+        return found
+
+    def _read(self, where: str) -> tuple[_Latest, bytes] | None:
+        """Return the newest set, whole; None if nothing was published."""
+        while seen := self._look(where):
+            latest = seen.latest
+            path = os.path.join(self.path, latest.name)
+            try:
+                data = self._disk.read_file(path, latest.nbytes + 1)
+            except (FileNotFoundError, NotADirectoryError):
+                problem = "is missing"
+            else:
+                if len(data) == latest.nbytes and xxhash.xxh3_64_hexdigest(data) == latest.xxh3:
+                    return latest, data
+                problem = f"is not the {latest.nbytes} bytes that were written"
+            if (
+                self._newest() == seen.which
+            ):  # else more were published meanwhile, and this one was removed
+                raise CorruptError(f"{where}: {path} {problem}; publish again")
+        return None
+
+
+def _step_of(step: Any, where: str) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InputError(f"{where}: step must be a number, 0 or more, got {step!r}")
+    return number
+
+
+def _checked(model: Any, where: str) -> torch.nn.Module:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"{where}: expected a torch.nn.Module, got {type(model).__name__}; name the policy's model: "
+            "Weights(path, model)"
+        )
+    return model
+
+
+def _tensors(model: torch.nn.Module, where: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of a model by name, and for each name under which of them its memory is stored.
+
+    Raises:
+        InputError: something is no tensor, or has no memory yet.
+    """
+    import torch
+
+    found: dict[str, torch.Tensor] = {}
+    stored: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for name, value in sorted(model.state_dict().items()):
+        if not isinstance(value, torch.Tensor):
+            raise InputError(
+                f"{where}: {name!r} is a {type(value).__name__}: only tensors are stored, without pickle; register it as a buffer"
+            )
+        if torch.nn.parameter.is_lazy(value):
+            raise InputError(
+                f"{where}: {name!r} is not initialised; run the model once before that"
+            )
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            kind = "on the device meta" if value.is_meta else "sparse or quantized"
+            raise InputError(f"{where}: {name!r} is {kind}; only plain tensors are stored")
+        key: Any = name
+        if value.numel():
+            key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        found[name] = value
+        stored[name] = first.setdefault(key, name)
+    return found, stored
+
+
+def _encoded(model: torch.nn.Module, step: int, where: str) -> bytes:
+    """Return a model in the safetensors format, tied tensors once."""
+    from safetensors.torch import save
+
+    tensors, stored = _tensors(model, where)
+    # Copies, each of its own memory: tensors that overlap otherwise than by being the same are refused as they are.
+    copies = {
+        name: tensors[name].detach().to("cpu", copy=True).contiguous()
+        for name in sorted(set(stored.values()))
+    }
+    try:
+        return bytes(save(copies, {"format": "pt", "step": str(step)}))
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        odd = sorted({str(v.dtype).removeprefix("torch.") for v in copies.values()})
+        raise InputError(
+            f"{where}: safetensors refuses the model ({error}); its dtypes are {odd}; store others as a buffer of plain "
+            "numbers"
+        ) from error
+
+
+def _copy(data: bytes, model: torch.nn.Module, where: str) -> None:
+    """Copy a set into a model, all of it or nothing."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    tensors, stored = _tensors(model, where)
+    try:
+        given = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CorruptError(f"{where} is no safetensors file ({error}); publish again") from error
+    names = list(model.state_dict())
+    for name in [*names, *sorted(given.keys() - tensors.keys())]:
+        source = stored.get(name)
+        here = "nothing" if source is None else _described(tensors[name])
+        if source is not None and source != name:
+            here = f"{here} tied to {source!r}"
+            there = "nothing" if name not in given else f"{_described(given[name])} of its own"
+            alike = name not in given
+        else:
+            there = "nothing" if name not in given else _described(given[name])
+            alike = here == there
+        if not alike:
+            raise InputError(
+                f"{where}: the weights are of another model: {name!r} is {there} there, and {here} in this one, which "
+                "is unchanged; load them into the model that was published"
+            )
+    model.load_state_dict({name: given[stored[name]] for name in names})
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -1,0 +1,49 @@
+"""Collectors and learners as processes, which say what they did through a pipe."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ringmap import Pace, ReplayBuffer
+from ringmap.fleet.tally import Tally
+
+NUMBERS = {"samples_per_insert": 4, "min_steps": 400, "slack": 0.5}
+COMMIT, BATCH = 20, 64
+
+
+def collect(path, name, commits, pipe=None, **options):
+    """Write so many commits; say what is inserted and drawn after each."""
+    pace = Pace(path, **{**NUMBERS, **options})
+    buf = ReplayBuffer(1000, path=f"{path}/{name}")
+    for _ in range(commits):
+        with pace.insert(COMMIT, buf.flush):
+            buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+            if pipe is not None:  # nobody else commits or draws now
+                pipe.send((pace.inserted, pace.drawn))
+    buf.close()
+
+
+def learn(path, batches, pipe=None, **options):
+    """Draw so many batches; say what it saw of the rings at each, and what is drawn."""
+    pace = Pace(path, **{**NUMBERS, **options})
+    for _ in range(batches):
+        pace.draw(BATCH)
+        pipe.send(seen_by_learner(path))
+    pace.close()
+
+
+def seen_by_learner(path):
+    """Return what a learner saw inserted when it drew last, and what it has drawn."""
+    tally = Tally.decode(Path(path, "pace", "learner-0.json").read_bytes(), "learner-0.json")
+    return sum(tally.marks.values()), tally.drawn
+
+
+def learn_and_hold(path, pipe, **options):
+    """Draw whenever told to; be alive until the pipe is closed."""
+    pace = Pace(path, **{**NUMBERS, **options})
+    try:
+        while count := pipe.recv():
+            pace.draw(count)
+            pipe.send(seen_by_learner(path))
+    except EOFError:
+        pass

@@ -1,0 +1,481 @@
+"""The pace: both sides wait for each other, for nobody who is dead, and never for themselves; counts survive."""
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import threading
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from ringmap import Pace, ReplayBuffer
+from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
+from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
+from ringmap.storage.inspect.describe import facts_of
+from ringmap.testing.kills import killed_after, reason_why_not
+from tests.fleet.paced import (
+    BATCH,
+    COMMIT,
+    NUMBERS,
+    collect,
+    learn,
+    learn_and_hold,
+    seen_by_learner,
+)
+
+SLACK = 0.5 * 4 * 400  # in steps drawn
+
+context = multiprocessing.get_context("forkserver")
+
+
+@contextmanager
+def process(target, *args, **options):
+    """Run a process that talks through a pipe; kill it at the end if it is still there."""
+    ours, theirs = context.Pipe()
+    child = context.Process(target=target, args=(*args, theirs), kwargs=options)
+    child.start()
+    theirs.close()
+    try:
+        with ours:
+            yield child, ours
+    finally:
+        child.kill()
+        child.join()
+
+
+def write(buf, pace, count=COMMIT):
+    with pace.insert(count, buf.flush):
+        buf.write_episode({"obs": np.zeros((count, 2), np.float32)})
+
+
+@pytest.fixture
+def pace(tmp_path):
+    with Pace(tmp_path, **NUMBERS) as made:
+        yield made
+
+
+@pytest.fixture
+def ring(tmp_path):
+    buf = ReplayBuffer(1000, path=tmp_path / "ring")
+    yield buf
+    buf.close()
+
+
+# -- the ratio, both directions -------------------------------------------------------------------
+
+
+def heard(pipe):
+    """Return what a process said until it ended."""
+    said = []
+    try:
+        while True:
+            said.append(pipe.recv())
+    except EOFError:
+        return said
+
+
+def ahead(inserted, drawn):
+    return 4 * (inserted - 400) - drawn
+
+
+def test_two_collectors_and_a_learner_stay_within_the_slack(tmp_path):
+    """Each commit and each draw is looked at under the lock: nobody else acts at that moment."""
+    with (
+        process(learn, tmp_path, 150) as (_, drawn),
+        process(collect, tmp_path, "a", 80, max_ahead=0) as (_, one),
+        process(collect, tmp_path, "b", 80, max_ahead=0) as (_, two),
+    ):
+        draws = heard(drawn)
+        commits = [pipe.recv() for pipe in (one, two) for _ in range(20)]
+        commits += waiting(one) + waiting(two)
+    assert [drawn for _, drawn in draws] == [BATCH * (k + 1) for k in range(150)]
+    assert max(ahead(*counts) for counts in commits) <= SLACK
+    assert min(ahead(*counts) for counts in draws) >= -SLACK
+    inserted, drawn = draws[-1]
+    assert abs(drawn / (inserted - 400) / 4 - 1) <= SLACK / drawn
+
+
+def waiting(pipe):
+    """Return what was said and not read yet: the process may be killed by now, or wait."""
+    said = []
+    with contextlib.suppress(EOFError):
+        while pipe.poll():
+            said.append(pipe.recv())
+    return said
+
+
+class NoPace(Pace):
+    """Nobody waits."""
+
+    def _may_draw(self, count):
+        return True
+
+    def _may_insert(self, count, where):
+        return True
+
+
+class NoLock(Pace):
+    """Each looks, then acts, whoever does so at the same moment."""
+
+    def _locked(self, where):
+        return contextlib.nullcontext()
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_control_without_waits_the_ratio_is_lost(tmp_path, ring):
+    pace = NoPace(tmp_path, **NUMBERS)
+    for _ in range(40):
+        write(ring, pace)
+    assert ahead(pace.inserted, pace.drawn) > SLACK
+    in_thread(lambda: [pace.draw(BATCH) for _ in range(60)]).join()
+    assert ahead(*seen_by_learner(tmp_path)) < -SLACK
+    pace.close()
+
+
+@pytest.mark.parametrize("kind", [Pace, NoLock])
+def test_one_looks_and_acts_at_a_time(tmp_path, ring, kind):
+    """Room for one commit, and two that come at the same moment; the control lets both in."""
+    learner, one, two = Pace(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS)  # fmt: skip
+    for _ in range(29):
+        write(ring, one)
+    in_thread(lambda: learner.draw(60)).join()
+    assert SLACK - 80 < ahead(one.inserted + COMMIT, one.drawn) <= SLACK
+    other, entered, after = ReplayBuffer(1000, path=tmp_path / "other"), threading.Event(), []
+
+    def second():
+        with two.insert(COMMIT):
+            other.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+            after.append(ahead(one.inserted, one.drawn))
+            entered.set()
+
+    with one.insert(COMMIT):
+        thread = in_thread(second)
+        if kind is NoLock:
+            entered.wait()
+        ring.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+        found = ahead(one.inserted, one.drawn)
+    assert (found > SLACK) == (kind is NoLock)
+    in_thread(lambda: learner.draw(60)).join()
+    thread.join()
+    assert kind is NoLock or after[0] <= SLACK
+    learner.close()
+    other.close()
+
+
+def test_a_collector_waits_above_and_a_learner_below(tmp_path, pace, ring):
+    """To the step: each side acts only when the other one made room."""
+    with process(learn_and_hold, tmp_path) as (_, pipe):
+        for _ in range(400 // COMMIT):
+            write(ring, pace)
+        pipe.send(BATCH)
+        assert pipe.recv() == (400, BATCH), "a learner is alive from here on"
+        with process(collect, tmp_path, "other", 1000) as (_, seen):
+            most = 400 + (SLACK + BATCH) // 4 // COMMIT * COMMIT
+            while seen.recv()[0] < most:
+                pass
+            pipe.send(COMMIT * 4)  # room for one commit more
+            pipe.recv()
+            assert seen.recv() == (most + COMMIT, BATCH + COMMIT * 4), "not before"
+        inserted, drawn = pace.inserted, pace.drawn
+        for _ in range(int(ahead(inserted, drawn) + SLACK) // BATCH):
+            pipe.send(BATCH)
+            assert pipe.recv()[0] == inserted
+        pipe.send(BATCH)  # one more is too many
+        write(ring, pace)
+        assert pipe.recv()[0] == inserted + COMMIT, "not before"
+        assert ahead(pace.inserted, pace.drawn) >= -SLACK
+
+
+def test_two_learners_add_up(tmp_path, pace, ring):
+    for _ in range(30):
+        write(ring, pace)
+    with Pace(tmp_path, **NUMBERS, rank=1) as one, Pace(tmp_path, **NUMBERS, rank=2) as two:
+        threads = [threading.Thread(target=lambda p=p: [p.draw(BATCH) for _ in range(9)]) for p in (one, two)]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert pace.drawn == 18 * BATCH
+    assert ahead(600, 19 * BATCH) >= -SLACK
+    with pytest.raises(LockedError, match="learner of rank 3 .*rank of its own"), Pace(tmp_path, **NUMBERS, rank=3) as three:  # fmt: skip
+        three.draw(1)
+        Pace(tmp_path, **NUMBERS, rank=3).draw(1)
+
+
+# -- restarts -------------------------------------------------------------------------------------
+
+
+def test_counts_survive_kills_of_either_side(tmp_path):
+    drawn = inserted = 0
+    for _ in range(2):
+        with process(collect, tmp_path, "ring", 40) as (collector, seen):
+            inserted += 20 * COMMIT
+            while seen.recv()[0] < inserted:
+                pass
+            os.kill(collector.pid, signal.SIGKILL)
+            collector.join()
+        with process(learn_and_hold, tmp_path) as (learner, pipe):
+            for _ in range(3):
+                pipe.send(BATCH)
+                drawn += BATCH
+                assert pipe.recv()[1] == drawn
+            os.kill(learner.pid, signal.SIGKILL)
+            learner.join()
+        found = Pace(tmp_path, **NUMBERS)
+        assert found.drawn == drawn
+        assert found.inserted == facts_of(tmp_path / "ring").steps_written >= inserted
+        inserted = found.inserted
+
+
+@pytest.mark.parametrize("how", ["deleted", "cleared", "made again", "copied"])
+def test_a_ring_takes_nothing_back(tmp_path, pace, how):
+    buf = ReplayBuffer(1000, path=tmp_path / "ring")
+    for _ in range(25):
+        write(buf, pace)
+    thread = threading.Thread(target=pace.draw, args=(1,))  # another thread: this one collects
+    thread.start()
+    thread.join()
+    assert pace.inserted == 500
+    expected = 500
+    if how == "cleared":
+        buf.clear()
+    buf.close()
+    if how == "copied":
+        shutil.copytree(tmp_path / "ring", tmp_path / "copy")
+    if how in ("deleted", "made again"):
+        shutil.rmtree(tmp_path / "ring")
+    if how == "made again":
+        again = ReplayBuffer(1000, path=tmp_path / "ring")
+        write(again, pace)
+        again.close()
+        expected += COMMIT
+    assert pace.inserted == expected
+    assert Pace(tmp_path, **NUMBERS).inserted == expected, "as another process counts"
+
+
+# -- who is dead ----------------------------------------------------------------------------------
+
+
+def test_without_a_learner_collectors_go_on_and_say_so(tmp_path, ring, caplog):
+    pace = Pace(tmp_path, **NUMBERS)
+    with caplog.at_level(logging.WARNING, "ringmap"):
+        for _ in range(100):
+            write(ring, pace)
+    assert pace.inserted == 2000
+    assert len(caplog.records) == 1 and "no learner is alive (none has come yet); this collector goes on, without limit" in caplog.text  # fmt: skip
+
+
+def test_max_ahead(tmp_path):
+    with (
+        process(learn_and_hold, tmp_path, max_ahead=300) as (learner, pipe),
+        process(collect, tmp_path, "ring", 1000, max_ahead=300) as (_, seen),
+    ):
+        pipe.send(BATCH)
+        pipe.recv()
+        os.kill(learner.pid, signal.SIGKILL)
+        learner.join()
+        last = 400 + (300 + BATCH // 4) // COMMIT * COMMIT
+        while seen.recv()[0] < last:
+            pass
+        with Pace(tmp_path, **NUMBERS, max_ahead=300) as again:
+            for _ in range(8):
+                again.draw(BATCH)
+            assert seen.recv()[1] > BATCH, "a learner came: it goes on, and not before"
+
+
+def test_without_a_collector_a_learner_raises(tmp_path):
+    with process(collect, tmp_path, "ring", 10) as (collector, seen):
+        heard(seen)
+        collector.join()
+    pace = Pace(tmp_path, **NUMBERS, timeout_s=0.05)
+    with pytest.raises(NoClipsError, match=rf"Pace.draw: waited 0.05 s, and no collector is alive; 200 steps came in and 0 were drawn here; the last was seen: process {collector.pid} .*ring; start"):  # fmt: skip
+        pace.draw(1)
+    pace.close()
+    with pytest.raises(NoClipsError, match="no ring is below"):
+        Pace(tmp_path / "none", **NUMBERS, timeout_s=0.05).draw(1)
+
+
+@pytest.mark.skipif(bool(reason_why_not()), reason=reason_why_not())
+def test_a_draw_killed_before_every_change(tmp_path):
+    """The counter is the one before or the new one, and the next learner goes on with it."""
+    counts, changes, killed = set(), 0, True
+    while killed:
+        path = tmp_path / str(changes)
+        buf = ReplayBuffer(1000, path=path / "ring")
+        for _ in range(25):
+            buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+        killed = killed_after(changes, partial(draw_twice, path)).killed
+        with Pace(path, **NUMBERS) as pace:
+            before = pace.drawn
+            counts.add(before)
+            pace.draw(BATCH)
+            assert pace.drawn == before + BATCH
+        buf.close()
+        changes += 1
+    assert counts == {0, BATCH, 2 * BATCH} and changes > 12
+
+
+def draw_twice(path):
+    pace = Pace(path, **NUMBERS)
+    pace.draw(BATCH)
+    pace.draw(BATCH)
+
+
+def test_control_a_live_collector_is_waited_for(tmp_path, ring):
+    pace, raised = Pace(tmp_path, **NUMBERS, timeout_s=0.05), []
+
+    def draw():
+        try:
+            pace.draw(1)
+        except NoClipsError as error:
+            raised.append(error)
+
+    other = Pace(tmp_path, **NUMBERS)
+    write(ring, other)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive() and not raised
+    ring.close()
+    thread.join()
+    assert raised
+
+
+# -- one loop, loaders ----------------------------------------------------------------------------
+
+
+def test_one_loop_only_counts(pace, ring):
+    for k in range(40):
+        write(ring, pace)
+        if k >= 1:
+            ring.sample(32, pace=pace)
+    assert (pace.inserted, pace.drawn) == (800, 39 * 32)
+    for _ in range(60):
+        ring.sample(32, pace=pace)
+    assert pace.drawn == 99 * 32
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_counts_what_it_hands_out(tmp_path, pace, ring, workers):
+    for _ in range(40):
+        ring.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+    loader = DataLoader(ring, batch_size=50, num_workers=workers)
+    counts = []
+    for number, batch in enumerate(pace.over(loader, 50)):
+        assert len(batch["obs"]) == 50
+        counts.append(pace.drawn)
+        if number == 5:
+            break
+    assert counts == [50 * (k + 1) for k in range(6)]
+
+
+def test_windows_count_their_widest_column(pace, ring):
+    from ringmap.data import Window
+
+    for _ in range(40):
+        write(ring, pace)
+    ring.sample(8, window={"obs": Window(range(3))}, pace=pace)
+    assert pace.drawn == 24
+
+
+def test_a_copy_counts_as_the_first_one(tmp_path, pace, ring):
+    for _ in range(25):
+        write(ring, pace)
+    again = pickle.loads(pickle.dumps(pace))
+    assert repr(again) == repr(pace)
+    again.draw(8)
+    child = multiprocessing.get_context("fork").Process(target=again.insert(COMMIT).__enter__)
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and pace.drawn == 8
+    again.close()
+    again.draw(8)
+    assert pace.drawn == 16
+    again.close()
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+NUMBERS_REFUSED = [
+    ({"samples_per_insert": 0}, "samples_per_insert must be a positive number, got 0"),
+    ({"samples_per_insert": float("nan")}, "samples_per_insert must be a positive"),
+    ({"min_steps": 0}, "min_steps must be an integer, 1 or more, got 0"),
+    ({"min_steps": 1.5}, "min_steps must be an integer"),
+    ({"slack": 0}, "slack must be a positive number"),
+    ({"max_ahead": -1}, "max_ahead must be an integer, 0 or more"),
+    ({"timeout_s": 0}, "timeout_s must be a positive"),
+    ({"rank": -1}, "rank must be an integer, 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NUMBERS_REFUSED)
+def test_numbers(tmp_path, given, message):
+    with pytest.raises(InputError, match=f"Pace: {message}"):
+        Pace(tmp_path / "runs", **{**NUMBERS, **given})
+    assert os.listdir(tmp_path) == []
+
+
+def test_too_little_slack_is_refused_with_the_numbers(tmp_path, pace, ring):
+    other = Pace(tmp_path, **NUMBERS)
+    for _ in range(20):
+        write(ring, other)
+    with pytest.raises(InputError, match=r"Pace.draw: slack=0.5 of min_steps=400 lets a side be 800 steps drawn ahead; a batch of 801 and a commit of 0 steps, 4 times, need 801, .*raise slack to 0.501"):  # fmt: skip
+        pace.draw(801)
+    thread = threading.Thread(target=pace.draw, args=(760,))
+    thread.start()
+    thread.join()
+    with pytest.raises(InputError, match="Pace.insert: .*batch of 760 and a commit of 20 steps, 4 times, need 840, .*raise slack to 0.525"):  # fmt: skip
+        write(ring, other)
+    write(ring, other, 10)
+    assert pace.inserted == 410
+
+
+def test_other_numbers_and_damage(tmp_path, pace, ring):
+    write(ring, pace)
+    with pytest.raises(InputError, match="of a fleet with other numbers.*'min_steps': 400.*'min_steps': 500"):  # fmt: skip
+        write(ring, Pace(tmp_path, **{**NUMBERS, "min_steps": 500}))
+    with pytest.raises(InputError, match="is a ring itself; give the directory above"):
+        Pace(tmp_path / "ring", **NUMBERS)
+    pace.draw(8)
+    path = tmp_path / "pace" / "learner-0.json"
+    data = path.read_bytes()
+    for case in (b"", b"[]", data[:-1], data.replace(b'"drawn": 8', b'"drawn": 9')):
+        path.write_bytes(case)
+        with pytest.raises(CorruptError, match="learner-0.json: is not what was written"):
+            pace.drawn  # noqa: B018
+    path.write_bytes(data)
+    (tmp_path / "pace" / "pace.json").write_text("{")
+    with pytest.raises(CorruptError, match=r"pace.json: is not what was written"):
+        Pace(tmp_path, **NUMBERS).draw(8)
+    assert json.loads(data)["drawn"] == 8
+
+
+def test_a_buffer_elsewhere(tmp_path, pace):
+    for path, place in ((None, "in RAM"), (tmp_path / "deeper" / "ring", "deeper")):
+        with pytest.raises(InputError, match=f"X: pace= counts the rings in .*{place}"):
+            pace.check_ring(path, "X")
+
+
+class Distant(System):
+    def is_network(self, path):
+        return True
+
+
+def test_a_network_file_system(tmp_path):
+    pace = Pace(tmp_path, **NUMBERS, disk=Disk(Distant()))
+    with pytest.raises(EnvironmentFault, match="Pace.draw: .*pace lies on a network file system"):
+        pace.draw(1)

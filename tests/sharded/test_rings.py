@@ -1,0 +1,399 @@
+"""Rings that join, leave, or fail while they are read; the others go on."""
+
+import logging
+import os
+import shutil
+import signal
+import threading
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap.buffers.sharded import members
+from ringmap.buffers.sharded import rings as ring_module
+from ringmap.buffers.sharded.numbers import apart
+from ringmap.clips import many
+from ringmap.clips.many import groups
+from ringmap.data import ShardedReplayBuffer
+from ringmap.errors import CorruptError, InputError, NewerVersionError, ReplacedError
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.disk.files import Disk
+from tests.buffers.steps import episode, prove
+
+
+def open_all(fleet, **options):
+    return ShardedReplayBuffer(
+        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
+    )
+
+
+def problems(buf):
+    return {shard.name: shard.problem for shard in buf.shards if shard.problem is not None}
+
+
+def rings_of(batch):
+    return set(apart(batch.ids)[0].tolist())
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let `clock.now` be the time that rings are looked at again by."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    made = Clock()
+    for module in (ring_module, members):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_rings_join_at_a_draw(three, clock):
+    buf = open_all(three)
+    three.ring("0-new")
+    three.write("0-new", 40)
+    buf.sample(10)
+    assert len(buf.shards) == 3
+    clock.now += 1.1
+    assert rings_of(buf.sample(500)) == {0, 1, 2, 3}  # its name sorts first, its number is the next
+    prove(buf.sample(500), three.lengths, 3)
+    assert [shard.name for shard in buf.shards] == ["0-new", "a", "b", "c"]
+
+
+def test_other_children_are_passed_over(three):
+    (three.folder / "policy").mkdir()
+    (three.folder / "policy" / "weights").write_text("x")
+    (three.folder / "log.txt").write_text("x")
+    assert [shard.name for shard in open_all(three).shards] == ["a", "b", "c"]
+
+
+def test_a_removed_ring_leaves(three, caplog):
+    buf = open_all(three)
+    shutil.rmtree(three.folder / "b")
+    with caplog.at_level(logging.WARNING, "ringmap"):
+        buf.refresh()
+        buf.refresh()
+    assert len(caplog.records) == 1
+    assert "goes on without the ring b" in caplog.text
+    assert "removed" in problems(buf)["b"]
+    three.model.pop("b")
+    assert rings_of(buf.sample(300)) == {0, 2}
+    prove(buf.sample(300), three.lengths, 3)
+    assert len(buf) == len(three.clips(3))
+
+
+def test_a_ring_that_comes_back_has_its_number(three, clock):
+    buf = open_all(three)
+    os.rename(three.folder / "b", three.folder / "z")
+    buf.refresh()
+    buf.refresh()
+    assert [shard.name for shard in buf.shards] == ["a", "b", "c", "z"]
+    assert list(problems(buf)) == ["b"]
+    assert rings_of(buf.sample(300)) == {0, 1, 2}
+    clock.now += 2
+    buf.refresh()
+    assert [shard.name for shard in buf.shards] == ["a", "c", "z"]
+
+
+def test_a_damaged_ring_is_looked_at_again_with_backoff(three, clock, monkeypatch):
+    manifest = three.folder / "b" / "manifest.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(good[:40])
+    opened = []
+    real = ring_module.read_manifest
+    monkeypatch.setattr(
+        ring_module,
+        "read_manifest",
+        lambda disk, folder: opened.append(folder) or real(disk, folder),
+    )
+    buf = open_all(three)
+    assert "manifest.json" in problems(buf)["b"]
+    assert rings_of(buf.sample(300)) == {0, 1}
+    opened.clear()
+    start, times = clock.now, []
+    for _ in range(4000):
+        clock.now += 0.1
+        buf.refresh()
+        times += [clock.now - start] * len(opened)
+        opened.clear()
+    np.testing.assert_allclose(times[:7], [1, 3, 7, 15, 31, 63, 123], atol=0.8)
+    assert max(np.diff(times[6:])) < 61
+    manifest.write_bytes(good)
+    clock.now += 61
+    buf.refresh()
+    assert problems(buf) == {}
+    assert rings_of(buf.sample(300)) == {0, 1, 2}
+
+
+def test_a_ring_with_a_cut_file(three):
+    three.writers["b"].close()
+    cut = next((three.folder / "b" / "columns").glob("*.npy"))
+    cut.write_bytes(b"x")
+    buf = open_all(three)
+    assert cut.name in problems(buf)["b"]
+    prove(buf.sample(100), {**three.model["a"], **three.model["c"]}, 3)
+    with pytest.raises(CorruptError, match=cut.name):
+        open_all(three, on_bad="raise")
+
+
+def test_a_ring_of_a_newer_version(three, monkeypatch):
+    real = ring_module.read_manifest
+
+    def read(disk, folder):
+        if folder.endswith("b"):
+            raise NewerVersionError(f"{folder}: is of version 999")
+        return real(disk, folder)
+
+    monkeypatch.setattr(ring_module, "read_manifest", read)
+    assert "999" in problems(open_all(three))["b"]
+    with pytest.raises(NewerVersionError, match="999"):
+        open_all(three, on_bad="raise")
+
+
+def test_a_ring_of_other_columns(three):
+    with ReplayBuffer(100, path=three.folder / "d") as other:
+        other.write_episode({"step": np.arange(9)})
+    buf = open_all(three)
+    assert "other columns than the rings before it" in problems(buf)["d"]
+    with pytest.raises(InputError, match="other columns"):
+        open_all(three, on_bad="raise")
+
+
+def test_columns_are_compared_once_there_are_some(three):
+    late = ReplayBuffer(100, path=three.folder / "d")
+    buf = open_all(three)
+    assert problems(buf) == {}
+    late.write_episode({"step": np.arange(9)})
+    buf.sample(4)
+    assert "other columns" in problems(buf)["d"]
+    prove(buf.sample(100), three.lengths, 3)
+    late.close()
+
+
+def test_rings_of_rewards_elsewhere(three):
+    three.ring("d", reward_at="next")
+    three.write("d", 20)
+    assert "reward_at='next'" in problems(open_all(three))["d"]
+
+
+def test_transitions_are_no_episodes(three):
+    TransitionReplayBuffer(64, (3,), path=three.folder / "d", device=None).close()
+    buf = open_all(three)
+    assert "holds transitions" in problems(buf)["d"]
+    prove(buf.sample(100), three.lengths, 3)
+
+
+def test_the_same_ring_twice(three):
+    (three.folder / "link").symlink_to(three.folder / "a")
+    with pytest.raises(InputError, match=r"fleet/link and .*fleet/a are the same ring"):
+        open_all(three)
+    with pytest.raises(InputError, match="the same ring"):
+        ShardedReplayBuffer([three.folder / "a", three.folder / "link"], wait_s=0)
+    (three.folder / "link").unlink()
+    buf = open_all(three)
+    shutil.copytree(three.folder / "a", three.folder / "copy")
+    buf.refresh()
+    assert "the same ring" in problems(buf)["copy"]
+    assert len(buf) == len(three.clips(3))
+
+
+# -- in the middle of a gather -------------------------------------------------------------------
+
+
+class Striking:
+    """Does something once, right before the n-th copy of a column."""
+
+    def __init__(self, monkeypatch, strike, at):
+        real, self.left = MemmapColumn.take, at
+
+        def take(column, slots, out=None, head=0):
+            self.left -= 1
+            if self.left == 0:
+                strike()
+            return real(column, slots, out, head)
+
+        monkeypatch.setattr(MemmapColumn, "take", take)
+
+
+@pytest.mark.parametrize("at", [1, 5, 9, 12])
+def test_a_ring_removed_in_the_middle_of_a_gather(three, monkeypatch, at):
+    buf = open_all(three)
+    buf.sample(3)
+
+    def strike():
+        shutil.rmtree(three.folder / "b")
+        three.model.pop("b", None)
+        ring = next(ring for ring in buf.engine.each() if ring.name == "b")
+        ring.source._held_until = 0  # or it would be noticed up to 0.1 s later
+
+    Striking(monkeypatch, strike, at)
+    batch = buf.sample(300)
+    assert rings_of(batch) == {0, 2}
+    prove(batch, three.lengths, 3)
+    assert buf.num_redraws > 50
+    assert "removed" in problems(buf)["b"]
+
+
+@pytest.mark.parametrize("at", [2, 6, 10])
+def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, at):
+    buf = open_all(three)
+    buf.sample(3)
+
+    def strike():
+        for name in "abc":
+            for _ in range(12):
+                three.write(name, 40)
+
+    Striking(monkeypatch, strike, at)
+    batch = buf.sample(300)
+    prove(batch, three.lengths, 3)
+    assert buf.num_redraws > 100
+
+
+def test_the_control_of_the_look(three, monkeypatch):
+    """Without the look after the copy, clips that were overwritten come out."""
+    buf = open_all(three)
+    buf.sample(3)
+
+    def strike():
+        for name in "abc":
+            for _ in range(12):
+                three.write(name, 40)
+
+    monkeypatch.setattr(many, "is_live", lambda source, lowest: True)
+    Striking(monkeypatch, strike, 2)
+    with pytest.raises(AssertionError):
+        prove(buf.sample(300), three.lengths, 3)
+
+
+def test_raise(three):
+    buf = open_all(three, on_bad="raise")
+    shutil.rmtree(three.folder / "b")
+    with pytest.raises(ReplacedError, match="b"):
+        buf.refresh()
+    prove(buf.sample(50), three.lengths, 3)  # the others can still be read
+
+
+# -- other processes -------------------------------------------------------------------------------
+
+
+def _collect(folder, name, ready, first):
+    ring = ReplayBuffer(300, path=folder / name, spare_rows=64)
+    number = first
+    while True:
+        ring.write_episode(episode(number, 20 + number % 13))
+        number += 1
+        if number == first + 30:
+            ready.set()
+
+
+def test_a_killed_collector_is_replaced(tmp_path):
+    """A ring whose writer died stays readable, and its next writer goes on in it."""
+    context = get_context("fork")
+    folder = tmp_path / "live"
+    folder.mkdir()
+    children = {}
+    for turn in range(3):
+        for name in "ab":
+            ready = context.Event()
+            first = 1_000_000 * turn
+            children[name] = context.Process(target=_collect, args=(folder, name, ready, first))
+            children[name].start()
+            ready.wait(60)
+        buf = ShardedReplayBuffer(folder, history_len=4, seed=turn) if turn == 0 else buf  # noqa: F821
+        lengths = _Lengths()
+        for _ in range(30):
+            prove(buf.sample(64), lengths, 4)
+        for child in children.values():
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+        for _ in range(10):
+            batch = buf.sample(64)
+            assert rings_of(batch) == {0, 1}
+            prove(batch, lengths, 4)
+        assert problems(buf) == {}
+        assert [shard.writer.alive for shard in buf.shards] == [False, False]
+    assert buf.check() == []
+
+
+class _Lengths(dict):
+    """The length of any episode of `_collect`."""
+
+    def __contains__(self, number):
+        return True
+
+    def __getitem__(self, number):
+        return 20 + number % 13
+
+
+def test_threads_read_while_rings_come_and_go(three):
+    buf = open_all(three)
+    faults, lengths = [], _Any(three.lengths)
+
+    def read():
+        try:
+            for _ in range(60):
+                prove(buf.sample(32), lengths, 3)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for turn in range(6):
+        name = f"n{turn}"
+        three.ring(name)
+        three.write(name, 30)
+        buf.refresh()
+        shutil.rmtree(three.folder / name)
+        buf.refresh()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert [shard.name for shard in buf.shards if shard.problem is None] == ["a", "b", "c"]
+
+
+class _Any(dict):
+    """The lengths that were there at first, and 30 of any other episode."""
+
+    def __contains__(self, number):
+        return True
+
+    def __missing__(self, number):
+        return 30
+
+
+def test_shards(three):
+    shards = open_all(three).shards
+    assert [(s.name, s.episodes, s.steps) for s in shards] == [
+        (name, len(ring), sum(ring.values())) for name, ring in three.model.items()
+    ]
+    assert [s.clips for s in shards] == [
+        sum(n - 2 for n in ring.values()) for ring in three.model.values()
+    ]
+    assert all(s.writer.alive and s.writer.pid == os.getpid() for s in shards)
+    assert all(0 <= s.idle_s < 600 and s.redraws == 0 for s in shards)
+
+
+def test_groups():
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 40):
+        keys = rng.integers(0, 5, size)
+        found = groups(keys)
+        assert [key for key, _ in found] == sorted(set(keys.tolist()))
+        for key, places in found:
+            np.testing.assert_array_equal(places, np.flatnonzero(keys == key))
+
+
+def test_the_disk_is_only_looked_at(three):
+    assert isinstance(open_all(three).engine.disk, Disk)
+    before = {p: p.stat().st_mtime_ns for p in three.folder.rglob("*")}
+    buf = open_all(three)
+    buf.sample(50)
+    buf.close()
+    assert {p: p.stat().st_mtime_ns for p in three.folder.rglob("*")} == before

@@ -1,0 +1,466 @@
+"""Many rings read as one, compared with a plain model: a dict of episodes for each ring."""
+
+import pickle
+import shutil
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer, Zarr
+from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.data import Index, ShardedReplayBuffer, Window
+from ringmap.errors import (
+    ClipIndexError,
+    ClosedError,
+    InputError,
+    NoClipsError,
+    ReadOnlyError,
+)
+from ringmap.samplers import PrioritizedSampler, UniformSampler
+from tests.buffers.steps import clip, columns, prove, same
+
+
+def open_all(fleet, **options):
+    return ShardedReplayBuffer(
+        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
+    )
+
+
+# -- what is stored --------------------------------------------------------------------------------
+
+
+def test_it_shows_what_all_rings_hold(three):
+    buf = open_all(three)
+    lengths = three.lengths
+    assert buf.lengths.tolist() == list(lengths.values())
+    assert (buf.num_episodes, buf.num_steps_stored) == (len(lengths), sum(lengths.values()))
+    assert len(buf) == len(three.clips(3))
+    assert buf.column_names == ["episode", "step", "obs/x", "action"]
+    for number, length in lengths.items():
+        same(buf.load_episode(number), columns(number, 0, length))
+        same(
+            buf.load_chunk([number], [2], [7])[0], {n: v for n, v in columns(number, 2, 7).items()}
+        )
+    names = [name for name, ring in three.model.items() for _ in ring]
+    assert buf.get_episode_data() == {"ring": names}
+    assert buf.get_episode_data([4, 0, 4])["ring"] == [names[4], names[0], names[4]]
+    assert [int(e["episode"][0]) for e in buf.episodes()] == list(lengths)
+    assert [(e, s) for e, s in buf.clip_indices] == sorted(three.clips(3))
+    assert buf.check() == []
+    with pytest.raises(ClipIndexError, match="episode 9 is out of range"):
+        buf.load_episode(9)
+
+
+def test_ids_name_the_clips_of_all_rings_in_the_order_asked_for(three):
+    buf = open_all(three)
+    expected = list(buf.clip_indices)
+    rng = np.random.default_rng(1)
+    ids = rng.permutation(len(buf))
+    batch = buf[ids]
+    assert prove(batch, three.lengths, 3) == [expected[i] for i in ids.tolist()]
+    for one, i in zip(buf.__getitems__(ids[:5].tolist()), ids[:5].tolist(), strict=True):
+        same(one, clip(*expected[i], 3))
+    same(buf[-1], clip(*expected[-1], 3))
+    with pytest.raises(ClipIndexError):
+        buf[len(buf)]
+
+
+def test_ids_of_a_batch_find_the_same_clips_again(three):
+    buf = open_all(three)
+    batch = buf.sample(40)
+    numbers, positions = apart(batch.ids)
+    assert set(numbers.tolist()) == {0, 1, 2}
+    for which in range(40):
+        ring = ReplayBuffer.open(three.folder / "abc"[numbers[which]], history_len=3)
+        start = int(positions[which])
+        assert (
+            ring.engine.read(np.array([start]), ring.cut)["step"][0, 0] == batch["step"][which, 0]
+        )
+
+
+def test_a_draw_is_uniform_over_all_clips(three):
+    buf = open_all(three)
+    found = prove(buf.sample(20_000), three.lengths, 3)
+    seen, counts = np.unique(np.array(found), axis=0, return_counts=True)
+    assert {tuple(pair) for pair in seen.tolist()} == three.clips(3)
+    expected = 20_000 / len(three.clips(3))
+    chi = ((counts - expected) ** 2 / expected).sum()
+    assert chi < len(counts) + 6 * np.sqrt(2 * len(counts))
+
+
+def test_the_halves_of_a_batch_come_from_the_same_rings(three):
+    buf = open_all(three)
+    numbers = apart(buf.sample(400).ids)[0]
+    assert all(set(half.tolist()) == {0, 1, 2} for half in (numbers[:200], numbers[200:]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [("equal", [1, 1, 1]), ({"a": 3, "c": 1}, [3, 0, 1])],
+)
+def test_weights(three, weights, shares):
+    buf = open_all(three, weights=weights)
+    batch = buf.sample(6000)
+    prove(batch, three.lengths, 3)
+    counts = np.bincount(apart(batch.ids)[0], minlength=3)
+    np.testing.assert_allclose(counts / 6000, np.array(shares) / sum(shares), atol=0.03)
+    assert len(buf) == len(three.clips(3))  # ids know no weights
+
+
+def test_the_same_seed_draws_the_same(three):
+    one, other = open_all(three), open_all(three)
+    for _ in range(3):
+        same(one.sample(20), other.sample(20))
+    state = one.state_dict()
+    expected = one.sample(20)
+    other.load_state_dict(state)
+    same(other.sample(20), expected)
+    assert one.sampler is not None
+
+
+def test_each_ring_is_followed(three):
+    buf = open_all(three)
+    before = len(buf)
+    three.write("b", 60)
+    assert len(buf) == before  # until it is refreshed
+    assert buf.refresh()
+    assert len(buf) == len(three.clips(3))
+    assert not buf.refresh()
+    three.write("c", 30)
+    drawn = prove(buf.sample(3000), three.lengths, 3)
+    assert {e for e, _ in drawn} == set(three.lengths)
+    for _ in range(12):  # the first ones are evicted
+        three.write("a", 40)
+    assert {e for e, _ in prove(buf.sample(3000), three.lengths, 3)} == set(three.lengths)
+    assert len(buf) == len(three.clips(3))
+
+
+def test_ids_of_evicted_clips_are_redrawn(three):
+    buf = open_all(three)
+    ids = np.arange(len(buf))
+    for _ in range(12):
+        three.write("a", 40)
+    batch = buf[ids]
+    found = prove(batch, three.lengths, 3)
+    assert len(found) == len(ids)
+    assert buf.num_redraws == 10 - 2 + 11 - 2  # all clips of ring a
+
+
+def test_out_is_filled(three):
+    buf = open_all(three)
+    out = dict(buf.sample(16))
+    batch = buf.sample(16, out=out)
+    assert all(batch[name] is out[name] for name in out)
+    prove(batch, three.lengths, 3)
+    with pytest.raises(InputError, match="C-contiguous"):
+        buf.sample(8, out=out)
+
+
+def test_frameskip(three):
+    buf = open_all(three, history_len=2, frameskip=3)
+    prove(buf.sample(200), three.lengths, 2, 3)
+    with pytest.raises(NoClipsError, match="longest stored episode"):
+        buf.sample(2, history_len=20)
+
+
+@pytest.mark.parametrize("storage", ["memmap", Zarr("lz4", 4)])
+@pytest.mark.parametrize("reads", ["map", "pread"])
+def test_storages(fleet, storage, reads):
+    for name in "ab":
+        fleet.ring(name, storage=storage)
+        for _ in range(4):
+            fleet.write(name, 20)
+    buf = open_all(fleet, reads=reads)
+    prove(buf.sample(100), fleet.lengths, 3)
+    fleet.write("b", 30)
+    assert {e for e, _ in prove(buf.sample(1000), fleet.lengths, 3)} == set(fleet.lengths)
+
+
+@pytest.mark.parametrize("storage", ["memmap", Zarr("lz4", 4)])
+def test_rows_of_any_size_come_to_their_places(fleet, storage):
+    """Small rows are copied twice, large ones clip by clip, very large batches by several threads: the same clips."""
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        ring = fleet.ring(f"{number}", 100 + number, storage=storage)
+        for ep in range(3):
+            where = np.stack([np.full(20, number), np.full(20, ep), np.arange(20)], axis=1)
+            big = np.repeat(where[:, None], 4000, axis=1).astype(np.int32)
+            ring.write_episode({"where": where, "big": big, "noise": rng.normal(size=(20, 4))})
+    for threads in (1, 3):
+        buf = open_all(fleet, threads=threads)
+        batch = buf[rng.integers(0, len(buf), 60)]
+        assert (batch["big"] == batch["where"][:, :, None]).all()
+        numbers, positions = apart(batch.ids)
+        np.testing.assert_array_equal(batch["where"][:, 0, 0], numbers)
+        np.testing.assert_array_equal(
+            batch["where"][:, 0, 1] * 20 + batch["where"][:, 0, 2], positions
+        )
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+def test_windows(three):
+    buf = open_all(three)
+    window = {"step": Window(range(-2, 3), pad="edge"), "i": Index()}
+    batch = buf.sample(300, window=window)
+    steps, numbers = batch["i_step"], batch["episode"]
+    lengths = np.array([three.lengths[e] for e in numbers.tolist()])
+    wanted = steps[:, None] + np.arange(-2, 3)
+    np.testing.assert_array_equal(batch["step"], np.clip(wanted, 0, lengths[:, None] - 1))
+    np.testing.assert_array_equal(batch["i_episode"], numbers)  # over all rings
+    assert set(numbers.tolist()) == set(three.lengths)
+    doubled = buf.sample(50, window={"twice": lambda b: 2 * b["step"]})
+    np.testing.assert_array_equal(doubled["twice"], 2 * doubled["step"])
+    out = dict(buf.sample(30, window=window))
+    again = buf.sample(30, window=window, out=out)
+    assert all(again[name] is out[name] for name in out)
+
+
+def test_windows_equal_those_of_the_rings_alone(three):
+    """The way of plain clips and the general one read the same rows."""
+    buf = open_all(three)
+    window = {"step": Window(range(-1, 3)), "action": Window(range(0, 2))}
+    batch = buf.sample(200, window=window)
+    numbers, positions = apart(batch.ids)
+    for number, name in enumerate("abc"):
+        ring = ReplayBuffer.open(three.folder / name, seed=0)
+        mine = numbers == number
+        cut = ring.view(window).cut
+        found = ring.engine.read(positions[mine].copy(), cut)
+        same({n: v[mine] for n, v in batch.items()}, found)
+
+
+def test_episodes_in_parts(three):
+    number = three.next
+    with three.writers["b"].begin_episode(commit_every=10) as recording:
+        for at in range(30):
+            recording.append(
+                {name: values[0] for name, values in columns(number, at, at + 1).items()}
+            )
+    three.model["b"][number] = 30
+    buf = open_all(three)
+    assert {e for e, _ in prove(buf.sample(2000), three.lengths, 3)} == set(three.lengths)
+    batch = buf[list(range(len(buf)))]
+    assert sorted(prove(batch, three.lengths, 3)) == sorted(three.clips(3))
+    assert sorted(prove(buf[list(buf.pass_sampler())], three.lengths, 3)) == sorted(three.clips(3))
+    view = buf.view()
+    assert set(prove(view.sample(2000), three.lengths, 3)) == three.clips(3)
+
+
+# -- samplers --------------------------------------------------------------------------------------
+
+
+def test_samplers(three):
+    buf = open_all(three, sampler=UniformSampler(0))
+    found = prove(buf.sample(3000), three.lengths, 3)
+    assert {e for e, _ in found} == set(three.lengths)
+    buf.sampler = lambda step, buffer, size, history: np.zeros(size, int)
+    assert set(prove(buf.sample(5), three.lengths, 3)) == {(0, 0)}
+    buf.sampler = lambda step, buffer, size, history: np.full(size, buffer.num_valid_ends(history))
+    with pytest.raises(ClipIndexError, match="out of range"):
+        buf.sample(5)
+    buf.sampler = PrioritizedSampler()
+    with pytest.raises(InputError, match="single ring"):
+        buf.sample(5)
+
+
+# -- views and passes ------------------------------------------------------------------------------
+
+
+def test_views_pin_a_moment(three):
+    buf = open_all(three)
+    view = buf.view()
+    before, model = three.clips(3), three.lengths
+    three.write("a", 50)
+    buf.refresh()
+    assert len(view) == len(before) < len(buf)
+    assert set(prove(view[list(range(len(view)))], model, 3)) == before
+    assert set(prove(view.sample(2000), model, 3)) == before
+    other = pickle.loads(pickle.dumps(view))
+    assert set(prove(other[list(range(len(other)))], model, 3)) == before
+    same(view.load_episode(4), columns(4, 0, 14))
+    assert view.get_episode_data([0, 8])["ring"] == ["a", "c"]
+    chosen = buf.view(anchors=lambda data: data["ring"] == "b")
+    assert {e for e, _ in prove(chosen.sample(300), model, 3)} == set(three.model["b"])
+    taken = view.take([8, 0, 3])
+    assert taken.lengths.tolist() == [18, 10, 13]
+    same(taken[0], clip(8, 0, 3))
+    same(taken[16], clip(0, 0, 3))
+
+
+def test_a_view_with_a_window_numbers_its_own_episodes(three):
+    view = open_all(three).view({"i": Index(), "step": Window((0, 1))}).take([7, 1])
+    items = [view[i] for i in range(len(view))]
+    assert {(int(i["i_episode"]), int(i["episode"])) for i in items} == {(0, 7), (1, 1)}
+
+
+def test_split_shares_no_episode(three):
+    one, other = open_all(three).split(0.6, seed=1)
+    a, b = (set(v[list(range(len(v)))]["episode"].ravel().tolist()) for v in (one, other))
+    assert not a & b
+    assert a | b == set(three.lengths)
+    assert len(one.lengths) == 5
+
+
+def test_a_pass_yields_each_clip_once_and_can_be_resumed(three):
+    buf = open_all(three)
+    sampler = buf.pass_sampler(seed=2)
+    every = list(sampler)
+    assert sorted(prove(buf[every], three.lengths, 3)) == sorted(three.clips(3))
+    sampler = buf.pass_sampler(seed=2)
+    ids = iter(sampler)
+    first = [next(ids) for _ in range(40)]
+    state = sampler.state_dict(taken=40)
+    fleet_clips = three.clips(3)
+    three.write("b", 25)  # not of this pass
+    three.ring("0-new")  # joins; sorts before the others after a restart
+    three.write("0-new", 25)
+    again = open_all(three)
+    rest = again.pass_sampler()
+    rest.load_state_dict(state)
+    assert len(rest) == len(fleet_clips)
+    after = list(rest)
+    seen = prove(buf[first], three.lengths, 3) + prove(again[after], three.lengths, 3)
+    assert sorted(seen) == sorted(fleet_clips)
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def test_a_pickle_holds_paths_and_numbers(three):
+    buf = open_all(three)
+    three.ring("0-first")  # its name sorts first, its number is the last
+    three.write("0-first", 20)
+    buf.refresh()
+    data = pickle.dumps(buf)
+    assert len(data) < 3000
+    copy = pickle.loads(data)
+    ids = list(range(len(buf)))
+    same(copy[ids], buf[ids])
+    assert apart(copy[ids].ids)[0].tolist() == apart(buf[ids].ids)[0].tolist()
+    with pytest.raises(InputError, match="transform"):
+        buf.transform = lambda clip: clip
+        pickle.dumps(buf)
+
+
+def _in_child(buf, pipe):
+    pipe.send({name: np.asarray(v) for name, v in buf.sample(50).items()})
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_process_reads(three, method):
+    buf = open_all(three)
+    buf.sample(4)
+    context = get_context(method)
+    here, there = context.Pipe()
+    child = context.Process(target=_in_child, args=(buf, there))
+    child.start()
+    prove(here.recv(), three.lengths, 3)
+    child.join()
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_the_rings_that_the_loader_knows(three, method):
+    data = pytest.importorskip("torch.utils.data")
+    buf = open_all(three)
+    loader = data.DataLoader(
+        buf,
+        16,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+
+    def passed():
+        found = []
+        for batch in loader:
+            found += prove({n: v.numpy() for n, v in batch.items()}, three.lengths, 3)
+        return sorted(found)
+
+    assert passed() == sorted(three.clips(3))
+    three.ring("0-new")  # joins while the workers live
+    three.write("0-new", 33)
+    three.write("b", 21)
+    buf.refresh()
+    assert passed() == sorted(three.clips(3))
+    shutil.rmtree(three.folder / "c")
+    assert len(passed()) == len(three.clips(3))  # those of c are redrawn once a worker notices
+
+
+def test_a_closed_one_says_so(three):
+    buf = open_all(three)
+    with buf:
+        buf.sample(3)
+    for call in (lambda: buf.sample(3), lambda: buf[0], lambda: len(buf), buf.refresh):
+        with pytest.raises(ClosedError, match="is closed"):
+            call()
+    buf.close()
+    assert "closed" in repr(buf)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "rings"}, "weights must be"),
+        ({"weights": {"a": -1}}, "weights must be"),
+        ({"weights": {}}, "weights must be"),
+        ({"on_bad": "ignore"}, "on_bad must be"),
+        ({"wait_s": -1}, "wait_s must"),
+        ({"history_len": 0}, "history_len must be"),
+        ({"reads": "mmap"}, "reads"),
+    ],
+)
+def test_arguments(three, options, message):
+    with pytest.raises(InputError, match=message):
+        open_all(three, **options)
+
+
+def test_paths(three):
+    with pytest.raises(InputError, match="paths must be"):
+        ShardedReplayBuffer(3)
+    with pytest.raises(InputError, match="is one ring"):
+        ShardedReplayBuffer(three.folder / "a", wait_s=0)
+    with pytest.raises(NoClipsError, match=r"no ring below .*nothing after 0 s"):
+        ShardedReplayBuffer(three.folder / "nothing", wait_s=0)
+    by_glob = ShardedReplayBuffer(str(three.folder / "[ab]"), wait_s=0)
+    by_list = ShardedReplayBuffer([three.folder / "a", str(three.folder / "b")], wait_s=0)
+    for buf in (by_glob, by_list):
+        assert [s.name for s in buf.shards] == [str(three.folder / "a"), str(three.folder / "b")]
+        assert buf.num_episodes == 5
+
+
+def test_nothing_is_written(three):
+    buf = open_all(three)
+    for call in (buf.write_episode, lambda: buf.engine.snapshot("x", "snapshot")):
+        with pytest.raises(ReadOnlyError, match=r"open the ring to write.*fleet/a"):
+            call()
+
+
+def test_rings_without_episodes(fleet):
+    fleet.ring("a")
+    buf = open_all(fleet)
+    assert (len(buf), buf.column_names, buf.lengths.tolist()) == (0, [], [])
+    with pytest.raises(NoClipsError, match="0 episodes"):
+        buf.sample(2)
+    fleet.ring("b")
+    fleet.write("b", 20)
+    buf.refresh()
+    prove(buf.sample(10), fleet.lengths, 3)
+    fleet.writers["b"].clear()
+    with pytest.raises(NoClipsError):
+        buf.sample(2)
+
+
+def test_numbers():
+    table = RingNumbers()
+    assert [table.of(bytes([n]) * 16) for n in (5, 7, 5)] == [0, 1, 0]
+    ids = joined(16_383, np.array([(1 << 48) - 1]))
+    assert [int(v[0]) for v in apart(ids)] == [16_383, (1 << 48) - 1]
+    assert ids[0] < 1 << 62

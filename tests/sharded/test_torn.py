@@ -1,0 +1,66 @@
+"""No clip of many rings is torn, however many writers run flat out.
+
+The default suite reads a sample; the campaign 1,000,000 clips. The control, without the look after the copy, must tear.
+"""
+
+import contextlib
+
+import pytest
+
+from benchmarks.proof import num_torn
+from benchmarks.race import Ring, a_writer, one_look
+from ringmap.data import ShardedReplayBuffer
+from ringmap.errors import LappedError
+
+WRITERS, BATCH = 4, 32
+
+
+def race(folder, ring, clips):
+    """Return how many of so many clips are torn, and how many were redrawn, while every ring is written without a pause."""
+    folder.mkdir()
+    with contextlib.ExitStack() as writers:
+        for number in range(WRITERS):
+            writers.enter_context(a_writer(str(folder / f"{number}"), ring))
+        buf = ShardedReplayBuffer(folder, history_len=ring.history, seed=0, wait_s=60)
+        done = torn = laps = 0
+        while done < clips:
+            try:
+                batch = buf.sample(BATCH)
+            except LappedError:
+                laps += 1
+                assert laps < 100 + clips // BATCH
+                continue
+            done += BATCH
+            torn += num_torn(batch)
+            if len(set((batch.ids >> 48).tolist())) < 2:
+                buf.refresh()
+        assert [shard.problem for shard in buf.shards] == [None] * WRITERS
+        return torn, buf.num_redraws
+
+
+RINGS = {
+    "large rows": Ring(),
+    "small rows": Ring(max_steps=256, spare=64, row_nbytes=256),
+    "retired first": Ring(spare=1),
+}
+
+
+@pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS.keys())
+def test_no_clip_is_torn(tmp_path, ring):
+    torn, redraws = race(tmp_path / "fleet", ring, 4000)
+    assert torn == 0
+
+
+@pytest.mark.campaign
+def test_the_control_tears(tmp_path):
+    with one_look():
+        torn, _ = race(tmp_path / "fleet", RINGS["large rows"], 20_000)
+    assert torn > 0
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS.keys())
+def test_no_clip_of_a_million_is_torn(tmp_path, ring):
+    torn, redraws = race(tmp_path / "fleet", ring, 1_000_000)
+    assert torn == 0
+    assert redraws > 0
