@@ -70,28 +70,36 @@ SERVERS = (
 """What a process starts once, and ends with it."""
 
 
-def living() -> dict[int, str]:
-    """Return the children of this process that live, and those that its fork server made, with their command lines."""
-    found = {child.pid: child.name for child in multiprocessing.active_children() if child.pid}
+def children() -> set[int]:
+    """Return the children of this process, and those that its fork server made."""
+    found = {child.pid for child in multiprocessing.active_children() if child.pid}
     for listed in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended
-            for pid in map(int, listed.read_text().split()):
-                # Empty where it is dead, and only its status is waited for.
-                if command := Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found[pid] = command.replace(b"\0", b" ").decode(errors="replace")
+            found.update(map(int, listed.read_text().split()))
+    return found
+
+
+def living(pids: set[int]) -> dict[int, str]:
+    """Return those of these processes that live and are no servers, with their command lines."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            # Empty where it is dead and only its status is waited for, and for a moment where it begins.
+            if command := Path(f"/proc/{pid}/cmdline").read_bytes():
+                found[pid] = command.replace(b"\0", b" ").decode(errors="replace")
     return {p: words for p, words in found.items() if not any(name in words for name in SERVERS)}
 
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
     """Fail the test that leaves a child alive: it holds the pipes of others, and the end of the session waits for it."""
-    before = living()
+    before = children()
     yield
-    if not living().keys() - before:
+    if not living(children() - before):
         return
     gc.collect()  # an iterator of a DataLoader ends its workers
     until = time.monotonic() + 5
-    while left := {pid: words for pid, words in living().items() if pid not in before}:
+    while left := living(children() - before):
         if time.monotonic() > until:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
