@@ -1,12 +1,17 @@
-"""What tests and doctests share: fixed seeds, and a folder of their own for doctests."""
+"""What tests and doctests share: fixed seeds, a folder of their own for doctests, no process left, and no hang."""
 
 import compileall
 import contextlib
+import faulthandler
 import gc
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(Path(__file__).parent / "src", quiet=2)
 
 
-# A thread of OpenMP that waits would turn in a loop, and hold a core that another process of the tests could have.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The tests run on all cores already: a second thread of OpenMP made small convolutions four times as dear.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -44,6 +49,54 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what is imported by now: it took half a second each time, in hundreds of tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """End this process, with its stacks on stderr, if it does not end by itself: a thread or a pipe may hold it."""
+    faulthandler.dump_traceback_later(120, exit=True, file=sys.__stderr__)
+
+
+@pytest.fixture(autouse=True)
+def _no_limit_for_a_campaign(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("campaign"):
+        faulthandler.cancel_dump_traceback_later()
+
+
+SERVERS = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "ringmap.testing.kills",
+)
+"""What a process starts once, and ends with it."""
+
+
+def living() -> dict[int, str]:
+    """Return the children of this process that live, and those that its fork server made, with their command lines."""
+    found = {child.pid: child.name for child in multiprocessing.active_children() if child.pid}
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            for pid in map(int, listed.read_text().split()):
+                # Empty where it is dead, and only its status is waited for.
+                if command := Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found[pid] = command.replace(b"\0", b" ").decode(errors="replace")
+    return {p: words for p, words in found.items() if not any(name in words for name in SERVERS)}
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """Fail the test that leaves a child alive: it holds the pipes of others, and the end of the session waits for it."""
+    before = living()
+    yield
+    if not living().keys() - before:
+        return
+    gc.collect()  # an iterator of a DataLoader ends its workers
+    until = time.monotonic() + 5
+    while left := {pid: words for pid, words in living().items() if pid not in before}:
+        if time.monotonic() > until:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"the test left processes alive: {left}")
+        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

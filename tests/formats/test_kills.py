@@ -31,14 +31,14 @@ def test_control_lengths_before_rows(tmp_path, monkeypatch):
         self._write(key, value.to_bytes())
 
     monkeypatch.setattr(InsideStore, "set_sync", at_once)
-    assert test_zarr.TestZarr().losses(tmp_path, 2, 24)[1]
+    assert test_zarr.TestZarr().losses(tmp_path, 2, 24, stop=True)[1]
 
 
 def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
     monkeypatch.setattr(StagedWriter, "_take_over", lambda self: self._log.remove())
-    assert test_folder.TestFolderPNG().losses(tmp_path, 0, 4)[1]
+    assert test_folder.TestFolderPNG().losses(tmp_path, 0, 4, stop=True)[1]
 
 
 def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
     monkeypatch.setattr(Zarr, "logs", False)
-    assert test_zarr.TestZarr().losses(tmp_path, 0, 4)[1]
+    assert test_zarr.TestZarr().losses(tmp_path, 0, 4, stop=True)[1]

@@ -502,7 +502,9 @@ def maps():
 
 
 @linux
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.campaign)]
+)
 def test_a_block_comes_once(disk, monkeypatch, method, alone):
     came, batches, looked = counted(monkeypatch), 0, 0
     loader = DataLoader(

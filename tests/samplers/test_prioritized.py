@@ -2,9 +2,6 @@
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from ringmap.samplers import Linear, MixtureSampler, PrioritizedSampler, Uniform
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
-from tests import ROOT
+from tests.buffers.processes import Child
 from tests.disks import FullDisk, Through
 from tests.samplers import chi_squared
 
@@ -271,34 +268,23 @@ def test_one_sampler_serves_one_buffer():
 # -- what survives -------------------------------------------------------------------------------
 
 
-CHILD = """
-import sys, numpy as np
-from ringmap import ReplayBuffer
-from ringmap.samplers import PrioritizedSampler
-path, flush = sys.argv[1:]
-sampler = PrioritizedSampler(rng=0)
-buf = ReplayBuffer(300, sampler=sampler, path=path, sync_every_s=0)
-rng = np.random.default_rng(7)
-for turn in range(40):
-    buf.write_episode({"id": turn * 1000 + np.arange(20)})
-    buf.sample(64)
-    buf.update_priorities(sampler.ids, rng.random(64) * 9)
-    if turn == 30 and flush == "1":
-        buf.flush()
-print(repr(sampler._tree.leaves.tolist()))
-print(sampler._leaves.highest, flush=True)
-sys.stdin.read()
-"""
-
-
 def test_kill_9_keeps_priorities_as_of_the_last_update(tmp_path):
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, tmp_path / "buf", "1"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True,
-    )  # fmt: skip
-    expected, highest = eval(child.stdout.readline()), float(child.stdout.readline())
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    def write(child):
+        sampler = PrioritizedSampler(rng=0)
+        buf = ReplayBuffer(300, sampler=sampler, path=tmp_path / "buf", sync_every_s=0)
+        rng = np.random.default_rng(7)
+        for turn in range(40):
+            buf.write_episode({"id": turn * 1000 + np.arange(20)})
+            buf.sample(64)
+            buf.update_priorities(sampler.ids, rng.random(64) * 9)
+            if turn == 30:
+                buf.flush()
+        child.say((sampler._tree.leaves, sampler._leaves.highest))
+        child.hear()
+
+    child = Child(write)
+    expected, highest = child.hear()
+    child.kill()
     sampler = PrioritizedSampler(rng=1)
     buf = ReplayBuffer(300, sampler=sampler, path=tmp_path / "buf", sync_every_s=0)
     assert ringmap.check(tmp_path / "buf") == []

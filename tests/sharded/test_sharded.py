@@ -349,7 +349,7 @@ def _in_child(buf, pipe):
     pipe.send({name: np.asarray(v) for name, v in buf.sample(50).items()})
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_child_process_reads(three, method):
     buf = open_all(three)
     buf.sample(4)
@@ -362,7 +362,7 @@ def test_a_child_process_reads(three, method):
     assert child.exitcode == 0
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_read_the_rings_that_the_loader_knows(three, method):
     data = pytest.importorskip("torch.utils.data")
     buf = open_all(three)

@@ -5,9 +5,6 @@ Frame (step, begin, lane) of a lane says which step it is, and at which step its
 
 import contextlib
 import pickle
-import signal
-import subprocess
-import sys
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +21,6 @@ from ringmap.errors import ClipIndexError, InputError, LappedError, SubscriptErr
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.commit.store import Store
-from tests import ROOT
 from tests.buffers.processes import Child
 from tests.busy import busy
 from tests.transitions.reference import Reference, StackedLife, in_order
@@ -235,19 +231,6 @@ def test_priorities_of_stacks():
 
 # -- kills, forks, copies ---------------------------------------------------------------------------
 
-CHILD = """
-import sys
-from tests.transitions.test_stacks import add, make
-from tests.transitions.reference import Reference, StackedLife
-times, lanes, durability = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-life = StackedLife(5)
-buf = make(life, 50, sys.argv[1], durability=durability)
-for _ in range(times):
-    add(buf, Reference(1), life.step(lanes))
-print("here", flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 @pytest.mark.parametrize(("times", "lanes"), [(3, 2), (37, 1), (90, 4)])
@@ -255,13 +238,17 @@ def test_kill_9_and_go_on(tmp_path, times, lanes, durability):
     """Everything whose `add` returned is there, and each lane goes on from the stack that it had."""
     from tests.transitions.test_stacks import add, compare, make
 
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, tmp_path / "buf", str(times), str(lanes), durability],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True,
-    )  # fmt: skip
-    assert child.stdout.readline() == "here\n"
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    def write(child):
+        life = StackedLife(5)
+        buf = make(life, 50, tmp_path / "buf", durability=durability)
+        for _ in range(times):
+            add(buf, Reference(1), life.step(lanes))
+        child.say("here")
+        child.hear()
+
+    child = Child(write)
+    assert child.hear() == "here"
+    child.kill()
     life, reference = StackedLife(5), Reference(50)
     for _ in range(times):
         reference.add(*life.step(lanes))

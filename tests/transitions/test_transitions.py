@@ -3,8 +3,6 @@
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 
 import gymnasium as gym
@@ -28,7 +26,7 @@ from ringmap.samplers import (
     UniformSampler,
 )
 from ringmap.storage.disk.files import Disk
-from tests import ROOT
+from tests.buffers.processes import Child
 from tests.disks import FaultyDisk, Through
 from tests.transitions.reference import Life, Reference, in_order, same
 
@@ -445,36 +443,26 @@ def test_priorities_follow_the_ring():
 
 # -- what survives -------------------------------------------------------------------------------
 
-CHILD = """
-import sys, numpy as np
-from tests.transitions.reference import Life
-from ringmap import TransitionReplayBuffer
-from ringmap.samplers import PrioritizedSampler
-path, times, lanes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-sampler = PrioritizedSampler(rng=0)
-buf = TransitionReplayBuffer(50, (3,), device=None, path=path, sampler=sampler, n_step=3, sync_every_s=0)
-life = Life(3)
-for t in range(times):
-    obs, actions, rewards, after, dones, truncated = life.step(lanes)
-    buf.add(obs, actions, rewards, after, dones, truncated=truncated)
-    if len(buf) >= 16:
-        batch = buf.sample(16)
-        buf.update_priorities(batch["ids"], np.abs(batch["rewards"]))
-print(repr(sampler._tree.leaves.tolist()), flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.mark.parametrize(("times", "lanes"), [(37, 1), (90, 4)])
 def test_kill_9_and_reopen(tmp_path, times, lanes):
     """Everything whose `add` returned is there, priorities as of the last update, sampling as of a commit."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, tmp_path / "buf", str(times), str(lanes)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True,
-    )  # fmt: skip
-    leaves = eval(child.stdout.readline())
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+
+    def write(child):
+        sampler = PrioritizedSampler(rng=0)
+        buf = make(50, path=tmp_path / "buf", n_step=3, sampler=sampler)
+        life = Life(3)
+        for _ in range(times):
+            add(buf, Reference(1), life.step(lanes))
+            if len(buf) >= 16:
+                batch = buf.sample(16)
+                buf.update_priorities(batch["ids"], np.abs(batch["rewards"]))
+        child.say(sampler._tree.leaves)
+        child.hear()
+
+    child = Child(write)
+    leaves = child.hear()
+    child.kill()
     life, reference = Life(3), Reference(50, 3)
     for _ in range(times):
         reference.add(*life.step(lanes))

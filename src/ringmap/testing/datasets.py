@@ -258,9 +258,9 @@ class DatasetTests:
             assert np.array_equal(copy[3]["where"], dataset[3]["where"])
             assert len(copy) == len(dataset)
 
-    @pytest.mark.parametrize("start", ["fork", "spawn"])
+    @pytest.mark.parametrize("start", ["fork", "forkserver"])
     def test_data_loader(self, tmp_path: Path, start: str) -> None:
-        """Workers, forked and spawned, return every clip once, in order; what survives no fork refuses it."""
+        """Workers, forked and started anew, return every clip once, in order; what survives no fork refuses it."""
         from torch.utils.data import DataLoader
 
         dataset = self.open(tmp_path, make_episodes(), num_steps=2)

@@ -359,7 +359,7 @@ class FormatTests(DatasetTests):
         assert self.losses(tmp_path, kept, self.kill_places)[1] == []
 
     def losses(
-        self, tmp_path: Path, kept: int, places: int | None = None
+        self, tmp_path: Path, kept: int, places: int | None = None, stop: bool = False
     ) -> tuple[int, list[tuple[int, str, str]]]:
         """Kill a writer that makes a dataset, or extends one of `kept` episodes, and look at what is left.
 
@@ -367,6 +367,7 @@ class FormatTests(DatasetTests):
             tmp_path: an empty folder.
             kept: episodes that are there.
             places: how many system calls to kill before, evenly; None: all of them.
+            stop: whether one loss is enough.
 
         Returns:
             How many there are, and of each at which something was lost: its number, its name, and what.
@@ -395,6 +396,8 @@ class FormatTests(DatasetTests):
                 self._check_killed(path, episodes, kept + told.stat().st_size)
             except (AssertionError, LookupError, OSError, ValueError) as error:
                 lost.append((at, outcome.calls[-1], f"{type(error).__name__}: {error}"))
+                if stop:
+                    break
         return whole, lost
 
     def _check_killed(self, path: Path, episodes: list[Episode], sure: int) -> None:

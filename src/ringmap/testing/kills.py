@@ -13,6 +13,7 @@ io_uring makes; a kill keeps both, in whatever order they were made.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
 import functools
@@ -174,8 +175,10 @@ class _Fresh:
 
     @staticmethod
     def end(process: subprocess.Popen[bytes]) -> None:
-        with process:
-            assert process.stdin is not None
+        """Tell the process to end: the end of its input is no sign where a fork of this one holds that open."""
+        assert process.stdin is not None
+        with process, contextlib.suppress(BrokenPipeError):
+            pickle.dump(None, process.stdin)
             process.stdin.close()
 
 
@@ -187,12 +190,14 @@ def _serve() -> None:
     os.dup2(2, 1)
     while True:
         try:
-            changes, work = pickle.load(sys.stdin.buffer)
+            asked = pickle.load(sys.stdin.buffer)
         except EOFError:
+            return
+        if asked is None:
             return
         found: Outcome | Exception
         try:
-            found = kills.killed_after(changes, work)
+            found = kills.killed_after(*asked)
         except Exception as error:
             found = error
         pickle.dump(found, answers)

@@ -497,7 +497,11 @@ class Runner:
         return self
 
     def __exit__(self, *_):
-        self.process.communicate()  # it ends where its input does
+        # Not at the end of its input: a process that a test forked and left alive holds that open.
+        try:
+            self.process.communicate("\n", timeout=60)
+        finally:
+            self.process.kill()
 
     def run(self, root, **job):
         """Run a job, see `run_job`, and return what it did."""
@@ -516,7 +520,7 @@ class Runner:
 def serve(run_job):
     """Run each job that comes in a fork of this process, and write what it returns into a file."""
     warm()
-    for line in iter(sys.stdin.readline, ""):
+    for line in iter(lambda: sys.stdin.readline().strip(), ""):
         given = json.loads(line)
         if not (child := os.fork()):
             with open(given["file"], "w") as said:
