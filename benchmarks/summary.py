@@ -10,6 +10,8 @@ import json
 import re
 from pathlib import Path
 
+from benchmarks.table import compared
+
 __all__ = ["main", "put_in", "summary_of"]
 
 _ROWS = 256
@@ -56,12 +58,8 @@ class _Times:
             n: m / self.of(ours) for n, m in self.median.items() if not n.startswith("ringmap")
         }
         for what, value in self.ratio.items():  # of turns beside each other, where there are such
-            name = (
-                what.partition(": times as fast as ")[2]
-                .partition(", median")[0]
-                .partition(" (p90")[0]
-            )
-            if name in times and what.startswith(f"{ours}:"):
+            mine, name = compared(what)
+            if name in times and mine == ours:
                 times[name] = value
         found: dict[str, float] = {}
         for name, value in sorted(times.items(), key=lambda one: one[1]):
