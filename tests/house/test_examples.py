@@ -47,7 +47,7 @@ def test_benchmarks_run(forked, tmp_path, monkeypatch):
         assert told.count("<!-- benchmark: ") == told.count("<!-- end -->") == places
         assert not places or told != page.read_text()
     told = benchmark("benchmarks.summary", "results")
-    assert len(told.splitlines()) == 2 + 14
+    assert len(told.splitlines()) == 2 + 11
     readme = (ROOT / "README.md").read_text()
     assert put_in(readme, told.strip()).count(told.strip()) == 1
     assert put_in(put_in(readme, told.strip()), "| none |") == put_in(readme, "| none |")
