@@ -102,6 +102,7 @@ class Supervisor:
     ) -> None:  # fmt: skip
         self._job, self._seeds, self._folder, self._bar = job, seeds, folder, bar
         self._context: Any = multiprocessing.get_context(context)
+        self._is_spawned = context == "spawn"
         self._seats = [_Seat(number, folder) for number in range(collectors)]
 
     def run(self) -> None:
@@ -134,7 +135,9 @@ class Supervisor:
         process = self._context.Process(
             target=run, args=(seat.number, self._job, self._folder, theirs), name=f"ringmap-{seat.name}"
         )  # fmt: skip
-        with theirs, _interrupts_held(), _environment(self._job.threads):
+        # A fork server would keep what it is started with, for all of its children.
+        held = _interrupts_held() if self._is_spawned else contextlib.nullcontext()
+        with theirs, held, _environment(self._job.threads):
             process.start()
             seat.process = process
 
