@@ -94,7 +94,8 @@ def all_gone(path):
 
 def committed(path):
     """Return how many episodes were ever committed to all rings: their tables count them, evicted or not."""
-    tables = [np.load(t, mmap_mode="r") for t in Path(path).glob("*/episodes.npy")]
+    born = Path(path).glob("*/manifest.json")  # before that, a table may be half made
+    tables = [np.load(made.with_name("episodes.npy"), mmap_mode="r") for made in born]
     return sum(int((t["kind"][t["seq"] > 0] == 1).sum()) for t in tables)
 
 
