@@ -227,7 +227,9 @@ class Weights:
                 self._look(where)
             finally:
                 lock.release()
-            self._filled[model] = self._count  # a learner that collects by itself goes on with its own
+            self._filled[model] = (
+                self._count
+            )  # a learner that collects by itself goes on with its own
             self.step = step
 
     def _publish(self, step: int, data: bytes, where: str) -> None:
