@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument(
         "--publish",
         action="store_true",
-        help="then write the documentation's page and README's table",
+        help="then write the documentation's pages and README's table",
     )
     parser.add_argument("--out", type=Path, default=None, help="folder of the results")
     parser.add_argument(
@@ -74,13 +74,14 @@ def main() -> None:
 
 
 def publish(results: Path) -> None:
-    """Write what was measured into the documentation's page; into README, if all of its table was."""
-    from benchmarks.page import page_of
+    """Write what was measured into the documentation's pages; into README, if all of its table was."""
+    from benchmarks.page import put_tables
     from benchmarks.summary import put_in, summary_of
 
     root = Path(__file__).parents[1]
-    page, readme = root / "docs/reference/benchmarks.md", root / "README.md"
-    page.write_text(page_of(results, page.read_text()))
+    readme = root / "README.md"
+    for page in (root / "docs/performance").glob("*.md"):
+        page.write_text(put_tables(results, page.read_text()))
     if all((results / f"{name}.json").exists() for name in HEADLINES):
         readme.write_text(put_in(readme.read_text(), summary_of(results)))
 

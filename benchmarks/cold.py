@@ -68,7 +68,7 @@ def run(place: Place) -> list[Table]:
     table = Table(
         f"cold: clips of {HISTORY} steps of 64x64x3 pixels, batches of {BATCH}, {steps * FRAME / 1e9:.1f} GB on disk, "
         f"memory limited to {limit / 1e6:.0f} MB for each party",
-        heads=["fastest first", "MB/s", "bytes read for a useful one", "times as fast as ringmap beside it", "setting"],
+        heads=["fastest first", "MB/s", "bytes read for a useful one", "setting"],
     )  # fmt: skip
     with place.folder() as folder:
         field = steps, length, seconds, 0 if place.tiny else limit
@@ -80,8 +80,7 @@ def run(place: Place) -> list[Table]:
         table.add(name, one["seconds"])
         rate = BATCH * CLIP / table.times[name]["median"] / 1e6
         read = one["read"] / (one["calls"] * BATCH * CLIP)
-        times = f"{_ratio(one):.3g}" if name != OURS else "1"
-        table.row(name, f"{rate:,.0f}", f"{read:.1f}", times, one["setting"])
+        table.row(name, f"{rate:,.0f}", f"{read:.1f}", one["setting"])
     for name, one in ranked:
         if not name.startswith("ringmap"):
             bar = {DISK: 0.8, FANCY: 50}.get(name)

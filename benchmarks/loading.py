@@ -71,8 +71,6 @@ def run(place: Place) -> list[Table]:
             panels[f"{workers} workers"] = {
                 name: BATCH / row["median"] for name, row in table.times.items()
             }
-            for name, rate in panels[f"{workers} workers"].items():
-                table.fact(f"clips/s, {name}", f"{rate:,.0f}")
             for name in list(calls)[1:]:
                 judged = name.startswith("stable-worldmodel")
                 table.faster("ringmap", name, at_least if judged else None)

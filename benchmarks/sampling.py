@@ -100,8 +100,6 @@ def _pixels(place: Place) -> list[Table]:
         reverb = None if place.tiny or place.quick else _reverb(tables[1], calls[OURS], stored)
         buffer.close()
     one, every = tables
-    for table in tables:
-        _tell_rates(table)
     one.rank(OURS, {MEMCPY: 0.65, FANCY: 0.9})
     every.rank(OURS)
     if reverb is not None:
@@ -241,11 +239,6 @@ def _torch_threads(count: int) -> None:
     except ImportError:
         return
     torch.set_num_threads(count)
-
-
-def _tell_rates(table: Table) -> None:
-    for name, row in table.times.items():
-        table.fact(f"clips/s, {name}", f"{BATCH / row['median']:,.0f}")
 
 
 def _columns(folder: Path) -> dict[str, Array]:

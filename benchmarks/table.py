@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from benchmarks.timing import QUANTILES, quantiles
 
-__all__ = ["Table"]
+__all__ = ["Table", "compared"]
 
 
 @dataclass
@@ -106,22 +107,50 @@ class Table:
         return "\n".join([*lines, *(f"  ({note})" for note in self.notes)])
 
     def markdown(self) -> str:
-        """Return the same for a page."""
+        """Return the same for a page: rows with one row of ours beside them say how many times as fast ours is."""
         parts = [f"**{self.title}**"]
+        ours, beside, bars = self._beside()
+        cells = {first: rest for first, *rest in self.cells}
+        joined = cells if cells.keys() <= self.times.keys() else {}
         if self.times:
+            heads = ["", *QUANTILES, *([f"{ours}: times as fast"] if beside else [])]
+            heads += self.heads[1:] if joined else []
             rows = [
-                [name, *(_time(row[q]) for q in QUANTILES), f"{row['calls']:,}"]
+                [
+                    name,
+                    *(_time(row[q]) for q in QUANTILES),
+                    *([beside.get(name, "")] if beside else []),
+                    *(joined.get(name, [""] * len(self.heads[1:])) if joined else []),
+                ]
                 for name, row in self.times.items()
             ]
-            parts.append(_grid(["", *QUANTILES, "calls"], rows))
-        if self.cells:
+            parts.append(_grid(heads, rows))
+        if self.cells and not joined:
             parts.append(_grid(self.heads, self.cells))
-        if self.facts:
-            parts.append("\n".join(f"- {name}: {_fact(v)}" for name, v in self.facts.items()))
-        if self.ratios:
-            rows = [[r["what"], _number(r["value"]), self._verdict(r)] for r in self.ratios]
-            parts.append(_grid(["compared", "", "our bar"], rows))
+        told = [f"- {name}: {_fact(value)}" for name, value in self.facts.items()]
+        for ratio in bars:
+            verdict = self._verdict(ratio)
+            told.append(
+                f"- {ratio['what']}: {_number(ratio['value'])}" + f" ({verdict})" * bool(verdict)
+            )
+        parts += ["\n".join(told)] if told else []
         return "\n\n".join([*parts, *(f"*{note[0].upper()}{note[1:]}.*" for note in self.notes)])
+
+    def _beside(self) -> tuple[str, dict[str, str], list[dict[str, Any]]]:
+        """Return the row of ours, what a column can say of the others, and the other ratios.
+
+        It can where one row is compared with others; where several are, each comparison has a line.
+        """
+        found, others = {}, []
+        parted = [(ratio, *compared(ratio["what"])) for ratio in self.ratios]
+        ours = next((mine for _, mine, name in parted if name in self.times), "")
+        for ratio, mine, name in parted:
+            if mine == ours and name in self.times:
+                verdict = self._verdict(ratio)
+                found[name] = _number(ratio["value"]) + f" ({verdict})" * bool(verdict)
+            else:
+                others.append(ratio)
+        return ours, found, others
 
     def _verdict(self, ratio: dict[str, Any]) -> str:
         for key, words in (("at_most", "at most"), ("at_least", "at least")):
@@ -129,6 +158,13 @@ class Table:
                 met = ("met" if ratio["met"] else "MISSED") if self.judged else "too small to judge"
                 return f"{words} {_number(ratio[key])}: {met}"
         return ""
+
+
+def compared(what: str) -> tuple[str, str]:
+    """Return the row of ours and the other one that a ratio of `faster` is of; "" for any other ratio."""
+    ours, found, rest = what.partition(": times as fast as ")
+    other = re.sub(r"( \(p90 [^)]*\))?, median.*$", "", rest)
+    return (ours, other) if found else ("", "")
 
 
 def _grid(heads: list[str], rows: list[list[str]]) -> str:

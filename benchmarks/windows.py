@@ -263,8 +263,6 @@ def _loaders(place: Place, stored: Stored, buffer: ReplayBuffer, folder: Path) -
             _prove(stored, loader.shown(batch), SEEN, DONE)
         calls = {name: loader.batches for name, loader in loaders.items()}
         table.add_all(passes(calls, workers, place.size(4, 1), group))
-        for name, row in table.times.items():
-            table.fact(f"items/s, {name}", f"{BATCH / row['median']:,.0f}")
         for name in list(loaders)[1:]:
             bars = [bar for start, bar in EXPECTED.items() if name.startswith(start)]
             table.faster(OURS, name, None if workers else bars[0])

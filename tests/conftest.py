@@ -27,7 +27,9 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # What is started from a fork server is given its arguments as a spawned process is, and imports none of this again.
-multiprocessing.set_forkserver_preload(["torch.utils.data", "gymnasium", "h5py", "ringmap.data"])
+multiprocessing.set_forkserver_preload(
+    ["torch.utils.data", "gymnasium", "h5py", "ringmap.data", "ringmap.collection.collector"]
+)
 
 
 @pytest.fixture(autouse=True)

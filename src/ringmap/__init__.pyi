@@ -4,6 +4,7 @@ from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+from ringmap.collection.collect import collect
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
 from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
@@ -27,6 +28,7 @@ __all__ = [
     "World",
     "Zarr",
     "check",
+    "collect",
     "data",
     "errors",
     "policy",

@@ -1,11 +1,14 @@
 import json
+import re
+import shutil
 from functools import partial
 
 import pytest
 
-from benchmarks.__main__ import NAMES
-from benchmarks.page import page_of
+from benchmarks.page import put_tables
 from benchmarks.summary import put_in
+from benchmarks.table import Table
+from benchmarks.timing import QUANTILES
 from tests import ROOT
 from tests.house import PYTHON, run
 
@@ -35,23 +38,62 @@ def test_benchmarks_run(forked, tmp_path, monkeypatch):
     (tmp_path / "all.py").write_text(BENCHMARKS)
     forked.run("all.py", "--tiny", "--out", "results", "--scratch", ".", cwd=tmp_path)
     benchmark = partial(run, PYTHON, "-m", cwd=tmp_path)
-    benchmark("benchmarks.page", "results", "page.md")
-    page = (tmp_path / "page.md").read_text()
-    for name in NAMES:
-        assert f"\n## {name}\n" in page
+    for page in (ROOT / "docs/performance").glob("*.md"):
+        shutil.copy(page, tmp_path)
+    benchmark("benchmarks.page", "results", *(page.name for page in tmp_path.glob("*.md")))
+    for page in (ROOT / "docs/performance").glob("*.md"):
+        places = page.read_text().count("<!-- benchmark: ")
+        told = (tmp_path / page.name).read_text()
+        assert told.count("<!-- benchmark: ") == told.count("<!-- end -->") == places
+        assert not places or told != page.read_text()
     told = benchmark("benchmarks.summary", "results")
-    assert len(told.splitlines()) == 2 + 14
+    assert len(told.splitlines()) == 2 + 11
     readme = (ROOT / "README.md").read_text()
     assert put_in(readme, told.strip()).count(told.strip()) == 1
     assert put_in(put_in(readme, told.strip()), "| none |") == put_in(readme, "| none |")
 
 
-def test_a_page_keeps_what_was_not_measured(tmp_path):
+PAGE = """# Rollouts
+
+<!-- benchmark: torn
+-->
+kept
+<!-- end -->
+
+<!-- benchmark: rollout
+old.*
+new
+-->
+replaced
+<!-- end -->
+
+After.
+"""
+
+
+@pytest.mark.parametrize("titles", [["new one", "older", "other"], ["new one", "other"]])
+def test_a_page_keeps_what_was_not_measured(tmp_path, titles, capsys):
+    """A place is filled in the order that it names, and stays as it is if a table is missing."""
     (tmp_path / "rollout.json").write_text(
-        json.dumps({"machine": MACHINE, "tables": [{"title": "new"}]})
+        json.dumps({"machine": MACHINE, "tables": [{"title": title} for title in titles]})
     )
-    before = "# Old head\n\n## torn\n\nkept\n\n## rollout\n\nold\n"
-    page = page_of(tmp_path, before)
-    assert "\n## torn\n\nkept\n" in page
-    assert "**new**" in page
-    assert "old" not in page.partition("## rollout")[2]
+    page = put_tables(tmp_path, PAGE)
+    assert page.startswith("# Rollouts\n\n<!-- benchmark: torn\n-->\nkept\n<!-- end -->\n")
+    assert page.endswith("<!-- end -->\n\nAfter.\n")
+    if "older" in titles:
+        assert re.findall(r"\*\*(.*)\*\*", page) == ["older", "new one"]
+        assert "replaced" not in page
+    else:
+        assert page == PAGE
+        assert "no table begins with 'old.*'" in capsys.readouterr().err
+
+
+def test_a_table_names_what_is_faster_in_a_column():
+    table = Table("draws", {name: dict.fromkeys((*QUANTILES, "calls"), 1.0) for name in "abc"})
+    table.faster("b", "a", at_least=2)
+    table.faster("b", "c")
+    table.ratio("c", "a", at_most=3)
+    told = table.markdown()
+    assert "| b: times as fast |" in told
+    assert "| a | 1.00 s | 1.00 s | 1.00 s | 1 (at least 2: MISSED) |" in told
+    assert "- c / a, median: 1 (at most 3: met)" in told

@@ -42,6 +42,7 @@ TRACEBACK_VARIABLE = "RINGMAP_TRACEBACK"
 COMMANDS = {
     "info": "Say what a buffer or a dataset holds.",
     "watch": "Show how a buffer fills while a collector writes it.",
+    "collect": "Collect with several processes, each into a ring of its own.",
     "episodes": "List episodes: length, return, ending and data of each.",
     "plot": "Draw lengths, returns, fill and eviction as a PNG.",
     "preview": "Show pictures of episodes: a contact sheet, or a video.",

@@ -31,6 +31,7 @@ from typing import Any
 from filelock import FileLock
 
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
+from ringmap.fleet.alone import Alone
 from ringmap.fleet.rings import Rings
 from ringmap.fleet.tally import Tally
 from ringmap.storage.commit.create import make_folder
@@ -47,6 +48,8 @@ _FOLDER, _LOCK, _NUMBERS = "pace", "lock", "pace.json"
 _LEARNER = re.compile(r"learner-(\d+)\.json")
 _MOST = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
+
+_alone = Alone()
 
 
 class Pace:
@@ -121,7 +124,7 @@ class Pace:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._mutex = threading.Lock()  # one learner draws at a time
+        self._one_learner = Alone()  # draws at a time
         self._roles = threading.local()
         self._collecting = Rings(self._disk, self.path)
         self._learning = Rings(self._disk, self.path)
@@ -170,7 +173,7 @@ class Pace:
     def close(self) -> None:
         """End to be a learner: from now on collectors do not wait for this one. Counts stay."""
         if self._pid == os.getpid():
-            with self._mutex:
+            with self._one_learner("Pace.close"):
                 if self._alive is not None:
                     self._alive.release()
                 self._alive = self._tally = None
@@ -189,6 +192,7 @@ class Pace:
 
         Raises:
             InputError: the slack is less than a batch and this commit: both sides would wait for each other.
+            RoleError: this thread is in the middle of a paced call: the caller is a signal handler or a callback.
             CorruptError, EnvironmentFault: the counts are damaged, or can't be read.
         """
         where = "Pace.insert"
@@ -256,6 +260,7 @@ class Pace:
         Raises:
             InputError: the slack is less than this batch: it could never be drawn.
             LockedError: another process is the learner of this rank.
+            RoleError: this thread is in the middle of a paced call: the caller is a signal handler or a callback.
             NoClipsError: no collector was alive for `timeout_s`; the message names who was seen last.
             CorruptError, EnvironmentFault: the counts are damaged, or can't be read or written.
         """
@@ -263,7 +268,7 @@ class Pace:
         count = _integer("num_steps", num_steps, 1, where)
         self._join(where)
         self._roles.draws = True
-        with self._mutex:
+        with self._one_learner(where):
             tally = self._learner(where)
             alone = getattr(self._roles, "inserts", False)
             if not alone:
@@ -376,13 +381,14 @@ class Pace:
             fallback_to_soft=False,
             preserve_lock_file=True,
         )
-        with clear_errors(where, self._folder):
-            self._disk.before("lock", lock.lock_file)
-            lock.acquire(poll_interval=_FIRST_PAUSE_S)
-        try:
-            yield
-        finally:
-            lock.release(force=True)
+        with _alone(where):
+            with clear_errors(where, self._folder):
+                self._disk.before("lock", lock.lock_file)
+                lock.acquire(poll_interval=_FIRST_PAUSE_S)
+            try:
+                yield
+            finally:
+                lock.release(force=True)
 
     def _tallies(self) -> dict[int, Tally]:
         """Return what each learner says, by rank."""

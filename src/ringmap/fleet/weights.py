@@ -33,6 +33,7 @@ from ringmap.errors import (
     NewerVersionError,
 )
 from ringmap.extras import require
+from ringmap.fleet.alone import Alone
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.advice import clear_error, clear_errors
 from ringmap.storage.disk.canonical import json_checksum
@@ -55,6 +56,8 @@ _VERSION = 1
 _KEPT = 3
 _NAME = re.compile(r"policy-(\d{12})\.safetensors")
 _MOST_LATEST = 4096
+
+_alone = Alone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Weights:
 
     Processes and threads: one publisher at a time, any number of readers, in any process of one machine, or of several
         that share a file system whose renames are atomic. Killed at any instruction, it leaves the set before or the new
-        one, whole. One object belongs to one thread; it can be pickled, with its model.
+        one, whole. Threads take turns; a signal handler in the middle of a call is refused. It can be pickled, with its model.
 
     Source: Decoupled actors and learners, as in Ape-X (Horgan et al., 2018). The file format:
         https://github.com/huggingface/safetensors
@@ -192,6 +195,7 @@ class Weights:
             InputError: `step` is no step; a tensor can't be stored (sparse, uninitialised, of a dtype that
                 safetensors lacks), or the model has extra state that is no tensor. Nothing was changed.
             LockedError: another process is publishing here at this moment.
+            RoleError: this thread is in the middle of publishing or loading: the caller is a signal handler.
             CorruptError, NewerVersionError: `latest.json` is damaged, or from a newer release.
             EnvironmentFault: the disk refuses it. The sets that are there stay, whole.
 
@@ -201,7 +205,10 @@ class Weights:
         step = _step_of(step, where)
         data = _encoded(_checked(model, where), step, where)
         disk, folder = self._disk, self.path
-        with clear_errors(where, folder, lambda: "the sets that were published stay"):
+        with (
+            _alone(where),
+            clear_errors(where, folder, lambda: "the sets that were published stay"),
+        ):
             make_folder(disk, folder)
             lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
             try:
@@ -220,8 +227,10 @@ class Weights:
                 self._look(where)
             finally:
                 lock.release()
-        self._filled[model] = self._count  # a learner that collects by itself goes on with its own
-        self.step = step
+            self._filled[model] = (
+                self._count
+            )  # a learner that collects by itself goes on with its own
+            self.step = step
 
     def _publish(self, step: int, data: bytes, where: str) -> None:
         disk, folder = self._disk, self.path
@@ -252,6 +261,7 @@ class Weights:
                 dtype. Or there is no model. The model is unchanged.
             CorruptError: a file is damaged, cut or missing. The model is unchanged.
             NewerVersionError: a newer release published it.
+            RoleError: this thread is in the middle of publishing or loading: the caller is a signal handler.
             EnvironmentFault: the disk refuses to read.
 
         Cost: one `stat` if there is nothing new; else the set is read and checked, and lies in memory twice.
@@ -261,13 +271,14 @@ class Weights:
         with clear_errors(where, self.path):
             if self._is_current() and self._filled.get(model) == self._count:
                 return False
-            found = self._read(where)
-            if found is None:
-                return False
-            latest, data = found
-            _copy(data, model, f"{where}: {os.path.join(self.path, latest.name)}")
-        self._filled[model] = self._count
-        self.step = latest.step
+            with _alone(where):
+                found = self._read(where)
+                if found is None:
+                    return False
+                latest, data = found
+                _copy(data, model, f"{where}: {os.path.join(self.path, latest.name)}")
+                self._filled[model] = self._count
+                self.step = latest.step
         return True
 
     def _newest(self) -> tuple[int, int] | None:

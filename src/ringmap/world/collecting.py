@@ -18,7 +18,8 @@ import logging
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ringmap.errors import InputError, RingmapError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ringmap.buffers.replay import ReplayBuffer
     from ringmap.storage.open_episodes.open_episode import OpenEpisode
 
-__all__ = ["DEFAULT_FORMAT", "collect"]
+__all__ = ["DEFAULT_FORMAT", "Collection", "collect", "collect_some", "progress_of"]
 
 log = logging.getLogger("ringmap")
 
@@ -109,14 +110,107 @@ def collect(
             stack.enter_context(sink.opened())
         done = count - len(offsets)
         bar = stack.enter_context(bar_of(f"collect {world.env_name}", count, progress, done))
-        names = frozenset(named("action", blank_action(world.envs.single_action_space)))
-        if commit_every is None:
-            roll(world.envs, world.act, turns, [_Recorder(sink, names, bar, played, room)], prepared=played.load)  # fmt: skip
-            return
-        assert isinstance(sink, _ToWriter)
-        recorder = _PartRecorder(sink, names, bar, commit_every, played, room)
-        stack.callback(recorder.give_up)
+        _play(world, sink, turns, lambda turn: bar.update(), commit_every, played, room)
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A collection that can be resumed: the seeds `seed ... seed + episodes - 1`, with these reset options."""
+
+    seed: int
+    episodes: int
+    options: Mapping[str, Any] | None = None
+
+    def identity(self, env: str) -> dict[str, Any]:
+        """Return what its notes say of it."""
+        return identity_of(env, self.seed, self.episodes, self.options)
+
+
+def collect_some(
+    world: Stage,
+    buffer: ReplayBuffer,
+    collection: Collection,
+    offsets: Iterable[int],
+    finished: Callable[[int, int], None],
+    commit_every: int | None = None,
+    weights: Weights | None = None,
+    pace: Pace | None = None,
+) -> None:
+    """Collect some episodes of a collection, whose other ones other buffers hold.
+
+    Args:
+        world: has a policy.
+        buffer: open to write.
+        collection: as for `World.collect(resume=True)`.
+        offsets: of the episodes, 0 to `episodes - 1`; asked for one at a time, the first when all else is checked. What the buffer has
+            already is not played.
+        finished: told of an episode that is committed: its offset, and how many steps were played for it.
+        commit_every: as for `World.collect`.
+        weights: as for `World.collect`.
+        pace: as for `World.collect`.
+
+    Raises:
+        RingmapError: as `World.collect`.
+    """
+    world.check_ready(WHERE)
+    room = _room_of(pace, buffer)
+    if commit_every is not None:
+        _check_parts(buffer, commit_every)
+    played = _Played(weights, world.policy)
+    sink = _to_writer(buffer, collection.identity(world.env_name))
+    progress = sink.progress
+    assert progress is not None
+    if str(collection.seed) not in buffer.notes.get(
+        _NOTE, {}
+    ):  # whose parts these are, is asked before one is whole
+        buffer.flush(notes=_notes_with(buffer, progress))
+
+    def turns() -> Iterator[Turn]:
+        for k in offsets:
+            if k in progress:
+                finished(k, 0)
+            else:
+                yield Turn(k, collection.seed + k, collection.options)
+
+    def ended(turn: Turn) -> None:
+        finished(turn.number, turn.length)
+
+    _play(world, sink, turns(), ended, commit_every, played, room)
+
+
+def progress_of(buffer: ReplayBuffer, collection: Collection) -> Progress | None:
+    """Return which episodes of a collection a buffer has, open to write; None if it has no part in it.
+
+    What a kill left of an episode in parts is dropped, or counts, as the buffer's `interrupted` says.
+
+    Raises:
+        InputError: it holds another collection with this seed.
+    """
+    kept = buffer.notes.get(_NOTE, {}).get(str(collection.seed))
+    if kept is None:
+        return None
+    return _to_writer(buffer, collection.identity(kept["env"])).progress
+
+
+def _play(
+    world: Stage,
+    sink: _Sink,
+    turns: Iterable[Turn],
+    done: _Done,
+    commit_every: int | None,
+    played: _Played,
+    room: _Room,
+) -> None:
+    names = frozenset(named("action", blank_action(world.envs.single_action_space)))
+    if commit_every is None:
+        roll(world.envs, world.act, turns, [_Recorder(sink, names, done, played, room)], prepared=played.load)  # fmt: skip
+        return
+    assert isinstance(sink, _ToWriter)
+    recorder = _PartRecorder(sink, names, done, commit_every, played, room)
+    try:
         roll(world.envs, world.act, turns, [recorder], prepared=played.load)
+    finally:
+        recorder.give_up()
 
 
 class _Played:
@@ -150,6 +244,9 @@ class _Played:
         return data
 
 
+_Done = Callable[[Turn], object]
+"""Told of a turn whose episode is written."""
+
 _Room = Callable[[int], contextlib.AbstractContextManager[None]]
 """Waits until a commit of so many rows may come in, which is made in the `with` block."""
 
@@ -182,9 +279,9 @@ class _Recorder:
     """A watcher that keeps the rows of each turn, and writes them when it ends."""
 
     def __init__(
-        self, sink: _Sink, actions: frozenset[str], bar: Any, played: _Played, room: _Room
+        self, sink: _Sink, actions: frozenset[str], done: _Done, played: _Played, room: _Room
     ) -> None:
-        self._sink, self._actions, self._bar, self._played = sink, actions, bar, played
+        self._sink, self._actions, self._done, self._played = sink, actions, done, played
         self._room = room
         self._open: dict[int, tuple[EpisodeRows, dict[str, Any]]] = {}
 
@@ -200,7 +297,7 @@ class _Recorder:
         rows, begun = self._open.pop(turn.number)
         with self._room(len(rows)), _refusals(turn):
             self._sink.write(rows.columns(), {**(data or {}), **begun}, turn)
-        self._bar.update()
+        self._done(turn)
 
 
 @contextlib.contextmanager
@@ -226,12 +323,12 @@ class _PartRecorder:
         self,
         sink: _ToWriter,
         actions: frozenset[str],
-        bar: Any,
+        done: _Done,
         commit_every: int,
         played: _Played,
         room: _Room,
     ) -> None:
-        self._sink, self._actions, self._bar, self._every = sink, actions, bar, commit_every
+        self._sink, self._actions, self._done, self._every = sink, actions, done, commit_every
         self._played, self._room = played, room
         self._open: dict[int, tuple[EpisodeRows, OpenEpisode]] = {}
 
@@ -255,7 +352,7 @@ class _PartRecorder:
             episode.append(rows.take_oldest(ends=True))
             self._sink.finish(episode, dict(data or {}), turn)
         del self._open[turn.number]
-        self._bar.update()
+        self._done(turn)
 
     def _commits(self, row: int) -> int:
         """Return how many rows the append of an episode's row of this number, from 1, commits."""

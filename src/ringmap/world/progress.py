@@ -19,7 +19,7 @@ import xxhash
 
 from ringmap.errors import InputError
 
-__all__ = ["Progress", "identity_of"]
+__all__ = ["Progress", "identity_of", "ranges_of"]
 
 _LONG = 200
 
@@ -45,6 +45,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return [str(value.dtype), value.tolist()]
     return repr(value)
+
+
+def ranges_of(offsets: Iterable[int]) -> list[range]:
+    """Return offsets as ranges, in order.
+
+    Example:
+        >>> ranges_of({4, 0, 1, 2})
+        [range(0, 3), range(4, 5)]
+    """
+    found: list[range] = []
+    for k in sorted(offsets):
+        if found and found[-1].stop == k:
+            found[-1] = range(found[-1].start, k + 1)
+        else:
+            found.append(range(k, k + 1))
+    return found
 
 
 class Progress:
@@ -88,11 +104,15 @@ class Progress:
 
     def without(self, offsets: Iterable[int]) -> Progress:
         """Return the progress with some not finished after all. O(finished)."""
-        return Progress(self.identity, {*range(self._watermark), *self._beyond} - set(offsets))
+        return Progress(self.identity, self.finished() - set(offsets))
 
     def missing(self) -> list[int]:
         """Return the offsets that are not finished, in order. O(episodes)."""
         return [k for k in range(self._watermark, self.identity["episodes"]) if k not in self]
+
+    def finished(self) -> set[int]:
+        """Return the offsets that are finished. O(episodes)."""
+        return {*range(self._watermark), *self._beyond}
 
     def __contains__(self, offset: int) -> bool:
         return 0 <= offset < self._watermark or offset in self._beyond
@@ -102,13 +122,8 @@ class Progress:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON: the identity, the watermark, and ranges beyond it."""
-        ranges: list[list[int]] = []
-        for k in sorted(self._beyond):
-            if ranges and ranges[-1][1] == k:
-                ranges[-1][1] = k + 1
-            else:
-                ranges.append([k, k + 1])
-        return {**self.identity, "watermark": self._watermark, "beyond": ranges}
+        beyond = [[r.start, r.stop] for r in ranges_of(self._beyond)]
+        return {**self.identity, "watermark": self._watermark, "beyond": beyond}
 
     @classmethod
     def resumed(

@@ -22,6 +22,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | memory left | /proc, the cgroup's limit, RLIMIT_AS | - | - | no limit is known |
 | network file system | /proc/self/mountinfo | - | - | taken for a local one |
 | who holds a lock | /proc/locks | - | - | unknown |
+| end with the parent process | prctl | - | - | none: the caller watches it |
 
 Not here: when any of these is called, and faults (files.py).
 """
@@ -34,6 +35,7 @@ import math
 import mmap
 import os
 import platform
+import signal
 import stat
 import subprocess
 import sys
@@ -61,6 +63,8 @@ _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 _F_FULLFSYNC = 51
 
 _FICLONE = 0x40049409
+
+_PR_SET_PDEATHSIG = 1
 
 _CANNOT_SHARE = {
     errno.EOPNOTSUPP,
@@ -357,6 +361,20 @@ class System(Forkable):
             return None
         held = [words[5] for words in locks if len(words) > 5 and words[1] == "FLOCK"]
         return str(number) in {where.rpartition(":")[2] for where in held}
+
+    def end_with(self, parent: int) -> bool:
+        """Let the kernel kill this process once its parent is gone; return False if the system can't.
+
+        Args:
+            parent: the process that must be the parent. If it is not, or not any more, nothing is asked for.
+        """
+        if self.portable or not sys.platform.startswith("linux"):
+            return False
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        asked = libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+        return asked and os.getppid() == parent  # it may have ended before that
 
 
 def cores(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:

@@ -1,0 +1,117 @@
+"""The rings below a directory, counted while nobody can write any of them.
+
+    runs/replay/collector-0    lock  progress 0 ... 311   ┐
+    runs/replay/collector-1    lock  progress 312 ... 560 ┼─► 0 ... 560 and 700 ... 702 are finished
+    runs/replay/collector-7    lock  progress 700 ... 702 ┘   (of an earlier call, with more collectors)
+
+Invariants: all locks are held at one moment; so no collector of a parent that was killed plays on.
+Not here: which of the seeds are played by whom (seeds.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from ringmap.buffers.replay import ReplayBuffer
+from ringmap.collection.seeds import finished_in
+from ringmap.errors import InputError, LockedError
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.files import Disk
+from ringmap.world.collecting import Collection, progress_of
+from ringmap.world.progress import Progress
+
+__all__ = ["finished_at", "finished_below", "patiently", "ring_of"]
+
+_PAUSE_S = 0.02
+
+
+def ring_of(path: str, number: int) -> str:
+    """Return the directory of a collector's ring."""
+    return os.path.join(path, f"collector-{number}")
+
+
+def _rings_below(path: str, where: str) -> list[str]:
+    """Return the directories of the rings that are children of a directory, in order.
+
+    Raises:
+        InputError: two of them are the same ring, by a link or a copy.
+        DamageError: one of them can't be read.
+    """
+    disk = Disk()
+    if not disk.is_folder(path):
+        return []
+    found: dict[bytes, str] = {}
+    for name in sorted(disk.names(path)):
+        ring = os.path.join(path, name)
+        if not disk.exists(Paths(ring).manifest):
+            continue
+        uuid = read_manifest(disk, ring).uuid
+        if uuid in found:
+            raise InputError(
+                f"{where}: {found[uuid]} and {ring} are the same ring, by a link or a copy: its seeds would count twice; move one of "
+                "them elsewhere"
+            )
+        found[uuid] = ring
+    return list(found.values())
+
+
+def patiently(open_it: Callable[[], ReplayBuffer], wait_s: float) -> ReplayBuffer:
+    """Open a ring to write; if a process holds it, try for a while: one that was killed or orphaned ends soon.
+
+    Raises:
+        LockedError: it is held all the time. The message names the process.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return open_it()
+        except LockedError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def finished_below(path: str, collection: Collection, wait_s: float, where: str) -> set[int]:
+    """Return which episodes of a collection the rings below a directory hold together, while none of them is written.
+
+    What a kill left of an episode is dropped, or counts, as the settings of its ring say (`interrupted`).
+
+    Args:
+        path: the directory.
+        collection: whose episodes are counted.
+        wait_s: how long to wait for a ring that is held.
+        where: the call, for messages.
+
+    Raises:
+        LockedError: a process holds a ring, and goes on.
+        InputError: rings do not fit together.
+        DamageError: a ring can't be read.
+
+    Cost: O(episodes in the rings). All rings are open at once.
+    """
+    found: dict[str, Progress] = {}
+    with contextlib.ExitStack() as stack:
+        rings = {
+            ring: stack.enter_context(_opened(ring, wait_s)) for ring in _rings_below(path, where)
+        }
+        for ring, buffer in rings.items():
+            if (progress := progress_of(buffer, collection)) is not None:
+                found[ring] = progress
+    return finished_in(found, where)
+
+
+def finished_at(ring: str, collection: Collection, wait_s: float) -> set[int]:
+    """Return which episodes of a collection one ring holds, none if it was not made yet; see `finished_below`."""
+    if not Disk().exists(Paths(ring).manifest):
+        return set()
+    with _opened(ring, wait_s) as buffer:
+        progress = progress_of(buffer, collection)
+    return set() if progress is None else progress.finished()
+
+
+def _opened(ring: str, wait_s: float) -> ReplayBuffer:
+    return patiently(lambda: ReplayBuffer.open(ring, mode="r+"), wait_s)

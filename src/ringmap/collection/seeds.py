@@ -1,0 +1,148 @@
+"""The seeds of a collection that several collectors share: finished, leased or waiting. No processes, no files.
+
+    offsets   0 ....... [a, b) ....... [c, d) ....... episodes
+              finished  leased to 0    leased to 1    waiting
+
+A lease is a block of consecutive seeds, so that the progress that each ring keeps stays a few ranges. A block is a part of what
+waits, so that blocks get smaller, and the collectors end together.
+
+Invariants: each offset is finished, leased to one holder, or waiting.
+Not here: who plays them, and where it is kept that they are finished.
+
+Source: Polychronopoulos & Kuck 1987, Guided self-scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Iterable, Mapping
+
+from ringmap.errors import InputError
+from ringmap.world.progress import Progress, ranges_of
+
+__all__ = ["Seeds", "finished_in"]
+
+_SHARE = 4
+"""A block is this part of what each collector would get of what waits."""
+
+
+class Seeds:
+    """Who plays which of the offsets `0 ... episodes - 1`.
+
+    Args:
+        episodes: how many.
+        finished: the offsets that are finished already.
+        collectors: how many will ask.
+
+    Example:
+        >>> seeds = Seeds(10, finished=[0, 1], collectors=1)
+        >>> seeds.lease("a"), seeds.lease("b")
+        (range(2, 4), range(4, 5))
+        >>> seeds.finish("a", 2)
+        >>> seeds.died("a", finished=[0, 1, 2, 3])  # it finished one more than it could say
+        1
+        >>> seeds.give_up("b")
+        >>> seeds.lease("a"), seeds.left
+        (range(4, 5), 6)
+    """
+
+    def __init__(self, episodes: int, finished: Iterable[int], collectors: int) -> None:
+        self._waiting = ranges_of(set(range(episodes)) - set(finished))
+        self._held: dict[Hashable, set[int]] = {}
+        self._again: dict[Hashable, list[range]] = {}
+        """Of a holder that died: what it holds still, and gets first when it asks again."""
+        self._part = _SHARE * collectors
+        self._episodes = episodes
+        self.left = sum(map(len, self._waiting))
+        """How many are not finished."""
+
+    def lease(self, holder: Hashable) -> range | None:
+        """Return a block for a holder, the lowest that waits; None if none does. O(blocks)."""
+        if again := self._again.get(holder):
+            return again.pop(0)
+        if not self._waiting:
+            return None
+        first = self._waiting[0]
+        size = max(1, sum(map(len, self._waiting)) // self._part)
+        block, rest = first[:size], first[size:]
+        self._waiting[:1] = [rest] if rest else []
+        self._held.setdefault(holder, set()).update(block)
+        return block
+
+    def finish(self, holder: Hashable, offset: int) -> None:
+        """Note that a holder finished one of its own. O(1).
+
+        Raises:
+            ValueError: it was not leased to this holder.
+        """
+        try:
+            self._held.get(holder, set()).remove(offset)
+        except KeyError:
+            raise ValueError(f"offset {offset} is not leased to {holder!r}") from None
+        self.left -= 1
+
+    def died(self, holder: Hashable, finished: Container[int]) -> int:
+        """Count what a holder finished before it died; it keeps the rest, and gets it again when it asks.
+
+        Args:
+            holder: who died.
+            finished: what its ring holds.
+
+        Returns:
+            How many it finished that were not known. O(its lease).
+        """
+        held = self._held.get(holder, set())
+        found = [k for k in held if k in finished]
+        for k in found:
+            self.finish(holder, k)
+        self._again[holder] = ranges_of(held)
+        return len(found)
+
+    def give_up(self, holder: Hashable) -> None:
+        """Let what a holder has not finished wait again, for others. O(what waits)."""
+        self._again.pop(holder, None)
+        back = self._held.pop(holder, set())
+        self._waiting = ranges_of({*back, *(k for block in self._waiting for k in block)})
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        waiting = [k for block in self._waiting for k in block]
+        held = [k for offsets in self._held.values() for k in offsets]
+        assert len({*waiting, *held}) == len(waiting) + len(held) == self.left, (
+            "an offset is at two places"
+        )
+        assert {*waiting, *held} <= set(range(self._episodes)), (
+            "an offset is none of the collection"
+        )
+        for holder, blocks in self._again.items():
+            assert {k for block in blocks for k in block} <= self._held.get(holder, set())
+
+
+def finished_in(rings: Mapping[str, Progress], where: str) -> set[int]:
+    """Return what all rings of a collection have finished together.
+
+    Args:
+        rings: the progress that each keeps, by the name of the ring.
+        where: the call, for messages.
+
+    Raises:
+        InputError: two rings hold the same seed, or parts of different collections. The message names them.
+
+    Cost: O(episodes).
+    """
+    owner: dict[int, str] = {}
+    first: tuple[str, Progress] | None = None
+    for name, progress in rings.items():
+        first = first or (name, progress)
+        if progress.identity != first[1].identity:
+            raise InputError(
+                f"{where}: {name} holds a part of another collection with this seed than {first[0]}: {progress.identity} there, "
+                f"{first[1].identity} here; move one of them elsewhere"
+            )
+        for k in progress.finished():
+            if k in owner:
+                raise InputError(
+                    f"{where}: {owner[k]} and {name} both hold seed {progress.identity['seed'] + k}: was a ring copied? Each seed is "
+                    "collected once; move one of the rings elsewhere"
+                )
+            owner[k] = name
+    return set(owner)
