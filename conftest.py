@@ -70,6 +70,9 @@ SERVERS = (
 """What a process starts once, and ends with it."""
 
 
+PATIENCE_S = 30  # a busy machine ends processes late
+
+
 def children() -> set[int]:
     """Return the children of this process, and those that its fork server made."""
     found = {child.pid for child in multiprocessing.active_children() if child.pid}
@@ -102,7 +105,7 @@ def _no_process_is_left() -> Iterator[None]:
     if not living(children() - before):
         return
     gc.collect()  # an iterator of a DataLoader ends its workers
-    until = time.monotonic() + 5
+    until = time.monotonic() + PATIENCE_S
     while left := living(children() - before):
         if time.monotonic() > until:
             for pid in left:

@@ -1,7 +1,5 @@
 """A test that leaves a process alive fails, by name: as conftest.py at the root has it."""
 
-import shutil
-
 import pytest
 
 from tests import ROOT
@@ -24,7 +22,9 @@ def test_of_nothing():
 
 
 def test_control(tmp_path):
-    shutil.copy(ROOT / "conftest.py", tmp_path)
+    shared = (ROOT / "conftest.py").read_text()
+    assert "PATIENCE_S = 30" in shared
+    (tmp_path / "conftest.py").write_text(shared.replace("PATIENCE_S = 30", "PATIENCE_S = 1"))
     (tmp_path / "test_planted.py").write_text(PLANTED)
     with pytest.raises(AssertionError) as told:
         run(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={tmp_path}", tmp_path, cwd=tmp_path)  # fmt: skip
