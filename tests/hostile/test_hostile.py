@@ -120,22 +120,11 @@ def test_there_are_many_cases():
     assert {case.kind for case in CASES.values()} == set(KINDS)
 
 
-def test_the_page_lists_them():
-    """`python -m tests.hostile.test_hostile` writes the table anew."""
-    text = PAGE.read_text()
-    assert table() in text
-    assert re.search(rf"\b{len(CASES)} cases\b", text)
-
-
-def table():
-    lines = ["| what | what a stranger did to it |", "| --- | --- |"]
-    for case in CASES.values():
-        lines.append(f"| {case.kind} | {case.name} |")
-    return "\n".join(lines)
+def test_the_page_counts_them():
+    assert re.search(rf"\b{len(CASES)} cases\b", PAGE.read_text())
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    start, stop = text.index("| what | what a stranger"), text.index("<!-- end of the table -->")
-    text = text[:start] + table() + "\n\n" + text[stop:]
-    PAGE.write_text(re.sub(r"\b\d+ cases\b", f"{len(CASES)} cases", text))
+    print("| what | what a stranger did to it |\n| --- | --- |")
+    for case in CASES.values():
+        print(f"| {case.kind} | {case.name} |")

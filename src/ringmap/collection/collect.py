@@ -117,13 +117,14 @@ def collect(
         ...     return world
         ... ''')
         >>> import sys
-        >>> sys.path.insert(0, "")
+        >>> here = str(Path.cwd())  # a script's own folder is there already
+        >>> sys.path.insert(0, here)
         >>> ringmap.collect("rooms:make_world", "runs/replay", episodes=6, collectors=2, max_steps=1000, context="forkserver")
         >>> buf = ringmap.data.ShardedReplayBuffer("runs/replay")
         >>> sorted(buf.get_episode_data()["seed"])
         [0, 1, 2, 3, 4, 5]
         >>> buf.close()
-        >>> sys.path.remove("")
+        >>> sys.path.remove(here)
     """
     path = os.path.abspath(os.fspath(path))
     count = count_of(episodes, _WHERE)
