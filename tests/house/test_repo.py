@@ -73,6 +73,21 @@ def test_unlisted_control(tmp_path):
     assert unlisted(tmp_path) == ["a/b/three.md", "a/two.md"]
 
 
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_the_site_lead_somewhere(name):
+    """The site's own links are checked where it is built."""
+    assert [to for to in LINK.findall((ROOT / name).read_text()) if not (ROOT / to).exists()] == []
+
+
+def test_a_link_that_leads_nowhere_is_seen():
+    found = LINK.findall("[a](docs/no.md#x) [b](https://x.org/y.md) [c](docs/index.md)")
+    assert found == ["docs/no.md", "docs/index.md"]
+    assert not (ROOT / found[0]).exists()
+
+
 @pytest.mark.parametrize(
     ("versions", "suite", "status"), [(0, 0, 0), (3, 0, 3), (0, 7, 7), (3, 7, 7)]
 )
