@@ -1,5 +1,7 @@
 """The live episodes in memory against a plain list."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +82,8 @@ def test_live_episodes_against_a_list(moves, limit, ahead):
         for i, (start, length) in enumerate(model):
             assert (live.start(gone + i), live.length(gone + i)) == (start, length)
         if model:
+            assert live.stop == sum(model[-1])
+            assert live.is_dense == all(a + n == b for (a, n), (b, _) in pairwise(model))
             assert live.lengths_since(gone + 1).tolist() == [length for _, length in model[1:]]
             picks = np.array([0, len(model) - 1, 0]) + gone
             assert live.starts_of(picks).tolist() == [model[0][0], model[-1][0], model[0][0]]

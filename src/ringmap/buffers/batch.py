@@ -35,7 +35,7 @@ class Batch(dict[str, V]):
         ids: Array | None = None,
         weights: Any = None,
     ) -> None:
-        super().__init__(columns)
+        dict.__init__(self, columns)
         self.ids = ids
         self.weights = weights
 

@@ -342,7 +342,7 @@ class Engine(Forkable):
             NoClipsError: no clip is left to draw.
             LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        reader, threads = self.readers[0], self.num_threads
+        reader, threads = self.readers[0], self.threads or _threads_here()
         try:
             batch = reader.at(positions, cut, out, threads, asked)
         except (OSError, ValueError):

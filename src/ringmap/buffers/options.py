@@ -106,6 +106,8 @@ class Options:
 
 def positive(where: str, name: str, value: Any) -> None:
     """Raise InputError unless `value` is a positive integer."""
+    if type(value) is int and value > 0:
+        return
     try:
         good = operator.index(value) > 0 and not isinstance(value, bool)
     except TypeError:

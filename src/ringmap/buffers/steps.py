@@ -28,11 +28,13 @@ from ringmap.buffers.options import positive
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ANCHOR, Cut
+from ringmap.clips.drawing import integers
 from ringmap.errors import CorruptError, ExistsError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import look_again, lost, read_whole
 from ringmap.storage.records.blobs import decode_small_state
 from ringmap.storage.ring.arithmetic import spare_rows
@@ -176,16 +178,20 @@ class StepRing:
             window = self.window()
             return window.positions(np.arange(window.count))
 
-    def draw_or_count(self, count: int, rng: np.random.Generator) -> tuple[Array, int]:
-        """Return the ids of `count` rows drawn uniformly from the window, none if it has fewer; and how many it has."""
-        engine = self.engine
-        source = engine.source
+    def draw_or_count(
+        self, source: Handle, count: int, rng: np.random.Generator
+    ) -> tuple[Array, int]:  # fmt: skip
+        """Return the ids of `count` rows drawn uniformly from the window, none if it has fewer; and how many it has.
+
+        `source`: that of the engine, which the caller has asked for.
+        """
         with source.memory:
-            index = engine.reader.index.of(1)
-            base, end = max(index.base, index.end - self.capacity), index.end
-            if end - base < count:
-                return np.empty(0, np.int64), end - base
-            return index.positions(rng.integers(base, end, count)), end - base
+            index = self.buffer.engine.readers[0].index.of(1)
+            base = max(index.base, index.end - self.capacity)
+            stored = index.end - base
+            if stored < count:
+                return np.empty(0, np.int64), stored
+            return index.draw(count, rng, base=base), stored
 
     def draw(self, count: int, rng: np.random.Generator, since: int = 0) -> Array:
         """Return the ids of `count` rows drawn uniformly from the window. O(count log groups).
@@ -206,7 +212,7 @@ class StepRing:
                     f"{source.folder}: no rows are left to draw from; add some first"
                 )
             least = int(window.ids(np.array([since]))[0]) if since > window.low else 0
-            return window.positions(rng.integers(least, window.count, count))
+            return window.positions(integers(rng, least, window.count, count))
 
     def holds(self, ids: Array) -> Array:
         """Tell for each id whether its row is in the window. O(ids log groups)."""

@@ -86,8 +86,8 @@ class Steps:
         With an array `(B, 1)`, each anchor is on a ring of its own.
         """
         first = anchors + self.lowest if self.lowest else anchors
-        slots = first[:, None] % rows
-        if len(self._upward) > 1:
+        slots: Array = first[:, None] % rows
+        if len(self.offsets) > 1:
             slots = slots + self._upward
             # An episode is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.
             np.subtract(slots, rows, out=slots, where=slots >= rows)

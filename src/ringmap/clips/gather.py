@@ -145,11 +145,10 @@ class ClipReader(Forkable):
         """Return the anchors of `count` clips drawn uniformly, or None when there are none."""
         with self.source.memory:
             index = self.index.of(cut.span, cut.least, cut.across)
-            base, end = index.base, index.end
-            if end <= base:
+            if index.end <= index.base:
                 return None
-            positions = index.positions(rng.integers(base, end, count), cut.before)
-            if index.is_joined:
+            positions = index.draw(count, rng, cut.before)
+            if index.shift is None and index.is_joined:
                 return index.draw_again(positions, cut.before, rng)
         return positions
 
@@ -249,16 +248,16 @@ class ClipReader(Forkable):
             threads = 1
         joined: Joined | None = None
         crossing: Crossing | None = None
-        if not self._is_joined(cut):
+        if not (plan.needs_bounds and self._is_joined(cut)):
             slots, starts, lengths, inside = self._slots(plan, anchors)
-            if self.source.live.chains is not None and plan.highest > plan.lowest:
+            if plan.highest > plan.lowest and self.source.live.chains is not None:
                 crossing = Crossing.of(self.source, anchors, plan.lowest, plan.highest)
                 if crossing is not None:
-                    crossing.put(slots, plan.steps, rows.ring.rows)
+                    crossing.put(slots, plan.steps, plan.size)
         else:
             starts = lengths = anchors
             joined = Joined.of(self.source, anchors, cut.across)
-            slots, inside = joined.slots(plan.steps, rows.ring.rows)
+            slots, inside = joined.slots(plan.steps, plan.size)
         if rows.large:
             if not asked:
                 self._want(plan, slots)
@@ -343,8 +342,8 @@ class ClipReader(Forkable):
 
         Also, where needed: start and length of the episode of each anchor, and which of them lie in one, None if all do.
         """
-        size, starts, lengths, inside = plan.rows.ring.rows, anchors, anchors, None
-        if plan.cut.needs_bounds:
+        size, starts, lengths, inside = plan.size, anchors, anchors, None
+        if plan.needs_bounds:
             starts, lengths, found = self.bounds_of(anchors)
             inside = None if found.all() else found
         slots: list[tuple[Array, Array | None]] = []
@@ -367,10 +366,13 @@ class Plan:
     of the last batch.
     """
 
-    __slots__ = ("columns", "computed", "cut", "highest", "lowest", "rows", "steps")
+    __slots__ = (
+        "columns", "computed", "cut", "highest", "lowest", "needs_bounds", "rows", "size", "steps"
+    )  # fmt: skip
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
         self.cut, self.rows = cut, rows
+        self.needs_bounds, self.size = cut.needs_bounds, rows.ring.rows
         self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
         self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []

@@ -37,6 +37,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from ringmap.clips.drawing import integers
 from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
 from ringmap.storage.ring.chains import WholeEpisodes
@@ -117,8 +118,8 @@ class SpanIndex:
     """
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_upto", "across", "base", "first", "last", "least", "live",
-        "numbering", "span",
+        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_upto", "across", "base", "end", "first", "last", "least",
+        "live", "numbering", "shift", "span",
     )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int, least: int = 0, across: bool = False) -> None:
@@ -135,7 +136,10 @@ class SpanIndex:
         self._upto = self.first = self.last = live.first
         self._num_steps = self._length = 0
         """Steps of all episodes, and of the newest one: it grows while it is an open group."""
-        self.base = ClipNumber(0)
+        self.base = self.end = ClipNumber(0)
+        """The number of the oldest clip, and one past that of the newest."""
+        self.shift: int | None = None
+        """From a number to the position of its clip, where every step starts a clip and episodes lie end to end: no search is needed."""
         self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
         clips = live.num_steps - (0 if self.across else len(live) * (self.span - 1))
@@ -210,6 +214,9 @@ class SpanIndex:
             self.first = first
         self.last, self._num_steps = last, live.num_steps
         self._length = live.length(live.newest) if first < last else 0
+        self.end = self._ends.at(last - 1) if last > first else self.base
+        is_dense = self.span == 1 and not self.least and live.is_dense
+        self.shift = live.start(first) - self.base if is_dense else None
         if not self._guide.fit(self.base, last - first):
             self._rebuild_guide()
 
@@ -239,11 +246,6 @@ class SpanIndex:
         self._guide = GuideTable(self.base, self.end - self.base, self.last - self.first)
         for at in range(self.first, self.last, _PART):
             self._guide.extend(at, self._ends.span(at, min(at + _PART, self.last)), self.base)
-
-    @property
-    def end(self) -> ClipNumber:
-        """One past the number of the newest clip."""
-        return self._ends.at(self.last - 1) if self.last > self.first else self.base
 
     def end_before(self, position: Position) -> ClipNumber:
         """Return one past the number of the last clip of the episodes that start before `position`. O(log episodes)."""
@@ -286,9 +288,8 @@ class SpanIndex:
             step: which of its steps, 0 for the first.
         """
         live = self.live
-        if self.span == 1 and live.is_dense and not self.least:
-            # Every step starts a clip, so no search is needed.
-            shifted: Array = numbers + (live.start(self.first) - self.base)
+        if self.shift is not None:
+            shifted: Array = numbers + self.shift
             return shifted
         if self.is_joined:
             return self._in_parts(numbers, step)
@@ -333,11 +334,27 @@ class SpanIndex:
         index, ends = self._find(numbers)
         return self._placed(index, self._offsets(index, ends, numbers))
 
+    def draw(
+        self, count: int, rng: np.random.Generator, step: int = 0, base: int | None = None
+    ) -> Array:  # fmt: skip
+        """Return the positions of a step of `count` clips drawn uniformly, -1 for a lost clip. There must be a clip.
+
+        Args:
+            count: number of clips.
+            rng: the generator.
+            step: which of their steps, 0 for the first.
+            base: the number of the oldest clip to draw; None: of all.
+        """
+        low = self.base if base is None else base
+        if self.shift is not None:
+            return integers(rng, low + self.shift, self.end + self.shift, count)
+        return self.positions(integers(rng, low, self.end, count), step)
+
     def numbers(self, positions: Array, step: int = 0) -> Array:
         """Return the number of the clip whose step `step` is at each position, a clip of a live episode. O(B log episodes)."""
         live = self.live
-        if self.span == 1 and live.is_dense and not self.least:
-            shifted: Array = positions - (live.start(self.first) - self.base)
+        if self.shift is not None:
+            shifted: Array = positions - self.shift
             return shifted
         index = live.starts.searchsorted(positions, side="right") - 1
         ends = self._ends.span(self.first, self.last)
@@ -370,7 +387,7 @@ class SpanIndex:
             lost = np.flatnonzero(positions < 0)
             if not len(lost):
                 return positions
-            positions[lost] = self.positions(rng.integers(self.base, self.end, len(lost)), step)
+            positions[lost] = self.draw(len(lost), rng, step)
         every = self.positions(np.arange(self.base, self.end), step)
         every, lost = every[every >= 0], np.flatnonzero(positions < 0)
         if not len(every):
@@ -430,6 +447,9 @@ class ClipIndex:
             if len(self._spans) >= _MAX_SPANS:
                 self._spans.pop(next(iter(self._spans)))
             index = self._spans[span, least, across] = SpanIndex(self.live, span, least, across)
+        if len(self._spans) == 1:
+            index.follow()
+            return index
         # All spans are updated at each call, so that the backlog of each stays bounded.
         for other in tuple(self._spans.values()):  # a signal handler may ask for another span
             other.follow()

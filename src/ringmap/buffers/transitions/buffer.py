@@ -47,6 +47,7 @@ from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.drawing import integers
 from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
 from ringmap.datasets.base import LoaderDataset, clip_id, clip_ids
@@ -474,11 +475,14 @@ class TransitionReplayBuffer(LoaderDataset):
 
         Cost: O(B n_step), and one copy of the rows.
         """
-        where = f"{type(self).__name__}.sample"
-        positive(where, "batch_size", batch_size)
-        if to not in (None, "numpy", "torch"):
-            raise InputError(f"{where}: to must be 'numpy' or 'torch', got {to!r}")
-        positions, weigh = self._draw(int(batch_size), step, where)
+        if type(batch_size) is not int or batch_size < 1:
+            positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
+            batch_size = int(batch_size)
+        if to is not None and to not in ("numpy", "torch"):
+            raise InputError(
+                f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}"
+            )
+        positions, weigh = self._draw(batch_size, step, "sample")
         columns: dict[str, Any] = self._reader.read(positions)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
@@ -518,7 +522,7 @@ class TransitionReplayBuffer(LoaderDataset):
         if tensors:
             device = check_device(device, where) or self.device
             pin_memory = self.pin_memory if pin_memory is None else pin_memory
-        draw = partial(self._draw, int(batch_size), None, where)
+        draw = partial(self._draw, int(batch_size), None, "batches")
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
             return map(self._shown, drawn_ahead(self.clips, draw, ROW, count))
@@ -607,16 +611,17 @@ class TransitionReplayBuffer(LoaderDataset):
             starts = np.maximum(source.live.starts[kept], low)
             return BufferView(self, starts, stops[kept] - starts)
 
-    def _draw(self, size: int, step: int | None, where: str) -> tuple[Array, Weigh | None]:
-        """Return the positions of the next batch, and the function that weighs it."""
-        engine = self.engine
+    def _draw(self, size: int, step: int | None, what: str) -> tuple[Array, Weigh | None]:
+        """Return the positions of the next batch, and the function that weighs it. `what`: the method to name in an error."""
+        engine = self._ring.buffer.engine
         source, sampler = engine.look(), engine.sampler
         if sampler.given is None:
-            positions, count = self._ring.draw_or_count(size, engine.rng)
+            positions, count = self._ring.draw_or_count(source, size, engine.rng)
             if size > count:
-                raise self._too_few(where, size, count)
+                raise self._too_few(f"{type(self).__name__}.{what}", size, count)
             engine.next_step(step)
             return positions, None
+        where = f"{type(self).__name__}.{what}"
         source.refuse_if_held(where)
         with source.memory if sampler.is_quick else contextlib.nullcontext():
             window = self._ring.window()
@@ -636,7 +641,7 @@ class TransitionReplayBuffer(LoaderDataset):
                     raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
-                    numbers[gone] = engine.rng.integers(window.base, window.end, int(gone.sum()))
+                    numbers[gone] = integers(engine.rng, window.base, window.end, int(gone.sum()))
                     engine.reader.num_redraws += int(gone.sum())
                 return window.positions(numbers - window.base), weigh
 

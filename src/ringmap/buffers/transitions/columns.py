@@ -291,10 +291,13 @@ class TransitionColumns:
     def _is_nested(self) -> bool:
         return any(tree.is_nested for tree in self.trees)
 
-    def nested(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in public order."""
+    def nested(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a flat batch in its public form: next observations named `next_...`, nested like observations, in public order.
+
+        Where observations are not nested, that is the batch itself.
+        """
         if not self._is_nested:
-            return dict(batch)
+            return batch
         first, *others = self.trees
         made = {_OBS: first.nest(batch), "actions": batch["actions"], "rewards": batch["rewards"]}
         made[f"next_{_OBS}"] = first.nest(batch, f"next_{_OBS}")

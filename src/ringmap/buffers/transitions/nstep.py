@@ -31,6 +31,7 @@ from ringmap.clips.threads import take
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
+from ringmap.storage.ring.extremes import all_true, highest
 
 __all__ = ["TransitionReader"]
 
@@ -38,16 +39,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Found(NamedTuple):
-    """Transitions, flat by leaf; which are whole (None: all); which end in the newest call, as of `head`.
+    """Transitions, flat by leaf; which are whole (None: all); and what tells which end in the newest call, as of `head`.
 
-    `oldest`: the positions of their oldest rows.
+    `oldest`: the positions of their oldest rows; `after`: those after their last ones; `stop`: where the newest call ended.
     """
 
     batch: dict[str, Array]
     good: Array | None
-    newest: Array
-    head: int
     oldest: Array
+    after: Array
+    stop: int
+    head: int
+
+    @property
+    def newest(self) -> Array:
+        """Which end in the newest call, bool `(B,)`."""
+        found: Array = self.after >= self.stop
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,15 +82,16 @@ class TransitionReader:
         Raises:
             LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        engine = self.ring.engine
+        engine = self.ring.buffer.engine
         source = engine.source
         found = self._gather(source, positions, out, asked)
         bad = lost(source, found.oldest, found.good)
         if bad is not None:
             self._read_again(source, found, positions, bad)
-        engine.pins.count_redraws(engine.reader.num_redraws)
+        engine.pins.count_redraws(engine.readers[0].num_redraws)
         if out is None:
-            return {name: found.batch[name] for name in self._names}
+            batch = found.batch
+            return {name: batch[name] for name in self._names}
         for name, into in out.items():
             if into is not found.batch[name]:
                 np.copyto(into, found.batch[name])
@@ -95,6 +104,16 @@ class TransitionReader:
         names = ["lanes", *columns.whole, "actions", "rewards"]
         names += ["dones"] * (self.n_step == 1) + [spec.name for spec in columns.extra]
         return names if columns.stack is None else [*names, columns.stack.column.name]
+
+    @cached_property
+    def _of_next(self) -> list[str]:
+        """Names of the columns that are read at the row after a transition's, but for frames."""
+        return ["lanes", *self.columns.whole]
+
+    @cached_property
+    def _next_names(self) -> list[str]:
+        """Names, in a batch, of the columns but the first that are read there."""
+        return [f"next_{name}" for name in self.columns.whole]
 
     @cached_property
     def _names(self) -> list[str]:
@@ -216,25 +235,23 @@ class TransitionReader:
     def _gather(
         self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False
     ) -> _Found:  # fmt: skip
-        rows, columns, stack = source.rows, self.columns, self.columns.stack
-        whole = columns.whole
+        rows, columns = source.rows, self.columns
+        stack, is_single = columns.stack, self.n_step == 1
         assert rows is not None
-        watch = self.ring.engine.reader.watch
+        watch = self.ring.buffer.engine.readers[0].watch
         if rows.large:
             if not asked:
                 self.want(positions)
             watch.begin()
         with source.memory:
             head, live = source.head, source.live
-            stop: int = head
-            if len(live):  # else another thread cleared the buffer meanwhile
-                stop = live.start(live.newest) + live.length(live.newest)
+            # Without an episode another thread cleared the buffer meanwhile.
+            stop: int = live.stop if live.first < live.last else head
             dense = live.is_dense
-        is_single = self.n_step == 1
         names = self._of_row
         batch = dict(zip(names, rows.take_all(names, positions, head), strict=True))
         lanes = np.abs(batch.pop("lanes")).astype(np.int64)
-        at, oldest = positions[:, None], positions
+        at = oldest = positions
         if stack is not None:
             earlier = batch.pop(stack.column.name)
             at = stack.positions(positions, lanes, earlier)
@@ -247,18 +264,18 @@ class TransitionReader:
         def of(name: str, at: Array) -> Array:
             return rows.take_all([name], at, head)[0]
 
-        def next_of(at: Array, names: list[str]) -> tuple[Array, list[Array]]:
-            """Tell which rows have a following row that is their next observation; return columns of these."""
+        def next_of(at: Array, names: list[str]) -> tuple[Array, Array, list[Array]]:
+            """Return the positions after some rows; which of these are rows with their next observations; and columns of these."""
             after = at + lanes
-            if len(after) and np.maximum.reduce(after) < stop:
-                then, *values = rows.take_all(["lanes", *names], after, head)
+            if len(after) and highest(after) < stop:
+                then, *values = rows.take_all(names, after, head)
                 found: Array = then == lanes
             else:  # the newest call, or rows damaged by a power cut
                 inside = after < stop
                 where = np.where(inside, after, at)
-                then, *values = rows.take_all(["lanes", *names], where, head)
+                then, *values = rows.take_all(names, where, head)
                 found = inside & (then == lanes)
-            return (found if dense else found & _are_live(source, after)), values
+            return after, (found if dense else found & _are_live(source, after)), values
 
         last = positions
         if is_single:
@@ -272,7 +289,7 @@ class TransitionReader:
                     | of("truncated", last)
                     | (last < positions + (power - 1) * lanes)
                 )
-                on = ~ended & next_of(last, [])[0]
+                on = ~ended & next_of(last, ["lanes"])[1]
                 if not on.any():
                     break
                 last = np.where(on, last + lanes, last)
@@ -281,21 +298,21 @@ class TransitionReader:
             batch["rewards"] = rewards.astype(np.float32)
             batch["dones"] = of("dones", last).astype(np.float32)
             batch["discounts"] = discounts.astype(np.float32)
-        on, following = next_of(last, whole)
-        batch |= {f"next_{name}": values for name, values in zip(whole, following, strict=True)}
+        after, on, following = next_of(last, self._of_next)
+        batch.update(zip(self._next_names, following, strict=True))
         if stack is not None:
             here = at
             if not is_single:
                 earlier = of(stack.column.name, last)
                 here = stack.positions(last, lanes, earlier)
-            after = np.where(on, last + lanes, last)[:, None]
-            stacks = self._frames(rows, np.concatenate([here[:, 1:], after], 1), out, "next_", head)
+            then = np.where(on, after, last)[:, None]
+            stacks = self._frames(rows, np.concatenate([here[:, 1:], then], 1), out, "next_", head)
             stack.blank(list(stacks.values()), earlier, 1)
             batch |= stacks
         if rows.large:
             watch.end()
         good: Array | None = None
-        if not on.all():
+        if not all_true(on):
             good, apart = on.copy(), np.flatnonzero(~on)
             known, led_to = self.following.find(source, last[apart], head)
             good[apart[known]] = True
@@ -307,7 +324,7 @@ class TransitionReader:
         if stack is not None and not dense:
             stored = np.logical_and.reduce(_are_live(source, at.reshape(-1)).reshape(at.shape), 1)
             good = stored if good is None else good & stored
-        return _Found(batch, good, last + lanes >= stop, head, oldest)
+        return _Found(batch, good, oldest, after, stop, head)
 
     def _room(self, size: int) -> dict[str, Array]:
         """Return arrays for both stacks of each leaf, in one block.

@@ -32,6 +32,7 @@ from ringmap.errors import InputError
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.extremes import all_true, highest, lowest
 from ringmap.storage.ring.integers import Position, Slot
 from ringmap.storage.sidecars.priorities import Leaves
 from ringmap.storage.sidecars.stored_priorities import StoredPriorities
@@ -39,6 +40,8 @@ from ringmap.storage.sidecars.stored_priorities import StoredPriorities
 __all__ = ["PrioritizedSampler"]
 
 _NEVER_RANKED = 1 << 62
+
+_MOST = float(np.finfo(np.float32).max)
 
 _ALPHA_MOST, _EPS_LEAST = 7.0, 1e-38
 """Within these limits no mass of a float32 priority is 0 in float64, and no sum of masses is infinite."""
@@ -151,7 +154,8 @@ class PrioritizedSampler(DrawingSampler):
             slots = tree.find(self.rng.random(batch_size) * total)
             positions = self._low + (slots - self._low) % tree.size
             beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
-            odds = window.count * (tree.leaves[slots] / total)
+            odds = tree.leaves.take(slots)
+            odds *= window.count / total
             self._weigh = partial(self._weighed, positions, odds, beta)
             ids: Array = window.ids(positions)
         return ids
@@ -175,8 +179,12 @@ class PrioritizedSampler(DrawingSampler):
     def _weighed(self, drawn: Array, odds: Array, beta: float, positions: Array) -> Array:
         """Return weights from the odds of a draw against a uniform one, and keep them as those of the last batch."""
         # A clip that was redrawn was drawn uniformly: its weight is that of an average clip.
-        weights = np.where((positions == drawn) & (odds > 0), odds, 1.0) ** -beta
-        found: Array = (weights / weights.max()).astype(np.float32)
+        known = positions == drawn
+        known &= odds > 0
+        if not all_true(known):
+            odds = np.where(known, odds, 1.0)
+        weights = odds**-beta
+        found: Array = (weights / weights[weights.argmax()]).astype(np.float32)
         self.ids, self.weights = positions, found
         return found
 
@@ -230,13 +238,17 @@ class PrioritizedSampler(DrawingSampler):
                 f"{where}: expected integer ids and values of one shape (B,), got {positions.dtype} {positions.shape} "
                 f"and {given.dtype} {given.shape}"
             )
-        with np.errstate(over="ignore"):
+        # A NaN is both the least and the greatest.
+        if not len(given) or (given[given.argmin()] >= 0 and given[given.argmax()] <= _MOST):
             priorities = given.astype(np.float32)
-        bad = ~(np.isfinite(priorities) & (priorities >= 0))
-        if bad.any():
-            raise InputError(
-                f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
-            )
+        else:
+            with np.errstate(over="ignore"):
+                priorities = given.astype(np.float32)
+            bad = ~(np.isfinite(priorities) & (priorities >= 0))
+            if bad.any():
+                raise InputError(
+                    f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
+                )
         asked = self._asked
         buffer = asked and asked[0]()
         if asked is None or (buffer is None and self._pid != os.getpid()):
@@ -246,23 +258,29 @@ class PrioritizedSampler(DrawingSampler):
         with window.lock, self._lock:
             tree = self._follow(window)
             places = positions.astype(np.int64)
-            known = (places >= self._low) & (places < self._high)
-            known &= tree.leaves[places % tree.size] > 0
-            if not known.all():
+            slots = places % tree.size
+            known = tree.leaves.take(slots) > 0
+            if not len(places) or not (
+                lowest(places) >= self._low and highest(places) < self._high
+            ):
+                known &= (places >= self._low) & (places < self._high)
+            is_known = all_true(known)
+            if not is_known:
                 kept = known | self._are_stored(places, window)
                 known, places, priorities = known[kept], places[kept], priorities[kept]
+                slots = slots[kept]
             if len(places):
-                slots = places % tree.size
 
                 def change(leaves: Leaves) -> None:
                     leaves.values[slots] = priorities
-                    leaves.highest = max(leaves.highest, float(leaves.values[slots].max()))
+                    stored = leaves.values.take(slots)
+                    leaves.highest = max(leaves.highest, float(stored[stored.argmax()]))
 
                 assert self._stored is not None
                 assert self._leaves is not None
                 self._stored.change(lambda file: file.append_points(places, priorities), change)
-                drawn = slots[known]
-                tree.set(drawn, self._masses(self._leaves.values[drawn]))
+                drawn = slots if is_known else slots[known]
+                tree.set(drawn, self._masses(self._leaves.values.take(drawn)))
                 self._changes += len(places)
         return len(places)
 
@@ -274,7 +292,9 @@ class PrioritizedSampler(DrawingSampler):
 
     def _masses(self, priorities: Array) -> Array:
         if self.kind == "proportional":
-            masses: Array = (priorities.astype(np.float64) + self.eps) ** self.alpha
+            masses = priorities.astype(np.float64)
+            masses += self.eps
+            masses **= self.alpha
             return masses
         higher = len(self._sorted) - self._sorted.searchsorted(priorities, side="right")
         by_rank: Array = (1.0 + higher) ** -self.alpha

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringmap.clips.drawing import integers
 from ringmap.clips.samplers.base import Array, DrawingSampler, HasClips
 
 __all__ = ["UniformSampler", "uniform"]
@@ -11,7 +12,7 @@ __all__ = ["UniformSampler", "uniform"]
 
 def uniform(rng: np.random.Generator, buffer: HasClips, batch_size: int, history_len: int) -> Array:
     """Return ids drawn uniformly, with replacement. A buffer without a sampler draws positions instead: `ClipReader.draw`."""
-    return rng.integers(0, buffer.num_valid_ends(history_len), batch_size)
+    return integers(rng, 0, buffer.num_valid_ends(history_len), batch_size)
 
 
 class UniformSampler(DrawingSampler):

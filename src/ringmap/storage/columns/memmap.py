@@ -252,12 +252,12 @@ class MemmapColumn:
 
     def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
         """Return a copy of the rows at `slots`. One copy, GIL released."""
-        if not self._mapped:
-            return self._take_by_reads(slots, out)
-        # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
         rows = self._map
         if rows is None:
+            if not self._mapped:
+                return self._take_by_reads(slots, out)
             rows = self.view()
+        # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
         taken: Array = rows.take(slots, 0, out, "clip")
         return taken
 

@@ -26,6 +26,7 @@ from ringmap.storage.columns.pending import PendingColumn, PendingRows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.arithmetic import Ring
+from ringmap.storage.ring.extremes import highest
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["UNREADABLE", "Rows", "combine", "sum_of"]
@@ -62,6 +63,7 @@ class Rows:
         self.schema = schema
         self.columns = columns
         self.ring = ring
+        self._rows = ring.rows
         self._files: dict[str, Column] = dict(zip(schema.names, columns, strict=True))
         self.by_name = self._files
         self.large = [name for name, column in self.by_name.items() if column.is_large]
@@ -180,11 +182,12 @@ class Rows:
             positions: of the rows.
             head: of the ring, at a look before this.
         """
-        slots = positions % self.ring.rows
+        slots, files = positions % self._rows, self._files
         pending = None if self._pending is None else self._pending()
-        if pending is None:
-            return [self._files[name].take(slots, None, head) for name in names]
-        head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        if pending is not None:
+            head = min(head, pending.start)  # a chunk that is read now is not whole beyond
+        if pending is None or not len(positions) or highest(positions) < pending.start:
+            return [files[name].take(slots, None, head) for name in names]
         here = (positions >= pending.start).nonzero()[0]
         rows = pending.rows_of(names, positions.take(here) - pending.start) if len(here) else []
         if len(here) == len(positions) and rows:
@@ -193,7 +196,7 @@ class Rows:
             ]  # of one row `ascontiguousarray` keeps the strides
         if rows:
             slots[here] = slots[positions.argmin()]  # not from a chunk that has no file yet
-        taken = [self._files[name].take(slots, None, head) for name in names]
+        taken = [files[name].take(slots, None, head) for name in names]
         for values, ours in zip(taken, rows, strict=False):
             values[here] = ours
         return taken

@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ringmap.errors import LappedError
+from ringmap.storage.ring.extremes import lowest
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["MOST", "Live", "is_live", "look_again", "lost", "read_again", "read_whole"]
@@ -99,7 +100,7 @@ def lost(source: Live, positions: Array, good: Array | None = None) -> Array | N
         good: which of them are valid otherwise, bool `(B,)`; None: all. The others count as lost.
     """
     tail = source.newest_tail()
-    if good is None and (not len(positions) or np.minimum.reduce(positions) >= tail):
+    if good is None and (not len(positions) or lowest(positions) >= tail):
         return None
     bad: Array = positions < tail
     if good is not None:

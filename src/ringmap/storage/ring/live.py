@@ -7,7 +7,7 @@ wrap, so that an eviction only moves `first` and nothing is renumbered:
         v               v
     [..|e7  e8  e9  e10|  free  ]     starts[o - offset], lengths[o - offset]
 
-Invariants: first <= last; starts never decrease; lengths are positive; `era`
+Invariants: first <= last; starts never decrease; lengths are positive; `stop` is where the newest episode ends; `era`
 changes whenever ordinals are assigned again (a recovery, a reader that starts over), never otherwise.
 A part of a chain has an ordinal as an episode has one; `whole` joins them.
 Not here: clips, files, rows. 12 bytes per episode, plus growth slack.
@@ -48,6 +48,7 @@ class LiveEpisodes:
         "first",
         "last",
         "num_steps",
+        "stop",
     )
 
     def __init__(
@@ -62,6 +63,8 @@ class LiveEpisodes:
         self.first = Ordinal(0)
         self.last = Ordinal(len(starts))
         self.num_steps = int(np.sum(lengths, dtype=np.int64))
+        self.stop = int(starts[-1]) + int(lengths[-1]) if len(starts) else 0
+        """One past the newest position of an episode; meaningless if there is none."""
         self.chains: Chains | None = None
         """What is known of parts; None while there is none."""
         self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
@@ -99,10 +102,13 @@ class LiveEpisodes:
         self._lengths.append(length, self.first)
         self.last = Ordinal(self.last + 1)
         self.num_steps += length
+        self.stop = start + length
 
     def grow(self, length: int) -> None:
         """Let the newest episode have this many steps, at least as many as before. O(1)."""
-        self.num_steps += self._lengths.change(self.last - 1, length)
+        more = self._lengths.change(self.last - 1, length)
+        self.num_steps += more
+        self.stop += more
 
     def extend(self, starts: Array, lengths: Array, parts: Parts | None = None) -> None:
         """Add several newest episodes at once; `parts` is None if none of them is a part."""
@@ -112,6 +118,8 @@ class LiveEpisodes:
         self._lengths.extend(lengths, self.first)
         self.last = Ordinal(self.last + len(starts))
         self.num_steps += int(np.sum(lengths, dtype=np.int64))
+        if len(starts):
+            self.stop = int(starts[-1]) + int(lengths[-1])
 
     def evict_before(self, tail: Position) -> None:
         """Drop every episode that starts before position `tail`. O(evicted)."""
@@ -184,11 +192,7 @@ class LiveEpisodes:
     @property
     def is_dense(self) -> bool:
         """Whether the episodes lie end to end: none was dropped between them."""
-        if self.first == self.last:
-            return False
-        newest = self.newest
-        stop = self._starts.at(newest) + self._lengths.at(newest)
-        return stop - self._starts.at(self.first) == self.num_steps
+        return self.first < self.last and self.stop - self._starts.at(self.first) == self.num_steps
 
     def ordinal_from(self, position: Position) -> Ordinal:
         """Return the ordinal of the first episode that starts at or after a position; `last` if there is none."""
