@@ -25,6 +25,7 @@ from ringmap.buffers.options import check_reads, positive, sendable
 from ringmap.buffers.pinned_view import split
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
+from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
@@ -82,8 +83,9 @@ class ShardedReplayBuffer(Sampled):
             cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a draw at most a second later.
         history_len: observations per clip; None: as the first ring has stored.
         frameskip: stride between the observations of a clip; None: as the first ring has stored.
-        sampler: `fn(step, buffer, batch_size, history_len) -> ids` that asks for `num_valid_ends` only; None draws by `weights`.
-            Samplers with priorities, or that draw by episode or position, are refused when they draw.
+        sampler: a `PrioritizedSampler`, whose priorities then span all rings; or `fn(step, buffer, batch_size, history_len) -> ids`
+            that asks for `num_valid_ends` only; None draws by `weights`. Samplers that draw by episode or position are refused when
+            they draw.
         transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
         weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal": every ring with
             clips is; name -> weight, as `shards` names them (a ring without one is not drawn from). Ids, views and passes know no
@@ -91,12 +93,17 @@ class ShardedReplayBuffer(Sampled):
         on_bad: what to do with a ring that can't be read: "quarantine": warn once, name it in `shards`, go on with the others, and
             look again after 1, 2, 4, ... 60 s; "raise".
         wait_s: how long to wait for the first ring.
+        state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler` as of the last update that returned,
+            also after a kill; one learner at a time. After a reboot they begin again. None: priorities are in memory alone, and
+            begin with those that each ring's writer stored.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         reads: as for `ReplayBuffer`.
 
     Raises:
-        InputError: an argument is wrong; the same ring twice, by a link or a copy; the path is a ring itself.
+        InputError: an argument is wrong; the same ring twice, by a link or a copy; the path is a ring itself; a `PrioritizedSampler` by
+            rank, or with `weights`.
+        LockedError: another learner holds `state`.
         NoClipsError: no ring is there after `wait_s` seconds.
         DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
 
@@ -126,7 +133,8 @@ class ShardedReplayBuffer(Sampled):
     def __init__(
         self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], history_len: int | None = None,
         frameskip: int | None = None, sampler: Sampler | None = None, transform: Transform | None = None, *,
-        weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0, seed: int | None = None,
+        weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0,
+        state: str | os.PathLike[str] | None = None, seed: int | None = None,
         threads: int | None = None, reads: str = "map",
     ) -> None:  # fmt: skip
         where = "ShardedReplayBuffer"
@@ -143,7 +151,14 @@ class ShardedReplayBuffer(Sampled):
             raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
         check_reads(reads, where)
         rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers())
-        self.engine = ShardEngine(rings, _weights(weights), sampler, seed, threads)
+        shares = _weights(weights)
+        kept = None if state is None else LearnerState(os.path.abspath(state), write=True)
+        try:
+            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept)
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
         self.transform = transform
         try:
             self.engine.start(float(wait_s))
@@ -380,8 +395,16 @@ class ShardedReplayBuffer(Sampled):
 
     # -- copies -------------------------------------------------------------------------------
 
+    def flush(self) -> None:
+        """Force the priorities to the disk, where `state` keeps them: for a power cut. A kill loses none.
+
+        Raises:
+            EnvironmentFault: the disk fails. The next call first writes them all again.
+        """
+        self.engine.flush("ShardedReplayBuffer.flush")
+
     def close(self) -> None:
-        """Release the files of all rings. A closed buffer raises ClosedError on use; closing twice is allowed."""
+        """Force the priorities to the disk, and release the files of all rings. A closed buffer raises ClosedError on use; closing twice is allowed."""
         self.engine.close()
 
     def __enter__(self) -> ShardedReplayBuffer:

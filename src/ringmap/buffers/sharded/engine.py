@@ -22,16 +22,19 @@ from ringmap.buffers.engine import NO_SAMPLER, Engine
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
 from ringmap.buffers.sharded.clip_table import ClipTable
+from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED
 from ringmap.clips.items import call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, groups
-from ringmap.clips.samplers.base import Sampler, Weigh, as_sampler, ids_of
+from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, ids_of
+from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
 from ringmap.errors import ClipIndexError, ClosedError, InputError, NoClipsError, ReadOnlyError
 from ringmap.storage.columns.schema import Schema
@@ -45,12 +48,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Weights = str | Mapping[str, float]
 
 _WHERE = "ShardedReplayBuffer"
-_SCAN_S = 1.0
-"""Seconds between two looks for rings that join; `refresh` looks at once."""
-
-_TOLD = 4
-"""Numbers told of each ring: two halves of its uuid, its head, its clips."""
-
 _ADVICE = "raise max_steps of the rings, or ask for smaller batches"
 
 
@@ -63,18 +60,34 @@ class ShardEngine(Engine):
         sampler: as for `Engine`.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
+        state: keeps the priorities of a prioritized sampler; None: they are in memory alone.
+
+    Raises:
+        InputError: the sampler draws by rank, or by priority with weights.
     """
 
     def __init__(
         self, rings: Rings, weights: Weights = "clips", sampler: Sampler | None = None, seed: int | None = None,
-        threads: int | None = None,
+        threads: int | None = None, state: LearnerState | None = None,
     ) -> None:  # fmt: skip
         super().__init__(None, sampler, seed)
         self.rings = rings
         self.members = Members(rings, self._changed, self._only_known)
         self.weights = weights
         self.threads = threads
+        self.state = state
+        self.sampler = self._over_rings(self.sampler)
         self._begin()
+
+    def _over_rings(self, sampler: BaseSampler) -> BaseSampler:
+        if not isinstance(sampler, PrioritizedSampler):
+            return sampler
+        if self.weights != "clips":
+            raise InputError(
+                f"{_WHERE}: weights={self.weights!r} contradict a PrioritizedSampler, whose priorities say how often each clip is drawn; "
+                "leave weights out"
+            )
+        return FleetPriorities(sampler, self.members, self.state)
 
     def _begin(self, state: LoaderState | None = None) -> None:
         self.pins.loader_state = state or told_state()
@@ -206,6 +219,12 @@ class ShardEngine(Engine):
             if ids is None:
                 raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
             return ids, None
+        if isinstance(sampler, FleetPriorities):
+            with self.members.lock:
+                drawn = sampler.draw(size, cut, step)
+            if drawn is None:
+                raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
+            return drawn
         with self.members.lock:
             self._is_drawing = (
                 True  # the ids of a sampler are of this moment, not of one that was told
@@ -476,7 +495,7 @@ class ShardEngine(Engine):
         """
         raise InputError(
             f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks for "
-            "num_valid_ends only, or draw from the rings apart"
+            "num_valid_ends only, a PrioritizedSampler, or draw from the rings apart"
         )
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
@@ -510,6 +529,7 @@ class ShardEngine(Engine):
         """Use another sampler from now on; None draws uniformly."""
         self.check_open()
         new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
+        new = self._over_rings(new)
         if new.given is not self.sampler.given:
             self.sampler.close()
         self.sampler = new
@@ -520,12 +540,23 @@ class ShardEngine(Engine):
     def before_fork(self) -> None:
         """Do nothing: a reader has no rows of its own."""
 
+    def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
+        """Force the priorities to the disk, where `state` keeps them."""
+        self.check_open()
+        self.sampler.flush()
+
     def close(self) -> None:
-        """Release the files of all rings."""
-        if not self.is_closed:
-            self.is_closed = True
+        """Force the priorities to the disk, and release all files."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            self.sampler.flush()
+        finally:
             self.rings.close()
             self.sampler.close()
+            if self.state is not None:
+                self.state.close()
 
     def to_send(self) -> dict[str, Any]:
         """Return what `received` builds a copy from: paths, settings and ring numbers."""
@@ -534,6 +565,7 @@ class ShardEngine(Engine):
             "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
             "schema": rings.schema, "reward_at": rings.reward_at, "weights": self.weights, "threads": self.threads,
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
+            "state": None if self.state is None else self.state.path,
         }  # fmt: skip
 
     @classmethod
@@ -542,7 +574,10 @@ class ShardEngine(Engine):
         numbers = RingNumbers(state["uuids"])
         rings = Rings(state["paths"], state["options"], state["on_bad"], numbers)
         rings.schema, rings.reward_at = state["schema"], state["reward_at"]
-        engine = cls(rings, state["weights"], state["sampler"], threads=state["threads"])
+        kept = None if state["state"] is None else LearnerState(state["state"], write=False)
+        engine = cls(
+            rings, state["weights"], state["sampler"], threads=state["threads"], state=kept
+        )
         if state["loader_state"] is not None:
             engine._begin(state["loader_state"])
         return engine
