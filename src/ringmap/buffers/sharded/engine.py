@@ -10,7 +10,9 @@ Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (mome
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
+from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
@@ -36,7 +39,14 @@ from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, group
 from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, ids_of
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
-from ringmap.errors import ClipIndexError, ClosedError, InputError, NoClipsError, ReadOnlyError
+from ringmap.errors import (
+    ClipIndexError,
+    ClosedError,
+    InputError,
+    LockedError,
+    NoClipsError,
+    ReadOnlyError,
+)
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
@@ -44,10 +54,14 @@ from ringmap.storage.read.read_live import look_again
 
 __all__ = ["ShardEngine", "Weights"]
 
+log = logging.getLogger("ringmap")
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Weights = str | Mapping[str, float]
 
 _WHERE = "ShardedReplayBuffer"
+_RETIRE_S = 1.0
+
 _ADVICE = "raise max_steps of the rings, or ask for smaller batches"
 
 
@@ -61,6 +75,7 @@ class ShardEngine(Engine):
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         state: keeps the priorities of a prioritized sampler; None: they are in memory alone.
+        retiring: which rings are removed; None: none. A copy in another process removes none.
 
     Raises:
         InputError: the sampler draws by rank, or by priority with weights.
@@ -69,6 +84,7 @@ class ShardEngine(Engine):
     def __init__(
         self, rings: Rings, weights: Weights = "clips", sampler: Sampler | None = None, seed: int | None = None,
         threads: int | None = None, state: LearnerState | None = None,
+        retiring: Retiring | None = None,
     ) -> None:  # fmt: skip
         super().__init__(None, sampler, seed)
         self.rings = rings
@@ -76,6 +92,7 @@ class ShardEngine(Engine):
         self.weights = weights
         self.threads = threads
         self.state = state
+        self.retiring, self._next_retiring, self._retires_in = retiring, 0.0, os.getpid()
         self.sampler = self._over_rings(self.sampler)
         self._begin()
 
@@ -154,13 +171,50 @@ class ShardEngine(Engine):
         self.check_open()
         self.moments.clear()
         self.members.follow()
+        if self.retiring is not None:
+            self._retire_due(self.retiring)
         self._draw_apart()
 
     def refresh(self) -> bool:
         """Catch up with every ring, and look for new ones; tell whether anything changed."""
         self.check_open()
         self.moments.clear()
-        return self.members.follow(scan=True)
+        changed = self.members.follow(scan=True)
+        if self.retiring is not None:
+            self._next_retiring = 0.0
+            changed |= self._retire_due(self.retiring)
+        return changed
+
+    def _retire_due(self, retiring: Retiring) -> bool:
+        """Remove the rings that are beyond a limit; at most one look in a second."""
+        now, removed = time.monotonic(), False
+        if now < self._next_retiring or worker() is not None or self._retires_in != os.getpid():
+            return False
+        with self.members.lock:
+            self._next_retiring = now + _RETIRE_S
+            for ring in retiring.due(self.members.open):
+                try:
+                    self.retire(ring, f"{_WHERE}(retire_after=...)")
+                except LockedError:  # a collector was faster
+                    continue
+                log.info(
+                    "%s: removed the ring %s: retire_after=%s", _WHERE, ring.name, retiring.limits
+                )
+                removed = True
+        return removed
+
+    def retire(self, ring: Ring, where: str) -> None:
+        """Remove a ring, and forget its priorities.
+
+        Raises:
+            LockedError: a process writes it.
+            EnvironmentFault: the disk fails.
+        """
+        with self.members.lock:
+            remove_ring(ring.folder, where)
+            self.members.leave(ring)
+            if isinstance(self.sampler, FleetPriorities):
+                self.sampler.drop(ring.uuid, ring.number)
 
     def _table(self, cut: Cut) -> ClipTable:
         """Return the clips of a cut on all rings; rings without commits since are not counted again. Holds the lock."""

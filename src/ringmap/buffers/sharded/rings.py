@@ -222,6 +222,11 @@ class Rings:
             )
         ring.is_checked = True
 
+    def leave(self, ring: Ring) -> None:
+        """Close a ring that was removed on purpose: it is no problem."""
+        self.open = tuple(one for one in self.open if one is not ring)
+        ring.buffer.close()
+
     def set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
         """Close a ring that failed, and remember why.
 
