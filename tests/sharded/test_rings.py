@@ -181,6 +181,40 @@ def test_rings_of_rewards_elsewhere(three):
     assert "reward_at='next'" in problems(open_all(three))["d"]
 
 
+def test_where_rewards_stand_is_known_with_the_first_episode(fleet, caplog):
+    """A learner may open a ring before its collector has said where it writes them."""
+    fleet.ring("a")
+    buf = open_all(fleet)
+    assert buf.reward_at is None
+    fleet.writers["a"].expect_reward_at("next", "a test")
+    fleet.write("a", 20)
+    fleet.ring("b", reward_at="next")
+    fleet.write("b", 20)
+    buf.refresh()
+    assert buf.reward_at == "next"
+    assert problems(buf) == {}
+    assert rings_of(buf.sample(100)) == {0, 1}
+    assert caplog.text == ""
+
+
+def test_a_learner_with_a_pace_waits_for_the_first_episode(fleet):
+    from ringmap import Pace
+    from ringmap.data import NStep
+
+    fleet.ring("a", reward_at="next")
+    pace = Pace(fleet.folder, samples_per_insert=10, min_steps=30, slack=5, timeout_s=60)
+    buf = open_all(fleet)
+    writing = threading.Timer(0.2, lambda: [fleet.write("a", 20) for _ in range(2)])
+    writing.start()
+    window = {"sum": NStep(3, of="step")}
+    assert len(buf.sample(16, window=window, pace=pace)["sum"]) == 16
+    writing.join()
+    drawn = pace.drawn
+    buf.sample(16, window=window, pace=pace)
+    assert pace.drawn == 2 * drawn
+    pace.close()
+
+
 def test_transitions_are_no_episodes(three):
     TransitionReplayBuffer(64, (3,), path=three.folder / "d", device=None).close()
     buf = open_all(three)

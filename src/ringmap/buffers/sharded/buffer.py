@@ -178,7 +178,7 @@ class ShardedReplayBuffer(Sampled):
         first = next(self.engine.each()).buffer
         self.num_steps = first.num_steps if history_len is None else int(history_len)
         self.frameskip = first.frameskip if frameskip is None else int(frameskip)
-        self.fps, self.reward_at = first.fps, first.reward_at
+        self.fps = first.fps
 
     # -- rings --------------------------------------------------------------------------------
 
@@ -234,6 +234,11 @@ class ShardedReplayBuffer(Sampled):
     def path(self) -> Path | None:
         """The directory or glob; None for a list."""
         return self.engine.path
+
+    @property
+    def reward_at(self) -> str | None:  # type: ignore[override]
+        """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first episode."""
+        return self.engine.rings.reward_at
 
     @property
     def mode(self) -> str:
@@ -454,7 +459,7 @@ class ShardedReplayBuffer(Sampled):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle paths, settings and ring numbers. A callable without an importable name is refused."""
         return {
-            "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps, "reward_at": self.reward_at,
+            "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps,
             "transform": sendable("ShardedReplayBuffer", "transform", self.transform), "engine": self.engine.to_send(),
         }  # fmt: skip
 
