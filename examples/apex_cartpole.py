@@ -62,7 +62,7 @@ def make_world(number):
 
 
 def pace_of(folder, tiny):
-    """Let each step be drawn about 40 times: a batch is 128 sequences of up to 4 steps."""
+    """Let each step be drawn about 160 times: five updates for four steps."""
     start = 200 if tiny else 1_000
     return ringmap.Pace(folder / "replay", samples_per_insert=160, min_steps=start, slack=2.0)
 
