@@ -38,3 +38,20 @@ def test_a_ring_and_its_parts_are_no_directory_of_rings(cli, tmp_path):
         ring.write_episode(episode(0))
     assert "ringmap" in cli("info", "ring", "--json").json["format"]
     assert cli("info", ".").code == 0  # the directory above it
+
+
+def test_check_of_a_directory_of_rings(cli, tmp_path):
+    import ringmap
+
+    for number in (1, 2):
+        fill(tmp_path / "fleet" / f"ring-{number}", number).close()
+    (tmp_path / "fleet" / "policy").mkdir()
+    assert ringmap.check(tmp_path / "fleet") == []
+    done = cli("check", "fleet")
+    assert (done.code, done.out) == (0, "fleet: sound\n")
+    (tmp_path / "fleet" / "ring-2" / "state.bin").write_bytes(b"")
+    (finding,) = [f for f in ringmap.check(tmp_path / "fleet") if "state.bin" in f.file]
+    assert finding.file == "ring-2/state.bin"
+    done = cli("check", "fleet")
+    assert done.code == 1
+    assert "ring-2/state.bin: " in done.out

@@ -23,6 +23,25 @@ def collect(path, name, commits, pipe=None, **options):
     buf.close()
 
 
+def collect_on(path, name, pipe, **options):
+    """Commit until killed; say what is inserted and drawn after each commit."""
+    pace = Pace(path, **{**NUMBERS, **options})
+    buf = ReplayBuffer(1000, path=f"{path}/{name}")
+    while True:
+        with pace.insert(COMMIT, buf.flush):
+            buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+            pipe.send((pace.inserted, pace.drawn))
+
+
+def learn_on(path, rank, pipe, **options):
+    """Draw until killed; say what is inserted and drawn after each draw. Others act meanwhile: what came in is read last."""
+    pace = Pace(path, **{**NUMBERS, **options}, rank=rank)
+    while True:
+        pace.draw(BATCH)
+        drawn = pace.drawn
+        pipe.send((pace.inserted, drawn))
+
+
 def learn(path, batches, pipe=None, **options):
     """Draw so many batches; say what it saw of the rings at each, and what is drawn."""
     pace = Pace(path, **{**NUMBERS, **options})

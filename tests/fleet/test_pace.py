@@ -6,9 +6,11 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,8 +29,10 @@ from tests.fleet.paced import (
     COMMIT,
     NUMBERS,
     collect,
+    collect_on,
     learn,
     learn_and_hold,
+    learn_on,
     seen_by_learner,
 )
 
@@ -239,6 +243,82 @@ def test_counts_survive_kills_of_either_side(tmp_path):
         assert found.drawn == drawn
         assert found.inserted == facts_of(tmp_path / "ring").steps_written >= inserted
         inserted = found.inserted
+
+
+class Killed:
+    """A process of the campaign that is killed and started again."""
+
+    def __init__(self, target, *args, **options):
+        self.make = lambda: process(target, *args, **options)
+        self.begin()
+
+    def begin(self):
+        self.open = contextlib.ExitStack()
+        self.process, self.pipe = self.open.enter_context(self.make())
+
+    def said(self):
+        return waiting(self.pipe)
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+        said = self.said()
+        self.open.close()
+        return said
+
+
+def paced_for(folder, seconds, seed):
+    """Let two collectors and two learners, of which one is killed every second or so, go on; return what was violated, and counts."""
+    rng = random.Random(seed)
+    sides = [Killed(collect_on, folder, name, max_ahead=0) for name in "ab"]
+    sides += [Killed(learn_on, folder, rank) for rank in (0, 1)]
+    commits, draws, kills, worst = 0, 0, [0] * 4, [0.0, 0.0]
+    until, then = time.monotonic() + seconds, time.monotonic()
+
+    def look(number, said):
+        nonlocal commits, draws
+        for inserted, drawn in said:
+            found = ahead(inserted, drawn)
+            if number < 2:  # under the lock: both bounds
+                commits += 1
+                worst[1] = max(worst[1], found)
+            else:
+                draws += 1
+            if inserted > NUMBERS["min_steps"]:
+                worst[0] = min(worst[0], found)
+
+    try:
+        while time.monotonic() < until:
+            time.sleep(0.02)
+            for number, side in enumerate(sides):
+                look(number, side.said())
+            if time.monotonic() > then:
+                then = time.monotonic() + rng.expovariate(1.0)
+                number = rng.randrange(4)
+                look(number, sides[number].kill())
+                kills[number] += 1
+                sides[number].begin()
+    finally:
+        for number, side in enumerate(sides):
+            look(number, side.kill())
+    with Pace(folder, **NUMBERS) as pace:
+        return worst, (commits, draws, sum(kills)), (pace.inserted, pace.drawn)
+
+
+@pytest.mark.campaign
+def test_campaign_of_the_slack(tmp_path):
+    """Both bounds, with two collectors and two learners, killed and started again."""
+    seconds = float(os.environ.get("LASTS_S", 600))
+    worst, (commits, draws, kills), (inserted, drawn) = paced_for(
+        tmp_path, seconds, int(os.environ.get("SEED", 1))
+    )
+    print(
+        f"\n{seconds:g} s: {commits:,} commits, {draws:,} draws, {kills} kills; ahead {worst[0]:g} to {worst[1]:g} of "
+        f"+-{SLACK:g}; {drawn / (inserted - 400):.3f} drawn for each that came in, asked for 4"
+    )
+    assert -SLACK <= worst[0] <= 0 <= worst[1] <= SLACK
+    assert abs(ahead(inserted, drawn)) <= SLACK + BATCH
+    assert min(commits, draws) > seconds
 
 
 @pytest.mark.parametrize("how", ["deleted", "cleared", "made again", "copied"])

@@ -62,7 +62,10 @@ def test_goes_on_with_others(tmp_path):
 
 
 def killed_at_random(tmp_path, kills, episodes, seed):
-    counts, drawn, torn = campaign(tmp_path / "fleet", random.Random(seed), kills, episodes)
+    room = 12 * episodes + 1000  # of each ring: nothing is evicted
+    counts, drawn, torn = campaign(
+        tmp_path / "fleet", random.Random(seed), kills, episodes, max_steps=room
+    )
     found = stored(tmp_path / "fleet")
     assert sorted(found) == list(range(SEED, SEED + episodes))
     assert committed(tmp_path / "fleet") == episodes

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
+import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
@@ -17,9 +18,17 @@ from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import many
 from ringmap.clips.many import groups
 from ringmap.data import ShardedReplayBuffer
-from ringmap.errors import CorruptError, InputError, NewerVersionError, ReplacedError
+from ringmap.errors import (
+    CorruptError,
+    EnvironmentFault,
+    InputError,
+    NewerVersionError,
+    NoClipsError,
+    ReplacedError,
+)
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.system import System
 from tests.buffers.steps import episode, prove
 
 
@@ -179,6 +188,53 @@ def test_rings_of_rewards_elsewhere(three):
     three.ring("d", reward_at="next")
     three.write("d", 20)
     assert "reward_at='next'" in problems(open_all(three))["d"]
+
+
+def test_where_rewards_stand_is_known_with_the_first_episode(fleet, caplog):
+    """A learner may open a ring before its collector has said where it writes them."""
+    fleet.ring("a")
+    buf = open_all(fleet)
+    assert buf.reward_at is None
+    fleet.writers["a"].expect_reward_at("next", "a test")
+    fleet.write("a", 20)
+    fleet.ring("b", reward_at="next")
+    fleet.write("b", 20)
+    buf.refresh()
+    assert buf.reward_at == "next"
+    assert problems(buf) == {}
+    assert rings_of(buf.sample(100)) == {0, 1}
+    assert caplog.text == ""
+
+
+def test_a_learner_with_a_pace_waits_for_the_first_episode(fleet):
+    from ringmap import Pace
+    from ringmap.data import NStep
+
+    fleet.ring("a", reward_at="next")
+    pace = Pace(fleet.folder, samples_per_insert=10, min_steps=30, slack=5, timeout_s=60)
+    buf = open_all(fleet)
+    writing = threading.Timer(0.2, lambda: [fleet.write("a", 20) for _ in range(2)])
+    writing.start()
+    window = {"sum": NStep(3, of="step")}
+    assert len(buf.sample(16, window=window, pace=pace)["sum"]) == 16
+    writing.join()
+    drawn = pace.drawn
+    buf.sample(16, window=window, pace=pace)
+    assert pace.drawn == 2 * drawn
+    pace.close()
+
+
+def test_rings_on_a_network_file_system(three, tmp_path, monkeypatch):
+    """Of this host: they are read. With a writer on another one: left out, since the page cache is not ours."""
+    monkeypatch.setattr(System, "is_network", lambda self, path: True)
+    assert problems(open_all(three)) == {}
+    monkeypatch.setattr("ringmap.storage.read.reader.holder_of", lambda path: {"host": "far"})
+    with pytest.raises(NoClipsError, match="network file system and was last written by host far"):
+        open_all(three)
+    with pytest.raises(EnvironmentFault, match=r"state=.*learner lies on a network file system"):
+        open_all(three, state=tmp_path / "learner")
+    with pytest.raises(EnvironmentFault, match=r"ringmap.collect: .*lies on a network file"):
+        ringmap.collect(ringmap.World, tmp_path / "fleet", 1, 1, max_steps=10)
 
 
 def test_transitions_are_no_episodes(three):

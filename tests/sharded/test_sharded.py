@@ -17,7 +17,7 @@ from ringmap.errors import (
     NoClipsError,
     ReadOnlyError,
 )
-from ringmap.samplers import PrioritizedSampler, UniformSampler
+from ringmap.samplers import EpisodeSampler, UniformSampler
 from tests.buffers.steps import clip, columns, prove, same
 
 
@@ -261,8 +261,8 @@ def test_samplers(three):
     buf.sampler = lambda step, buffer, size, history: np.full(size, buffer.num_valid_ends(history))
     with pytest.raises(ClipIndexError, match="out of range"):
         buf.sample(5)
-    buf.sampler = PrioritizedSampler()
-    with pytest.raises(InputError, match="single ring"):
+    buf.sampler = EpisodeSampler()
+    with pytest.raises(InputError, match="single ring|draws from buffers"):
         buf.sample(5)
 
 

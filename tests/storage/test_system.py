@@ -328,3 +328,32 @@ def test_a_full_disk_shows_when_it_is_written_to(tmp_path):
     buf.write_episode(episode(2, 5))
     assert stored(buf) == [0, 2]
     buf.close()
+
+
+@pytest.mark.parametrize(
+    ("looks", "found", "asked"),
+    [
+        ([["other", "mine"]], True, 1),
+        ([["other"]], False, 1),  # in one piece: nothing is missing
+        ([["other", "other"], ["other", "mine"]], True, 2),
+        ([["other", "other"]] * 8, False, 8),
+    ],
+)
+def test_a_lock_that_the_kernel_leaves_out(tmp_path, monkeypatch, looks, found, asked):
+    """The list of locks comes in pieces, and between two of them other locks come and go."""
+    lock = tmp_path / "lock"
+    lock.touch()
+    numbers = {"mine": lock.stat().st_ino, "other": 1}
+    lines = [
+        [f"1: FLOCK  ADVISORY  WRITE 7 00:1b:{numbers[who]} 0 EOF\n".encode() for who in look]
+        for look in looks
+    ]
+    given = []
+
+    def read():
+        given.append(lines[len(given)])
+        return given[-1]
+
+    monkeypatch.setattr("ringmap.storage.disk.system._read_locks", read)
+    assert System().is_locked(str(lock)) is found
+    assert len(given) == asked

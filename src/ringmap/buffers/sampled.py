@@ -310,9 +310,17 @@ class Sampled(Dataset):
                 warn_unreached(self.lengths, self.cut, "ReplayBuffer.sample")
             return batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
+        counted = 0
+        if (
+            pace is not None and self.engine.schema is None
+        ):  # until then nothing is known of a window
+            pace.draw(batch_size)
+            self.engine.refresh()
+            counted = batch_size
+            wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
         cut, clips = self._cut_of(wanted, "ReplayBuffer.sample")
-        if pace is not None:
-            pace.draw(batch_size * cut.widest)
+        if pace is not None and (count := batch_size * cut.widest - counted):
+            pace.draw(count)
             self.engine.refresh()
         return self._sample(cut, clips, batch_size, step, out)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Find what is wrong with a buffer or a dataset, file by file.
+    """Find what is wrong with a buffer, with all buffers directly below a directory, or with a dataset, file by file.
 
     Reads every live byte, takes no lock and changes nothing: a writer may be at work. Works on a directory that can't
     be opened, too. Rows of an open group are counted, and are no finding. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.
@@ -46,7 +46,16 @@ def pending_at(path: str) -> int:
     """Return how many rows of the buffer at a path are stored, but not committed yet."""
     from ringmap.storage.inspect import describe
 
-    return sum(describe.pending_at(folder) for folder in folders_of(path).values())
+    return sum(describe.pending_at(folder) for folder in _parts_of(path).values())
+
+
+def _parts_of(path: str) -> dict[str, str]:
+    """Return the directories of the buffer at a path, or of the rings below it."""
+    from ringmap.storage.disk.files import Disk
+    from ringmap.storage.inspect.check import rings_below
+
+    folder = os.path.abspath(path)
+    return {n: os.path.join(path, n) for n in rings_below(Disk(), folder)} or folders_of(path)
 
 
 def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
@@ -62,7 +71,7 @@ def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
     if where == "check" and is_dataset(path):
         return _of_dataset(path)
     found: list[tuple[str, Finding]] = []
-    for part, folder in folders_of(path).items():
+    for part, folder in (_parts_of(path) if where == "check" else folders_of(path)).items():
         with bar(f"check {part}".strip()) as progress:
             found += [
                 (f"{part}/{x.file}" if part else x.file, x) for x in check_buffer(folder, progress)

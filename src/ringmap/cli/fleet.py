@@ -62,7 +62,7 @@ def _described(shard: Shard) -> dict[str, Any]:
         "name": shard.name, "path": str(shard.path), "episodes": shard.episodes, "steps": shard.steps,
         "steps_written": shard.written, "idle_s": None if shard.idle_s is None else round(shard.idle_s, 1),
         "writer": None if writer is None else {"alive": writer.alive, "pid": writer.pid, "host": writer.host},
-        "problem": shard.problem,
+        "problem": shard.problem, "policy_step": shard.policy_step,
     }  # fmt: skip
 
 

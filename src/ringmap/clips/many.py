@@ -36,8 +36,9 @@ RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
 _APART_NBYTES = 1 << 12
 """Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
 
-_Made = tuple[str, Array, Array, int]
-"""A column of a batch: its name, the slots of all clips in the order of the pieces, its array, and the bytes of a clip."""
+_Made = tuple[str, Array, Array, bool]
+"""A column of a batch: its name, the slots of all clips in the order of the pieces, the array to copy them to, and whether that is in
+the same order: small clips are copied piece after piece, and all put into their places by one take. Large ones go there at once."""
 
 
 class Piece(NamedTuple):
@@ -85,7 +86,7 @@ def gather_many(
         threads: maximum number of threads for the copy.
         fail: called with a piece whose ring is gone or damaged; all its places are returned.
 
-    Cost: one copy of the rows; about 3 us for each piece, and 2 us for each of its columns.
+    Cost: one copy of the rows, two of small ones; about 3 us for each piece, and 2 us for each of its columns.
     """
     if are_plain(pieces, cut):
         return _gather_plain(pieces, cut, size, batch, threads, fail)
@@ -140,6 +141,8 @@ def _gather_plain(
         for steps, is_alone in plan.steps
     ]
     made: list[_Made] = []
+    ranked: list[tuple[Array, Array]] = []
+    nbytes = 0
     for name, column, taken, number, _ in plan.columns:
         spec = column.spec
         into = batch.get(name)
@@ -148,8 +151,14 @@ def _gather_plain(
         steps = slots[number]
         whole = into.reshape(size, *steps.shape[1:], *spec.shape)
         clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))
-        made.append((name, steps, whole, clip_nbytes))
-    if sum(nbytes for *_, nbytes in made) * len(anchors) < SPLIT_NBYTES:
+        nbytes += clip_nbytes
+        is_ranked = len(pieces) > 1 and (clip_nbytes < _APART_NBYTES or not column.is_quick_apart)
+        if is_ranked:
+            beside = np.empty((len(anchors), *whole.shape[1:]), whole.dtype)
+            ranked.append((beside, whole))
+            whole = beside
+        made.append((name, steps, whole, is_ranked))
+    if nbytes * len(anchors) < SPLIT_NBYTES:
         threads = 1
     at_once, faults = min(threads, len(pieces)), dict[int, Exception]()
     stops = np.cumsum(counts).tolist()
@@ -164,6 +173,16 @@ def _gather_plain(
                 faults[which] = error
 
     together([partial(copy, part) for part in range(at_once)])
+    if ranked:
+        places = np.concatenate([piece.places for piece in pieces])
+        if len(places) == size:
+            order = np.empty(size, np.int64)
+            order[places] = np.arange(size)
+            for beside, whole in ranked:
+                beside.take(order, 0, whole, "clip")
+        else:
+            for beside, whole in ranked:
+                whole[places] = beside
     bad = []
     lowest = np.minimum.reduceat(anchors, [0, *stops[:-1]]).tolist()
     for which, piece in enumerate(pieces):
@@ -190,11 +209,13 @@ def _copy(
     large, head = bool(rows.large), reader.source.head
     if large:
         reader.watch.begin()
-    for name, steps, whole, nbytes in made:
+    for name, steps, whole, is_ranked in made:
         column = rows.by_name[name]
-        if len(places) == len(whole):  # all of the batch, in order
+        if is_ranked:
+            column.take(steps[start:stop], whole[start:stop], head)
+        elif len(places) == len(whole):  # all of the batch, in order
             take(column, steps, whole, threads, head)
-        elif nbytes < _APART_NBYTES or not column.is_quick_apart:
+        elif not column.is_quick_apart:
             whole[places] = column.take(steps[start:stop], None, head)
         else:
             copy = column.take

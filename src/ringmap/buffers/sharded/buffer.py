@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +24,17 @@ from ringmap.buffers.options import check_reads, positive, sendable
 from ringmap.buffers.pinned_view import split
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
+from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.sharded.retiring import Retiring, idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
+from ringmap.clips.many import RING_FAULTS
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Transform
-from ringmap.errors import ClosedError, InputError
+from ringmap.errors import ClipIndexError, ClosedError, InputError
+from ringmap.fleet.weights import POLICY_STEP
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.inspect.check import Finding
@@ -57,6 +60,7 @@ class Shard:
         idle_s: seconds since its last commit; None before the first.
         redraws: clips of it that this process redrew.
         problem: why it is not read; None: it is read.
+        policy_step: the step of the weights that played its newest episode (see `ringmap.Weights`); None: not known.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Shard:
     idle_s: float | None
     redraws: int
     problem: str | None
+    policy_step: int | None = None
 
 
 class ShardedReplayBuffer(Sampled):
@@ -82,8 +87,9 @@ class ShardedReplayBuffer(Sampled):
             cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a draw at most a second later.
         history_len: observations per clip; None: as the first ring has stored.
         frameskip: stride between the observations of a clip; None: as the first ring has stored.
-        sampler: `fn(step, buffer, batch_size, history_len) -> ids` that asks for `num_valid_ends` only; None draws by `weights`.
-            Samplers with priorities, or that draw by episode or position, are refused when they draw.
+        sampler: a `PrioritizedSampler`, whose priorities then span all rings; or `fn(step, buffer, batch_size, history_len) -> ids`
+            that asks for `num_valid_ends` only; None draws by `weights`. Samplers that draw by episode or position are refused when
+            they draw.
         transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
         weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal": every ring with
             clips is; name -> weight, as `shards` names them (a ring without one is not drawn from). Ids, views and passes know no
@@ -91,12 +97,20 @@ class ShardedReplayBuffer(Sampled):
         on_bad: what to do with a ring that can't be read: "quarantine": warn once, name it in `shards`, go on with the others, and
             look again after 1, 2, 4, ... 60 s; "raise".
         wait_s: how long to wait for the first ring.
+        state: the learner's own directory, which keeps the priorities of a `PrioritizedSampler` as of the last update that returned,
+            also after a kill; one learner at a time. After a reboot they begin again. None: priorities are in memory alone, and
+            begin with those that each ring's writer stored.
+        retire_after: removes rings that nobody writes, oldest last commit first, when one of these limits is passed: "idle_s": seconds
+            since its last commit; "steps": that came into other rings since; "nbytes": that all rings take on the disk. Looked at
+            once a second, at a draw, and at `refresh`. None: no ring is removed. See `retire`.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         reads: as for `ReplayBuffer`.
 
     Raises:
-        InputError: an argument is wrong; the same ring twice, by a link or a copy; the path is a ring itself.
+        InputError: an argument is wrong; the same ring twice, by a link or a copy; the path is a ring itself; a `PrioritizedSampler` by
+            rank, or with `weights`.
+        LockedError: another learner holds `state`.
         NoClipsError: no ring is there after `wait_s` seconds.
         DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
 
@@ -126,7 +140,8 @@ class ShardedReplayBuffer(Sampled):
     def __init__(
         self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], history_len: int | None = None,
         frameskip: int | None = None, sampler: Sampler | None = None, transform: Transform | None = None, *,
-        weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0, seed: int | None = None,
+        weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0,
+        state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None, seed: int | None = None,
         threads: int | None = None, reads: str = "map",
     ) -> None:  # fmt: skip
         where = "ShardedReplayBuffer"
@@ -143,7 +158,17 @@ class ShardedReplayBuffer(Sampled):
             raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
         check_reads(reads, where)
         rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers())
-        self.engine = ShardEngine(rings, _weights(weights), sampler, seed, threads)
+        shares, retiring = (
+            _weights(weights),
+            None if retire_after is None else Retiring(retire_after),
+        )
+        kept = None if state is None else LearnerState(os.path.abspath(state), write=True)
+        try:
+            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept, retiring)
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
         self.transform = transform
         try:
             self.engine.start(float(wait_s))
@@ -153,7 +178,7 @@ class ShardedReplayBuffer(Sampled):
         first = next(self.engine.each()).buffer
         self.num_steps = first.num_steps if history_len is None else int(history_len)
         self.frameskip = first.frameskip if frameskip is None else int(frameskip)
-        self.fps, self.reward_at = first.fps, first.reward_at
+        self.fps = first.fps
 
     # -- rings --------------------------------------------------------------------------------
 
@@ -166,11 +191,14 @@ class ShardedReplayBuffer(Sampled):
             with source.memory:
                 live = source.live
                 episodes, steps, written = live.num_episodes, live.num_steps, int(source.head)
-            idle = _idle_s(source.paths.table) if source.seq else None
+            idle = idle_s(ring) if source.seq else None
             clips, redraws = ring.reader.pin(cut).count, ring.reader.num_redraws
             counts = episodes, steps, clips, written
             writer = writer_of(ring.folder)
-            found.append(Shard(ring.name, Path(ring.folder), *counts, writer, idle, redraws, None))
+            played = _policy_step(ring) if episodes else None
+            found.append(
+                Shard(ring.name, Path(ring.folder), *counts, writer, idle, redraws, None, played)
+            )
         for bad in list(self.engine.rings.problems.values()):
             why = str(bad.error)
             found.append(
@@ -178,10 +206,39 @@ class ShardedReplayBuffer(Sampled):
             )
         return sorted(found, key=lambda shard: shard.name)
 
+    def retire(self, name: str) -> None:
+        """Remove a ring that nobody writes, with its directory. Its clips are lost to all readers, as by an eviction.
+
+        A collection that is resumed (`ringmap.collect`) knows the seeds in its rings alone: it would play those of this one again.
+
+        Args:
+            name: as in `shards`; also of one that can't be read.
+
+        Raises:
+            InputError: there is no ring of this name.
+            LockedError: a process writes it. Nothing was changed.
+            EnvironmentFault: the disk fails, or does not allow it.
+        """
+        where = "ShardedReplayBuffer.retire"
+        rings = {ring.name: ring for ring in self.engine.each()}
+        bad = {one.name: one for one in self.engine.rings.problems.values()}
+        if name in rings:
+            self.engine.retire(rings[name], where)
+        elif name in bad:
+            remove_ring(bad[name].folder, where)
+            self.refresh()
+        else:
+            raise InputError(f"{where}: no ring {name!r}; there are {sorted([*rings, *bad])}")
+
     @property
     def path(self) -> Path | None:
         """The directory or glob; None for a list."""
         return self.engine.path
+
+    @property
+    def reward_at(self) -> str | None:  # type: ignore[override]
+        """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first episode."""
+        return self.engine.rings.reward_at
 
     @property
     def mode(self) -> str:
@@ -380,8 +437,16 @@ class ShardedReplayBuffer(Sampled):
 
     # -- copies -------------------------------------------------------------------------------
 
+    def flush(self) -> None:
+        """Force the priorities to the disk, where `state` keeps them: for a power cut. A kill loses none.
+
+        Raises:
+            EnvironmentFault: the disk fails. The next call first writes them all again.
+        """
+        self.engine.flush("ShardedReplayBuffer.flush")
+
     def close(self) -> None:
-        """Release the files of all rings. A closed buffer raises ClosedError on use; closing twice is allowed."""
+        """Force the priorities to the disk, and release the files of all rings. A closed buffer raises ClosedError on use; closing twice is allowed."""
         self.engine.close()
 
     def __enter__(self) -> ShardedReplayBuffer:
@@ -394,7 +459,7 @@ class ShardedReplayBuffer(Sampled):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle paths, settings and ring numbers. A callable without an importable name is refused."""
         return {
-            "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps, "reward_at": self.reward_at,
+            "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps,
             "transform": sendable("ShardedReplayBuffer", "transform", self.transform), "engine": self.engine.to_send(),
         }  # fmt: skip
 
@@ -425,9 +490,9 @@ def _weights(weights: Any) -> Weights:
     )
 
 
-def _idle_s(table: str) -> float | None:
-    """Return how long ago the last record was written."""
-    try:
-        return max(0.0, time.time() - os.stat(table).st_mtime)
-    except OSError:
-        return None
+def _policy_step(ring: Ring) -> int | None:
+    """Return which weights played the newest episode of a ring, None if it does not say, or is gone by now."""
+    with contextlib.suppress(*RING_FAULTS, ClipIndexError):
+        step = ring.buffer.get_episode_data(-1).get(POLICY_STEP, [None])[0]
+        return None if step is None else int(step)
+    return None

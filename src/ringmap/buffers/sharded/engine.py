@@ -10,7 +10,9 @@ Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (mome
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +24,29 @@ from ringmap.buffers.engine import NO_SAMPLER, Engine
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
 from ringmap.buffers.sharded.clip_table import ClipTable
+from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.members import Members
 from ringmap.buffers.sharded.moments import Moment, Moments, told_state
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.buffers.sharded.priorities import FleetPriorities
+from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED
 from ringmap.clips.items import call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, groups
-from ringmap.clips.samplers.base import Sampler, Weigh, as_sampler, ids_of
+from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, ids_of
+from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
-from ringmap.errors import ClipIndexError, ClosedError, InputError, NoClipsError, ReadOnlyError
+from ringmap.errors import (
+    ClipIndexError,
+    ClosedError,
+    InputError,
+    LockedError,
+    NoClipsError,
+    ReadOnlyError,
+)
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
@@ -41,15 +54,13 @@ from ringmap.storage.read.read_live import look_again
 
 __all__ = ["ShardEngine", "Weights"]
 
+log = logging.getLogger("ringmap")
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Weights = str | Mapping[str, float]
 
 _WHERE = "ShardedReplayBuffer"
-_SCAN_S = 1.0
-"""Seconds between two looks for rings that join; `refresh` looks at once."""
-
-_TOLD = 4
-"""Numbers told of each ring: two halves of its uuid, its head, its clips."""
+_RETIRE_S = 1.0
 
 _ADVICE = "raise max_steps of the rings, or ask for smaller batches"
 
@@ -63,18 +74,37 @@ class ShardEngine(Engine):
         sampler: as for `Engine`.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
+        state: keeps the priorities of a prioritized sampler; None: they are in memory alone.
+        retiring: which rings are removed; None: none. A copy in another process removes none.
+
+    Raises:
+        InputError: the sampler draws by rank, or by priority with weights.
     """
 
     def __init__(
         self, rings: Rings, weights: Weights = "clips", sampler: Sampler | None = None, seed: int | None = None,
-        threads: int | None = None,
+        threads: int | None = None, state: LearnerState | None = None,
+        retiring: Retiring | None = None,
     ) -> None:  # fmt: skip
         super().__init__(None, sampler, seed)
         self.rings = rings
         self.members = Members(rings, self._changed, self._only_known)
         self.weights = weights
         self.threads = threads
+        self.state = state
+        self.retiring, self._next_retiring, self._retires_in = retiring, 0.0, os.getpid()
+        self.sampler = self._over_rings(self.sampler)
         self._begin()
+
+    def _over_rings(self, sampler: BaseSampler) -> BaseSampler:
+        if not isinstance(sampler, PrioritizedSampler):
+            return sampler
+        if self.weights != "clips":
+            raise InputError(
+                f"{_WHERE}: weights={self.weights!r} contradict a PrioritizedSampler, whose priorities say how often each clip is drawn; "
+                "leave weights out"
+            )
+        return FleetPriorities(sampler, self.members, self.state)
 
     def _begin(self, state: LoaderState | None = None) -> None:
         self.pins.loader_state = state or told_state()
@@ -141,13 +171,50 @@ class ShardEngine(Engine):
         self.check_open()
         self.moments.clear()
         self.members.follow()
+        if self.retiring is not None:
+            self._retire_due(self.retiring)
         self._draw_apart()
 
     def refresh(self) -> bool:
         """Catch up with every ring, and look for new ones; tell whether anything changed."""
         self.check_open()
         self.moments.clear()
-        return self.members.follow(scan=True)
+        changed = self.members.follow(scan=True)
+        if self.retiring is not None:
+            self._next_retiring = 0.0
+            changed |= self._retire_due(self.retiring)
+        return changed
+
+    def _retire_due(self, retiring: Retiring) -> bool:
+        """Remove the rings that are beyond a limit; at most one look in a second."""
+        now, removed = time.monotonic(), False
+        if now < self._next_retiring or worker() is not None or self._retires_in != os.getpid():
+            return False
+        with self.members.lock:
+            self._next_retiring = now + _RETIRE_S
+            for ring in retiring.due(self.members.open):
+                try:
+                    self.retire(ring, f"{_WHERE}(retire_after=...)")
+                except LockedError:  # a collector was faster
+                    continue
+                log.info(
+                    "%s: removed the ring %s: retire_after=%s", _WHERE, ring.name, retiring.limits
+                )
+                removed = True
+        return removed
+
+    def retire(self, ring: Ring, where: str) -> None:
+        """Remove a ring, and forget its priorities.
+
+        Raises:
+            LockedError: a process writes it.
+            EnvironmentFault: the disk fails.
+        """
+        with self.members.lock:
+            remove_ring(ring.folder, where)
+            self.members.leave(ring)
+            if isinstance(self.sampler, FleetPriorities):
+                self.sampler.drop(ring.uuid, ring.number)
 
     def _table(self, cut: Cut) -> ClipTable:
         """Return the clips of a cut on all rings; rings without commits since are not counted again. Holds the lock."""
@@ -206,6 +273,12 @@ class ShardEngine(Engine):
             if ids is None:
                 raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
             return ids, None
+        if isinstance(sampler, FleetPriorities):
+            with self.members.lock:
+                drawn = sampler.draw(size, cut, step)
+            if drawn is None:
+                raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
+            return drawn
         with self.members.lock:
             self._is_drawing = (
                 True  # the ids of a sampler are of this moment, not of one that was told
@@ -476,7 +549,7 @@ class ShardEngine(Engine):
         """
         raise InputError(
             f"{_WHERE}: this sampler draws by episode or position, which it can in a single ring; use one that asks for "
-            "num_valid_ends only, or draw from the rings apart"
+            "num_valid_ends only, a PrioritizedSampler, or draw from the rings apart"
         )
 
     def snapshot(self, path: str | os.PathLike[str], where: str, kept: Kept | None = None) -> None:
@@ -510,6 +583,7 @@ class ShardEngine(Engine):
         """Use another sampler from now on; None draws uniformly."""
         self.check_open()
         new = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
+        new = self._over_rings(new)
         if new.given is not self.sampler.given:
             self.sampler.close()
         self.sampler = new
@@ -520,12 +594,23 @@ class ShardEngine(Engine):
     def before_fork(self) -> None:
         """Do nothing: a reader has no rows of its own."""
 
+    def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
+        """Force the priorities to the disk, where `state` keeps them."""
+        self.check_open()
+        self.sampler.flush()
+
     def close(self) -> None:
-        """Release the files of all rings."""
-        if not self.is_closed:
-            self.is_closed = True
+        """Force the priorities to the disk, and release all files."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            self.sampler.flush()
+        finally:
             self.rings.close()
             self.sampler.close()
+            if self.state is not None:
+                self.state.close()
 
     def to_send(self) -> dict[str, Any]:
         """Return what `received` builds a copy from: paths, settings and ring numbers."""
@@ -534,6 +619,7 @@ class ShardEngine(Engine):
             "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
             "schema": rings.schema, "reward_at": rings.reward_at, "weights": self.weights, "threads": self.threads,
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
+            "state": None if self.state is None else self.state.path,
         }  # fmt: skip
 
     @classmethod
@@ -542,7 +628,10 @@ class ShardEngine(Engine):
         numbers = RingNumbers(state["uuids"])
         rings = Rings(state["paths"], state["options"], state["on_bad"], numbers)
         rings.schema, rings.reward_at = state["schema"], state["reward_at"]
-        engine = cls(rings, state["weights"], state["sampler"], threads=state["threads"])
+        kept = None if state["state"] is None else LearnerState(state["state"], write=False)
+        engine = cls(
+            rings, state["weights"], state["sampler"], threads=state["threads"], state=kept
+        )
         if state["loader_state"] is not None:
             engine._begin(state["loader_state"])
         return engine

@@ -187,6 +187,12 @@ class Members:
             finally:
                 self._adopt()
 
+    def leave(self, ring: Ring) -> None:
+        """Go on without a ring that was removed on purpose."""
+        with self.lock:
+            self.rings.leave(ring)
+            self._adopt()
+
     def _adopt(self) -> None:
         """Read the rings that are open now."""
         rings, before = self.rings.open, self.open

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmap.buffers.options import Options
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.transitions.columns import TransitionColumns
@@ -54,7 +55,7 @@ class Ring:
     uuid: bytes
     buffer: ReplayBuffer
     is_checked: bool = False
-    """Whether its columns were compared: one without episodes has none yet."""
+    """Whether it was compared with the others: what its writer settles with the first episode is not known before."""
 
     @property
     def source(self) -> Handle:
@@ -104,6 +105,7 @@ class Rings:
         """By folder."""
         self.schema: Schema | None = None
         self.reward_at: str | None = None
+        self._is_settled = False
         self._told: set[tuple[str, str]] = set()
         self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
 
@@ -208,19 +210,30 @@ class Rings:
                 f"{_WHERE}: {ring.folder} holds transitions; open it with TransitionReplayBuffer"
             )
         if self.schema is None:
-            self.schema, self.reward_at = schema, ring.buffer.reward_at
+            self.schema = schema
         elif set(schema.columns) != set(self.schema.columns):
             differ = sorted(map(str, set(schema.columns) ^ set(self.schema.columns)))
             raise InputError(
                 f"{_WHERE}: {ring.folder} has other columns than the rings before it ({', '.join(differ)} on one side only); give "
                 "rings of one schema"
             )
-        elif ring.buffer.reward_at != self.reward_at:
+        if not ring.source.seq:
+            return
+        stored = Options.remembered(ring.source.manifest.settings, ring.folder).reward_at
+        if stored != ring.buffer.reward_at:  # it was opened before its writer said so
+            ring.buffer.reward_at = stored
+        if not self._is_settled:
+            self.reward_at, self._is_settled = stored, True
+        elif stored != self.reward_at:
             raise InputError(
-                f"{_WHERE}: {ring.folder} has reward_at={ring.buffer.reward_at!r}, the rings before it {self.reward_at!r}; give "
-                "rings of one kind"
+                f"{_WHERE}: {ring.folder} has reward_at={stored!r}, the rings before it {self.reward_at!r}; give rings of one kind"
             )
         ring.is_checked = True
+
+    def leave(self, ring: Ring) -> None:
+        """Close a ring that was removed on purpose: it is no problem."""
+        self.open = tuple(one for one in self.open if one is not ring)
+        ring.buffer.close()
 
     def set_aside(self, ring: Ring, error: Exception, now: float | None = None) -> None:
         """Close a ring that failed, and remember why.

@@ -35,9 +35,9 @@ from ringmap.storage.ring.arithmetic import Ring
 from ringmap.storage.ring.extremes import all_true, highest, lowest
 from ringmap.storage.ring.integers import Position, Slot
 from ringmap.storage.sidecars.priorities import Leaves
-from ringmap.storage.sidecars.stored_priorities import StoredPriorities
+from ringmap.storage.sidecars.stored_priorities import Opened, StoredPriorities
 
-__all__ = ["PrioritizedSampler"]
+__all__ = ["PrioritizedSampler", "checked_priorities"]
 
 _NEVER_RANKED = 1 << 62
 
@@ -116,7 +116,20 @@ class PrioritizedSampler(DrawingSampler):
         self.weights = np.empty(0, np.float32)
         self._leaves: Leaves | None = None
         self._restored: dict[str, Any] | None = None
+        self._kept_by: Callable[[Handle], Opened] | None = None
         self._forget()
+
+    def for_ring(self, kept_by: Callable[[Handle], Opened] | None) -> PrioritizedSampler:
+        """Return a sampler with the same options and generator for one ring of many.
+
+        Args:
+            kept_by: given the ring, returns what keeps its priorities; None: the ring's own directory, as for any buffer.
+        """
+        made = PrioritizedSampler(
+            self.alpha, self.beta, kind=self.kind, eps=self.eps, resort_every=self.resort_every, rng=self.rng
+        )  # fmt: skip
+        made._kept_by = kept_by
+        return made
 
     def _forget(self) -> None:
         """Detach from the buffer, but keep the priorities."""
@@ -153,10 +166,9 @@ class PrioritizedSampler(DrawingSampler):
             total = tree.total
             slots = tree.find(self.rng.random(batch_size) * total)
             positions = self._low + (slots - self._low) % tree.size
-            beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
             odds = tree.leaves.take(slots)
             odds *= window.count / total
-            self._weigh = partial(self._weighed, positions, odds, beta)
+            self._weigh = self.weigher(positions, odds, step)
             ids: Array = window.ids(positions)
         return ids
 
@@ -166,6 +178,44 @@ class PrioritizedSampler(DrawingSampler):
         with window.lock, self._lock:
             self._follow(window)
             self._asked = weakref.ref(buffer), history_len, window
+
+    def mass_of(self, window: ClipRange, highest: float = 0.0) -> float:
+        """Return the mass of all clips that exist now: their chance against those of other rings.
+
+        Args:
+            window: the clips.
+            highest: of the priorities of other rings, which a new clip gets too.
+        """
+        with window.lock, self._lock:
+            if window.source is not self._source or self._pid != os.getpid():
+                self._bind(window.source)
+            assert self._leaves is not None
+            self._leaves.highest = max(self._leaves.highest, highest)
+            return self._follow(window).total
+
+    @property
+    def highest(self) -> float:
+        """The highest priority so far; initially 1."""
+        return 1.0 if self._leaves is None else self._leaves.highest
+
+    def at(self, masses: Array) -> tuple[Array, Array]:
+        """Return the positions of the clips that masses in `[0, mass_of(window))` fall on, and the mass of each. O(B log rows)."""
+        with self._lock:
+            tree = self._tree
+            assert tree is not None
+            slots = tree.find(masses)
+            return self._low + (slots - self._low) % tree.size, tree.leaves[slots]
+
+    def weigher(self, ids: Array, odds: Array, step: int) -> Weigh:
+        """Return the function that weighs a batch.
+
+        Args:
+            ids: of its clips, as they were drawn.
+            odds: the chance of each, as a multiple of that of a uniform draw.
+            step: of the draw.
+        """
+        beta = float(self.beta(step)) if callable(self.beta) else float(self.beta)
+        return partial(self._weighed, ids, odds, beta)
 
     def reset_after_fork(self, renewed: Renew) -> None:
         """Replace the lock as well, which another thread may have held at the fork."""
@@ -220,44 +270,28 @@ class PrioritizedSampler(DrawingSampler):
         Cost: O(B log rows), and one write.
         """
         where = "PrioritizedSampler.update_priorities"
-        if hasattr(ids, "detach"):
-            ids = ids.detach().cpu()
-        if hasattr(values, "detach"):
-            values = values.detach().cpu().double()  # bfloat16 too
-        try:
-            positions = np.atleast_1d(np.asarray(ids))
-            given = np.atleast_1d(np.asarray(values, np.float64))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{where}: ids and values must be numbers: {error}") from None
-        if (
-            positions.ndim != 1
-            or positions.shape != given.shape
-            or positions.dtype.kind not in "iu"
-        ):
-            raise InputError(
-                f"{where}: expected integer ids and values of one shape (B,), got {positions.dtype} {positions.shape} "
-                f"and {given.dtype} {given.shape}"
-            )
-        # A NaN is both the least and the greatest.
-        if not len(given) or (given[given.argmin()] >= 0 and given[given.argmax()] <= _MOST):
-            priorities = given.astype(np.float32)
-        else:
-            with np.errstate(over="ignore"):
-                priorities = given.astype(np.float32)
-            bad = ~(np.isfinite(priorities) & (priorities >= 0))
-            if bad.any():
-                raise InputError(
-                    f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
-                )
+        places, priorities = checked_priorities(where, ids, values)
         asked = self._asked
         buffer = asked and asked[0]()
         if asked is None or (buffer is None and self._pid != os.getpid()):
             raise InputError(f"{where}: no clip was drawn with this sampler yet")
         # A view may be gone, and what it drew from is not.
         window = asked[2] if buffer is None else window_of(self, buffer, asked[1])
+        return self.put(window, places, priorities)
+
+    def put(self, window: ClipRange, places: Array, priorities: Array) -> int:
+        """Set the priorities of clips by their positions, and store them; return the number updated.
+
+        Args:
+            window: the clips that exist.
+            places: int64 `(B,)`.
+            priorities: float32 `(B,)`, as `checked_priorities` returns them.
+
+        Raises:
+            EnvironmentFault: the disk is full or fails. Nothing was changed.
+        """
         with window.lock, self._lock:
             tree = self._follow(window)
-            places = positions.astype(np.int64)
             slots = places % tree.size
             known = tree.leaves.take(slots) > 0
             if not len(places) or not (
@@ -380,7 +414,8 @@ class PrioritizedSampler(DrawingSampler):
             stored.close()
         self._forget()
         self._source, self._uuid = source, uuid
-        self._stored = StoredPriorities(source, kept, in_fork)
+        by = source if self._kept_by is None else self._kept_by(source)
+        self._stored = StoredPriorities(by, kept, in_fork)
         self._leaves = self._stored.leaves
         if restored is not None:
             self._restored = None
@@ -481,7 +516,41 @@ class PrioritizedSampler(DrawingSampler):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._kept_by = None
         self._forget()
+
+
+def checked_priorities(where: str, ids: Any, values: Any) -> tuple[Array, Array]:
+    """Return ids as int64 and priorities as float32, both `(B,)`.
+
+    Raises:
+        InputError: shapes differ, or a value is not valid.
+    """
+    if hasattr(ids, "detach"):
+        ids = ids.detach().cpu()
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double()  # bfloat16 too
+    try:
+        positions = np.atleast_1d(np.asarray(ids))
+        given = np.atleast_1d(np.asarray(values, np.float64))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: ids and values must be numbers: {error}") from None
+    if positions.ndim != 1 or positions.shape != given.shape or positions.dtype.kind not in "iu":
+        raise InputError(
+            f"{where}: expected integer ids and values of one shape (B,), got {positions.dtype} {positions.shape} "
+            f"and {given.dtype} {given.shape}"
+        )
+    # A NaN is both the least and the greatest.
+    if not len(given) or (given[given.argmin()] >= 0 and given[given.argmax()] <= _MOST):
+        return positions.astype(np.int64), given.astype(np.float32)
+    with np.errstate(over="ignore"):
+        priorities = given.astype(np.float32)
+    bad = ~(np.isfinite(priorities) & (priorities >= 0))
+    if bad.any():
+        raise InputError(
+            f"{where}: priorities must be finite (as float32) and not negative, got {given[bad][0]!r}"
+        )
+    return positions.astype(np.int64), priorities
 
 
 def _pieces(position: int, count: int, rows: int) -> list[tuple[Slot, int]]:

@@ -32,12 +32,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ringmap.errors import NewerVersionError
-from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.entries import SIGNS, Paths
 from ringmap.storage.directory.opening import links_in
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.inspect.faults import Finding, faults_in
@@ -49,14 +50,14 @@ from ringmap.storage.read.recovery import Progress
 from ringmap.storage.records.names import MANIFEST, SALVAGE
 from ringmap.storage.records.table import Record, are_live
 
-__all__ = ["Finding", "check", "check_folder", "check_source"]
+__all__ = ["Finding", "check", "check_folder", "check_source", "rings_below"]
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> list[Finding]:
-    """Return what is wrong with the buffer at `path`; empty when it is sound.
+    """Return what is wrong with the buffer at `path`, or with each buffer directly below it; empty when all are sound.
 
     Args:
-        path: its directory.
+        path: its directory, or the directory of a fleet. Files of the latter are named from there.
         progress: called with `(done, of)` episodes, now and then.
 
     Raises:
@@ -79,7 +80,25 @@ def check(path: str | os.PathLike[str], progress: Progress | None = None) -> lis
         ...     print(finding)
         columns/000-obs.npy: rows of record 1 (positions 0 to 30) are damaged
     """
-    return check_folder(Disk(), os.path.abspath(path), progress)
+    disk, folder = Disk(), os.path.abspath(path)
+    if not (names := rings_below(disk, folder)):
+        return check_folder(disk, folder, progress)
+    return [
+        replace(finding, file=f"{name}/{finding.file}")
+        for name in names
+        for finding in check_folder(disk, os.path.join(folder, name), progress)
+    ]
+
+
+def rings_below(disk: Disk, folder: str) -> list[str]:
+    """Return the names of the buffers directly below a directory that is none itself; [] if there are none."""
+    if not disk.is_folder(folder) or any(disk.exists(os.path.join(folder, n)) for n in SIGNS):
+        return []
+    return [
+        name
+        for name in sorted(disk.names(folder))
+        if any(disk.exists(os.path.join(folder, name, sign)) for sign in SIGNS)
+    ]
 
 
 def check_source(source: Handle, faults: list[str]) -> list[Finding]:

@@ -1,0 +1,212 @@
+"""Priorities over many rings: a sum tree for each ring, and the sums of all of them.
+
+    mass in [0, total)  ->  ends of the rings' masses  ->  ring, rest  ->  its sum tree  ->  position
+                            [ ring 0 | ring 1 | ... ]
+
+    update_priorities(ids, values)  ->  ring, position  ->  its tree and its file
+
+Invariants: a clip's chance is its mass over the masses of all rings; a tree follows the evictions of its own ring; a new clip has
+the highest priority that a clip of any ring ever had.
+Not here: a tree and what follows a ring (clips/samplers/prioritized.py), files (learner_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.sharded.learner_state import LearnerState
+from ringmap.buffers.sharded.members import Members
+from ringmap.buffers.sharded.numbers import apart, joined
+from ringmap.buffers.sharded.rings import Ring
+from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import Cut
+from ringmap.clips.many import groups
+from ringmap.clips.samplers.base import BaseSampler, Weigh
+from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities
+from ringmap.errors import InputError
+
+__all__ = ["FleetPriorities"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_WHERE = "ShardedReplayBuffer"
+
+
+class FleetPriorities(BaseSampler):
+    """A `PrioritizedSampler` over the rings of a `ShardedReplayBuffer`.
+
+    Args:
+        given: its options and generator.
+        members: the open rings.
+        state: keeps the priorities; None: in memory, beginning with those that each ring's own writer stored.
+
+    Raises:
+        InputError: the sampler draws by rank.
+
+    Cost: a draw of B clips O(B log rows), and about 30 us for each ring that it touches; an update as many, and a write for each
+        ring. A ring without commits since the last draw costs nothing. A draw of other windows than the last one O(rows).
+
+    Processes and threads: for callers that hold the lock of `members`, but for `update_priorities`, which takes it.
+    """
+
+    has_priorities = True
+
+    def __init__(
+        self, given: PrioritizedSampler, members: Members, state: LearnerState | None
+    ) -> None:
+        if given.kind != "proportional":
+            raise InputError(
+                f"{_WHERE}: PrioritizedSampler(kind={given.kind!r}) can't span rings, since no ring knows the ranks in the others; use "
+                "kind='proportional'"
+            )
+        self._given, self._members, self._state = given, members, state
+        self._trees: dict[int, PrioritizedSampler] = {}  # by ring number
+        self._restored: dict[str, Any] = {}  # by uuid
+        self._highest = 1.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rings: tuple[Ring, ...] = ()
+        self._cut: Cut | None = None
+        self._windows: list[ClipRange] = []
+        self._seen = np.empty(0, np.int64)
+        self._masses, self._counts = np.empty(0), np.empty(0, np.int64)
+
+    @property
+    def given(self) -> PrioritizedSampler:
+        """The sampler that the user gave."""
+        return self._given
+
+    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
+        """Raise: the engine draws."""
+        raise InputError(f"{_WHERE}: a PrioritizedSampler draws by sample(), not for {buffer!r}")
+
+    def _tree_of(self, ring: Ring) -> PrioritizedSampler:
+        tree = self._trees.get(ring.number)
+        if tree is None:
+            state = self._state
+            tree = self._given.for_ring(None if state is None else state.keeper)
+            kept = self._restored.pop(ring.uuid.hex(), None)
+            if kept is not None:
+                tree.load_state_dict(kept)
+            self._trees[ring.number] = tree
+        return tree
+
+    def _follow(self, cut: Cut) -> None:
+        """Bring the trees of rings that changed up to date."""
+        rings, changes = self._members.open, self._members.changes
+        known = self._cut
+        if rings is not self._rings or known is None or known.anchors != cut.anchors:
+            for ring in rings:  # all are loaded before a new clip gets the highest priority
+                tree = self._tree_of(ring)
+                tree.attach(ring.source)
+                self._highest = max(self._highest, tree.highest)
+            self._rings, self._cut = rings, cut
+            self._windows = [ring.buffer.engine.window(cut) for ring in rings]
+            self._seen = np.full(len(rings), -1, np.int64)
+            self._masses, self._counts = np.zeros(len(rings)), np.zeros(len(rings), np.int64)
+        for place in (self._seen != changes).nonzero()[0].tolist():
+            window, tree = self._windows[place], self._trees[rings[place].number]
+            self._masses[place] = tree.mass_of(window, self._highest)
+            self._counts[place] = window.count
+        self._seen[:] = changes
+
+    def draw(self, size: int, cut: Cut, step: int) -> tuple[Array, Weigh] | None:
+        """Return the ids of `size` clips, and what weighs them; None when there are none."""
+        self._follow(cut)
+        ends = self._masses.cumsum()
+        if not len(ends) or not ends[-1] > 0:
+            return None
+        total = float(ends[-1])
+        masses = np.minimum(self._given.rng.random(size) * total, np.nextafter(total, 0.0))
+        which = ends.searchsorted(masses, side="right")
+        rest = masses - np.where(which > 0, ends[which - 1], 0.0)
+        ids, found = np.empty(size, np.int64), np.empty(size)
+        for place, at in groups(which):
+            ring = self._rings[place]
+            positions, found[at] = self._trees[ring.number].at(rest[at])
+            ids[at] = joined(ring.number, positions)
+        odds = int(self._counts.sum()) * (found / total)
+        return ids, self._given.weigher(ids.copy(), odds, step)
+
+    def update_priorities(self, ids: Any, values: Any) -> int:
+        """Set the priorities of clips, and store them; return the number updated: those evicted, or whose ring left, are skipped.
+
+        Raises:
+            InputError: shapes differ, a value is not valid, or nothing was drawn before. Nothing was changed.
+            EnvironmentFault: the disk is full or fails. Those of some rings may have been changed.
+        """
+        where = f"{_WHERE}.update_priorities"
+        places, priorities = checked_priorities(where, ids, values)
+        with self._members.lock:
+            cut, done = self._cut, 0
+            if cut is None:
+                raise InputError(f"{where}: no clip was drawn with this sampler yet")
+            numbers, local = apart(places)
+            known = {ring.number: place for place, ring in enumerate(self._rings)}
+            for number, at in groups(numbers):
+                place, tree = known.get(number), self._trees.get(number)
+                if (
+                    place is None
+                    or tree is None
+                    or self._members.of(number) is not self._rings[place]
+                ):
+                    continue
+                done += tree.put(self._windows[place], local[at], priorities[at])
+                self._highest = max(self._highest, tree.highest)
+                self._seen[place] = -1
+        return done
+
+    def drop(self, uuid: bytes, number: int) -> None:
+        """Forget the priorities of a ring that was removed."""
+        tree = self._trees.pop(number, None)
+        if tree is not None:
+            tree.close()
+        if self._state is not None:
+            self._state.drop(uuid.hex())
+
+    # -- state -------------------------------------------------------------------------------
+
+    def small_state(self) -> dict[str, Any]:
+        """Return the state of the generator."""
+        return self._given.small_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, with the priorities of each ring by its uuid. O(rows)."""
+        with self._members.lock:
+            uuids = self._members.rings.numbers.uuids
+            rings = {uuids[number].hex(): tree.state_dict() for number, tree in self._trees.items()}
+            return {**self._given.small_state(), "rings": {**self._restored, **rings}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state that `state_dict` returned: clips that are still live get their priorities back."""
+        with self._members.lock:
+            self._given.load_small_state(state)
+            self._restored = dict(state.get("rings", {}))
+            for ring in self._members.open:
+                kept = self._restored.pop(ring.uuid.hex(), None)
+                if kept is not None:
+                    self._tree_of(ring).load_state_dict(kept)
+            self._forget()
+
+    def flush(self) -> None:
+        """Force the priorities to the disk."""
+        with self._members.lock:
+            for tree in self._trees.values():
+                tree.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._members.lock:
+            for tree in self._trees.values():
+                tree.close()
+            self._trees.clear()
+            self._forget()
+
+    def check(self) -> list[str]:
+        """Return violated invariants, in words; empty when sound. O(rows)."""
+        with self._members.lock:
+            return [fault for tree in self._trees.values() for fault in tree.check()]
