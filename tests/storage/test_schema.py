@@ -290,3 +290,32 @@ def test_control_a_fit_that_does_not_order_is_caught():
     given = arrays()
     disordered = {name: given[name] for name in ("action", "obs")}
     assert list(disordered) != list(SCHEMA.fit(disordered, "safe", "here"))
+
+
+ROWS = {"obs": np.zeros((7, 3), np.float32), "flag": np.ones(7, np.bool_)}
+
+
+def test_rows_that_match_are_what_fit_returns():
+    schema = Schema.of(ROWS)
+    found = schema.matched(dict(reversed(ROWS.items())))
+    fitted = list(schema.fit(ROWS, "safe", "here").values())
+    assert found is not None
+    assert all(one is other for one, other in zip(found, fitted, strict=True))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"obs": ROWS["obs"]},
+        {**ROWS, "other": ROWS["flag"]},
+        {**ROWS, "obs": ROWS["obs"].astype(np.float64)},
+        {**ROWS, "obs": ROWS["obs"].astype(">f4")},
+        {**ROWS, "obs": np.zeros((3, 7), np.float32).T},
+        {**ROWS, "obs": np.zeros((7, 4), np.float32)},
+        {**ROWS, "flag": np.ones(6, np.bool_)},
+        {**ROWS, "flag": np.array(True)},
+        {**ROWS, "flag": [True] * 7},
+    ],
+)
+def test_other_rows_do_not_match(rows):
+    assert Schema.of(ROWS).matched(rows) is None

@@ -397,7 +397,10 @@ class ReplayBuffer(Sampled):
             episode = self.key_filter(episode)
         if not episode:
             return
-        arrays = as_columns(episode, where)
+        store.recover_if_stale()
+        schema = store.schema
+        fitted = None if schema is None else schema.matched(episode)
+        arrays = episode if fitted is not None else as_columns(episode, where)
         length = len(next(iter(arrays.values())))
         if not length:
             return
@@ -406,15 +409,14 @@ class ReplayBuffer(Sampled):
                 f"{where}: episode of {length} steps exceeds max_steps={self.max_steps}; raise max_steps or "
                 "split the episode"
             )
-        store.recover_if_stale()
-        schema = store.schema
         if schema is None:
             schema = Schema.of(arrays)
-        fitted = schema.fit(arrays, self.options.casting, where)
+        if fitted is None:
+            fitted = list(schema.fit(arrays, self.options.casting, where).values())
         encoded = encode_data(data, where) if data else b""
         flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
         with self.engine.committing(notes) as small:
-            store.commit(schema, list(fitted.values()), encoded, flags, small=small, sync=sync)
+            store.commit(schema, fitted, encoded, flags, small=small, sync=sync)
 
     @property
     def notes(self) -> dict[str, Any]:

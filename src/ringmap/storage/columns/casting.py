@@ -36,10 +36,11 @@ def cast(values: Array, target: np.dtype[Any], casting: str, where: str) -> Arra
     # Of a complex array only the real part is cast: NumPy would warn that the other part is lost.
     real = values.real if source.kind == "c" and target.kind in "iuf" else values
     if source.kind == target.kind == "f":  # most casts: rewards and observations of environments
-        with np.errstate(over="ignore"):
-            rounded = values.astype(target)
-        if not np.isinf(rounded).any():
-            return rounded
+        try:
+            with np.errstate(over="raise"):  # quicker than a search
+                return values.astype(target)
+        except FloatingPointError:
+            pass
     try:
         with np.errstate(all="ignore"):
             result = real.astype(target)

