@@ -10,10 +10,9 @@ directory, which needs no saving, and a checkpoint of model, optimizer and sampl
 import argparse
 import copy
 import csv
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -142,18 +141,19 @@ def train(folder, steps, seed):
 
 def kill_half_way(folder, steps, seed):
     """Start a run in a process of its own, and kill it when its checkpoint is beyond the half."""
-    command = [sys.executable, __file__, "--train", folder, "--steps", steps, "--seed", seed]
-    child = subprocess.Popen([str(word) for word in command])
-    while child.poll() is None:
+    child = multiprocessing.Process(target=train, args=(folder, steps, seed))
+    child.start()
+    while child.is_alive():
         time.sleep(0.05)
         try:
             half = torch.load(folder / "checkpoint.pt", weights_only=False)["done"] >= steps // 2
         except FileNotFoundError:
             continue
         if half:
-            child.send_signal(signal.SIGKILL)
+            child.kill()
             break
-    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, "the run ended before it could be killed"
 
 
 def plot(runs, path):
@@ -180,12 +180,8 @@ def main():
     parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--train", type=Path, help="one run in this folder, and nothing else")
     asked = parser.parse_args()
     steps = 800 if asked.tiny else asked.steps
-    if asked.train:
-        train(asked.train, steps, asked.seed)
-        return
     killed, whole = asked.out / "killed", asked.out / "uninterrupted"
     kill_half_way(killed, steps, asked.seed)
     scores = {"killed with -9 half-way, resumed": train(killed, steps, asked.seed)}

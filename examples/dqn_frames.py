@@ -12,11 +12,10 @@ the steps since its checkpoint again; what these led to is stored already.
 import argparse
 import copy
 import csv
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -187,20 +186,21 @@ def train(folder, steps, seed, episodes):
     return log
 
 
-def kill_half_way(folder, steps, seed, more):
+def kill_half_way(folder, steps, seed, episodes):
     """Start a run in a process of its own, and kill it when its checkpoint is beyond the half."""
-    command = [sys.executable, __file__, "--train", folder, "--steps", steps, "--seed", seed, *more]
-    child = subprocess.Popen([str(word) for word in command])
-    while child.poll() is None:
+    child = multiprocessing.Process(target=train, args=(folder, steps, seed, episodes))
+    child.start()
+    while child.is_alive():
         time.sleep(0.02)
         try:
             half = torch.load(folder / "checkpoint.pt", weights_only=False)["done"] >= steps // 2
         except FileNotFoundError:
             continue
         if half:
-            child.send_signal(signal.SIGKILL)
+            child.kill()
             break
-    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, "the run ended before it could be killed"
 
 
 def main():
@@ -209,14 +209,10 @@ def main():
     parser.add_argument("--steps", type=int, default=16_000, help="of each of 4 games")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--train", type=Path, help="one run in this folder, and nothing else")
     asked = parser.parse_args()
-    steps, episodes = (160, 2) if asked.tiny else (asked.steps, 20)
-    if asked.train:
-        train(asked.train, steps, asked.seed, episodes)
-        return
+    steps, episodes = (160, 1) if asked.tiny else (asked.steps, 20)
     killed, whole = asked.out / "killed", asked.out / "uninterrupted"
-    kill_half_way(killed, steps, asked.seed, ["--tiny"] * asked.tiny)
+    kill_half_way(killed, steps, asked.seed, episodes)
     resumed = train(killed, steps, asked.seed, episodes)
     uninterrupted = train(whole, steps, asked.seed, episodes)
     assert resumed == uninterrupted, f"{resumed} != {uninterrupted}"

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -208,15 +207,17 @@ def train(folder: Path, task: str, start: str, seed: int, updates: int) -> list[
 
 def kill_half_way(folder: Path, updates: int) -> None:
     """Start a run without an end in a process of its own, kill it, and look at what it left."""
-    command = [sys.executable, __file__, "--train", str(folder), "--updates", str(updates)]
-    child = subprocess.Popen(command)
-    while child.poll() is None:
+    arguments = folder, "endless", "written back", 0, updates
+    child = multiprocessing.Process(target=train, args=arguments)
+    child.start()
+    while child.is_alive():
         time.sleep(0.02)
         with contextlib.suppress(FileNotFoundError):
             if torch.load(folder / "checkpoint.pt", weights_only=False)["done"] >= updates // 2:
                 child.kill()
                 break
-    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, "the run ended before it could be killed"
     done = torch.load(folder / "checkpoint.pt", weights_only=False)["done"]
     print(f"killed; the checkpoint is of update {done}")
     parts = ReplayBuffer.open(folder / "buffer")
@@ -242,13 +243,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="seconds in all; it learns nothing")
-    parser.add_argument("--train", type=Path, help="one run without an end here, and nothing else")
     options = parser.parse_args()
     if options.tiny:
         options.updates, options.seeds = 10, 1
-    if options.train:
-        train(options.train, "endless", "written back", 0, options.updates)
-        return
     with tempfile.TemporaryDirectory(prefix="ringmap-") as temporary:
         folder = options.dir or Path(temporary)
         kill_half_way(folder / "killed", options.updates)

@@ -1,6 +1,6 @@
 """A small world model of TwoRoom, trained on a buffer that another process is filling.
 
-    collector (--collect) ── World.collect ──► DIR/replay ── live reader ──► DataLoader, 2 workers
+    collector ────────────── World.collect ──► DIR/replay ── live reader ──► DataLoader, 2 workers
                                                                                    │
     picture ─► encoder ─► z ─► dynamics(z, action) ─► z' ─► ... ─► z(H)            ▼
                           └─► where the point is, at each step             this script: loss
@@ -14,8 +14,7 @@ episodes that it was never shown, against saying that the point stays where it i
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
 from pathlib import Path
@@ -44,13 +43,9 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--plot", type=Path, help="draw the curve into this file")
     parser.add_argument("--tiny", action="store_true", help="a few passes, to see that it learns")
-    parser.add_argument("--collect", action="store_true", help="only collect, into --dir")
     options = parser.parse_args()
     if options.tiny:
         options.episodes, options.passes = 60, 5
-    if options.collect:
-        collect(options.dir / "replay", options.episodes)
-        return
     with tempfile.TemporaryDirectory(prefix="ringmap-") as folder:
         train(options.dir or Path(folder), options)
 
@@ -128,8 +123,9 @@ def train(folder: Path, options: argparse.Namespace) -> None:
     test = held_out(8 if options.tiny else 40)
     stays = float((test["state"][:, -1] - test["state"][:, 0]).norm(dim=1).mean())
     print(f"the point stays where it is: off by {stays:.3f}")
-    command = [sys.executable, __file__, "--collect", "--dir", str(folder)]
-    collector = subprocess.Popen([*command, "--episodes", str(options.episodes)])
+    arguments = folder / "replay", options.episodes
+    collector = multiprocessing.Process(target=collect, args=arguments)
+    collector.start()
     try:
         reader = wait_for(folder / "replay", collector)
         model = WorldModel()
@@ -143,7 +139,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         curve, updates = [], 0
         for number in range(options.passes):
             reader.refresh()
-            episodes, busy = reader.num_episodes, collector.poll() is None
+            episodes, busy = reader.num_episodes, collector.is_alive()
             for batch in loader:
                 loss = model.loss(batch)
                 optimizer.zero_grad()
@@ -160,7 +156,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         reader.close()
     finally:
         collector.terminate()
-        collector.wait()
+        collector.join()
     print(f"clips drawn anew because they were evicted meanwhile: {redraws}")
     if options.plot:
         draw(curve, stays, options.plot)
@@ -169,12 +165,12 @@ def train(folder: Path, options: argparse.Namespace) -> None:
         raise SystemExit(f"the model did not learn: {curve[-1][1]:.3f} against {stays:.3f}")
 
 
-def wait_for(path: Path, collector: subprocess.Popen[bytes]) -> ReplayBuffer:
+def wait_for(path: Path, collector: multiprocessing.Process) -> ReplayBuffer:
     """Return a live reader once there is something to read."""
-    while collector.poll() in (None, 0):
+    while collector.exitcode in (None, 0):
         if (path / "manifest.json").exists():
             reader = ReplayBuffer.open(path)
-            if len(reader) >= 500 or collector.poll() is not None:
+            if len(reader) >= 500 or not collector.is_alive():
                 return reader
             reader.close()
         time.sleep(0.1)

@@ -323,7 +323,7 @@ def run(monkeypatch):
 @LEVELS
 @pytest.mark.parametrize("seed", range(2))
 def test_a_call_that_returned_is_there(run, power, seed):
-    assert run(power, seed, samples=0, share=0.15).states > 20
+    assert run(power, seed, samples=0, share=0.1).states > 20
 
 
 class Transitions(Session):
@@ -333,7 +333,7 @@ class Transitions(Session):
 @LEVELS
 @pytest.mark.parametrize("seed", range(2))
 def test_a_transition_that_was_added_is_there_with_its_next_observation(run, power, seed):
-    assert run(power, seed, samples=0, share=0.1, session=Transitions).states > 10
+    assert run(power, seed, samples=0, share=0.05, session=Transitions).states > 10
 
 
 @pytest.mark.campaign

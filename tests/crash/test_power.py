@@ -158,11 +158,15 @@ FOUND = {
 }  # fmt: skip
 
 
+EVERY = pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.campaign)])
+
+
+@EVERY
 @pytest.mark.parametrize("name", FOUND)
-def test_what_the_campaign_found(run, name):
+def test_what_the_campaign_found(run, name, every):
     levels, case = FOUND[name]
     for power in levels:
-        run(Case(**{**vars_of(case), "power": power}), samples=3, share=0)
+        run(Case(**{**vars_of(case), "power": power}), samples=3, every=every, share=0)
 
 
 def vars_of(case):
@@ -198,12 +202,13 @@ FOUND_ELSEWHERE = {
 }  # fmt: skip
 
 
+@EVERY
 @pytest.mark.parametrize("name", FOUND_ELSEWHERE)
-def test_what_the_campaign_found_in_other_buffers(run, name):
+def test_what_the_campaign_found_in_other_buffers(run, name, every):
     kind, levels, steps, sizes = FOUND_ELSEWHERE[name]
     for power in levels:
         case = Case(power, steps, **{"warm": 4, **sizes})
-        run(case, samples=1, share=0 if power else 0.01, session=kind)
+        run(case, samples=1, every=every, share=0 if power else 0.01, session=kind)
 
 
 # -- controls: each guard taken out is caught ---------------------------------------------------------

@@ -184,7 +184,7 @@ def run(monkeypatch):
 
 @LEVELS
 def test_a_value_is_whole_and_never_older_than_the_last_sync(run, power):
-    assert run(power, 1, samples=0, share=0.08).states > 10
+    assert run(power, 1, samples=0, share=0.04).states > 10
 
 
 @pytest.mark.campaign

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ringmap
+from ringmap.data import ReplayBuffer
 from ringmap.errors import ExistsError, InputError, LockedError, RolloutError
 from tests.fleet import worlds
 from tests.fleet.supervised import (
@@ -88,10 +89,16 @@ def test_kill_campaign(tmp_path):
     )
 
 
+def len_of(ring):
+    with ReplayBuffer.open(ring) as buf:
+        return buf.num_episodes
+
+
 def test_without_the_count_seeds_are_played_twice(tmp_path, monkeypatch):
     """The control: no ring is counted at the beginning."""
     part_of(tmp_path, 40)
-    os.rename(tmp_path / "collector-1", tmp_path / "collector-7")  # of a call with more collectors
+    played = max(tmp_path.glob("collector-?/manifest.json"), key=lambda made: len_of(made.parent))
+    os.rename(played.parent, tmp_path / "collector-7")  # of a call with more collectors
     monkeypatch.setattr("ringmap.collection.collect.finished_below", lambda *_: set())
     call(tmp_path, 40, 2)
     monkeypatch.undo()
