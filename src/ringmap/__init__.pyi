@@ -1,4 +1,4 @@
-from ringmap import data, errors, policy, recording, samplers, world
+from ringmap import data, errors, policy, recording, samplers, sb3, world
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
@@ -35,6 +35,7 @@ __all__ = [
     "recording",
     "repair",
     "samplers",
+    "sb3",
     "upgrade",
     "world",
 ]
