@@ -1,4 +1,4 @@
-from ringmap import data, errors, policy, recording, samplers, world
+from ringmap import data, errors, grain, policy, recording, samplers, sb3, world
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
@@ -31,10 +31,12 @@ __all__ = [
     "collect",
     "data",
     "errors",
+    "grain",
     "policy",
     "recording",
     "repair",
     "samplers",
+    "sb3",
     "upgrade",
     "world",
 ]

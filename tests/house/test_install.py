@@ -17,7 +17,8 @@ BARE_NBYTES = 170 << 20
 
 WITHOUT = """
 import sys
-for name in ("torch", "lance", "pyarrow", "av", "torchrl", "tensordict", "minari", "matplotlib", "safetensors"):
+for name in ("torch", "lance", "pyarrow", "av", "torchrl", "tensordict", "minari", "matplotlib", "safetensors",
+             "stable_baselines3"):
     sys.modules[name] = None
 """
 
@@ -27,6 +28,7 @@ def test_extras_are_those_of_the_project():
     named = project["optional-dependencies"]
     assert set(PACKAGES) <= set(named)
     distributions = {"av": "av", "gym_pusht": "gym-pusht", "lance": "pylance"}
+    distributions["stable_baselines3"] = "stable-baselines3"
     for extra, modules in PACKAGES.items():
         brought = " ".join(named[extra])
         for module in modules:
@@ -43,6 +45,7 @@ CALLS = [
     ("lance", "os.makedirs('found.lance/_versions'); load_dataset('found.lance')"),
     ("video", "buf.dump('kept.mp4s', format='video')"),
     ("torchrl", "torchrl_storage(buf)"),
+    ("sb3", "ringmap.sb3.ReplayBuffer"),
     ("weights", "ringmap.Weights('policy')"),
 ]
 

@@ -92,7 +92,7 @@ def test_a_link_that_leads_nowhere_is_seen():
     ("versions", "suite", "status"), [(0, 0, 0), (3, 0, 3), (0, 7, 7), (3, 7, 7)]
 )
 def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, suite, status):
-    """Where either fails it fails, and what the command of the README prints comes last."""
+    """Where any fails it fails, and what the command of the README prints comes last."""
     stub = tmp_path / "python3"
     stub.write_text(
         f'#!/bin/sh\necho "stub $@"\n[ "$1" = .ci/versions ] && exit {versions}\n'
@@ -110,8 +110,11 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
     _, test = COMMAND.findall((ROOT / "README.md").read_text())
     lines = done.stdout.splitlines()
     assert done.returncode == status
-    assert lines[:3] == ["+ python3 .ci/versions", "stub .ci/versions", f"+ {test}"]
+    assert lines[:2] == ["+ python3 .ci/versions", "stub .ci/versions"]
+    assert lines[2].startswith("+ python3 -m venv .exits ") and lines[2].endswith(" tests/exits")
+    assert f"+ {test}" in lines
     assert lines[3].startswith("stub -m venv /")
+    assert lines[lines.index(f"+ {test}") + 1].startswith("stub -m venv /")
     assert suite or lines[-1] == "closing line"
 
 

@@ -1,0 +1,3 @@
+from ringmap.exits.grain_source import Source, source
+
+__all__ = ["Source", "source"]

@@ -1,0 +1,27 @@
+"""Pages whose blocks need other libraries run here, each as one script."""
+
+import subprocess
+import textwrap
+
+import pytest
+
+from tests import ROOT
+from tests.house import PYTHON
+from tests.house.test_docs_blocks import FENCE
+
+NEEDS = {
+    "use-stable-baselines3": ["stable_baselines3"],
+    "use-grain-and-torchdata": ["grain", "torchdata"],
+}
+
+
+@pytest.mark.parametrize("page", NEEDS)
+def test_blocks_run(tmp_path, page):
+    for library in NEEDS[page]:
+        pytest.importorskip(library, reason=f"{library} is not installed (extra exits)")
+    text = (ROOT / f"docs/how-to/{page}.md").read_text()
+    blocks = [textwrap.dedent(f["body"]) for f in FENCE.finditer(text) if f["info"] == "python"]
+    assert blocks
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    done = subprocess.run([PYTHON, "page.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
