@@ -26,6 +26,7 @@ PACKAGES = {
     "torch": ("torch",),
     "torchrl": ("torchrl", "tensordict"),
     "video": ("av",),
+    "view": ("starlette", "uvicorn"),
     "weights": ("safetensors", "torch"),
 }
 """Extra -> modules that it brings."""
