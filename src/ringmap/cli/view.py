@@ -19,7 +19,6 @@ Paths = Annotated[
 Port = Annotated[int, typer.Option("--port", metavar="N", help="If it is taken, the next one; 0: any.")]  # fmt: skip
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 NoOpen = Annotated[bool, typer.Option("--no-open", help="Don't open a browser.")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Refuse marks.")]
 
 
 def view(
@@ -27,7 +26,6 @@ def view(
     port: Port = 7777,
     host: Host = "127.0.0.1",
     no_open: NoOpen = False,
-    read_only: ReadOnly = False,
 ) -> None:
     """Show buffers and datasets as a web page, while they are written.
 
@@ -45,7 +43,7 @@ def view(
         say(
             f"ringmap: warning: no buffers or datasets below {', '.join(given)} yet; the page shows those that come"
         )
-    server = Server(library, host, port, read_only=read_only)
+    server = Server(library, host, port)
     if server.port != port and port:
         say(f"ringmap: warning: port {port} is taken; using {server.port}")
     if host in ("0.0.0.0", "::"):

@@ -7,7 +7,7 @@
                                   |                                        |
                                   +------> app (Starlette) <---------------+------> static/: the page
 
-Invariants: it reads through the public API, changes nothing but marks, and serves what lies below the given paths; a reply has at
+Invariants: it reads through the public API, changes nothing, and serves what lies below the given paths; a reply has at
 most `limits.MOST_NBYTES`; what data say is never a path, nor HTML.
 Not here: the command (cli/view.py).
 """

@@ -70,11 +70,10 @@ class Viewer:
 
     Args:
         library: the places.
-        read_only: whether marks are refused.
     """
 
-    def __init__(self, library: Library, read_only: bool = False) -> None:
-        self.library, self.read_only = library, read_only
+    def __init__(self, library: Library) -> None:
+        self.library = library
         self._limit: anyio.CapacityLimiter | None = None
         self._followed: dict[str, _Followed] = {}
         self.stopping = asyncio.Event()
@@ -104,7 +103,6 @@ class Viewer:
             found = [self.library.brief(place) for place in self.library.places()]
             return {
                 "places": found,
-                "read_only": self.read_only,
                 "paths": [str(p) for p in self.library.paths],
             }
 
@@ -133,7 +131,7 @@ class Viewer:
             opened = self._opened(request)
             opened.index.start()
             descending = request.query_params.get("desc") == "1"
-            return opened.index.table(start, count, where, sort, descending, self._marks(opened))
+            return opened.index.table(start, count, where, sort, descending)
 
         return _json(await self.run(work))
 
@@ -181,7 +179,6 @@ class Viewer:
             "id": str(name), "episode": number, "episodes": len(ids), "length": length, "data": data, "columns": columns,
             "damaged": damaged, "verified": verified and damaged is None, "nbytes": nbytes,
             "before": str(ids[row - 1]) if row else None, "after": str(ids[row + 1]) if row + 1 < len(ids) else None,
-            "mark": self._marks(opened).get(name),
         }  # fmt: skip
 
     async def columns(self, request: Request) -> Response:
@@ -266,9 +263,6 @@ class Viewer:
         return StreamingResponse(followed.told(request), media_type="text/event-stream")
 
     # -- what a request names ----------------------------------------------------------------
-
-    def _marks(self, opened: Opened) -> dict[int, dict[str, str]]:
-        return {}
 
     def _opened(self, request: Request) -> Opened:
         return self.library.open(_text(request, "p"))

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 REWARDS = ("reward", "rewards")
 ENDED = ("", "terminated", "truncated")
-OWN = ("episode", "length", "return", "ended", "damaged", "flag", "note")
+OWN = ("episode", "length", "return", "ended", "damaged")
 
 _AT_ONCE, _MOST_ROWS = 1000, 500_000
 _BREATH = 64
@@ -269,41 +269,32 @@ class EpisodeIndex:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def columns(self, marks: dict[int, dict[str, str]]) -> dict[str, Values]:
+    def columns(self) -> dict[str, Values]:
         """Return the columns that conditions and orders may name."""
         count = len(self.ids)
         damaged = np.isin(self.ids, list(self.damaged)) if self.damaged else np.zeros(count, bool)
         endings = np.array(ENDED, object)[self.ended]
-        flags, notes = np.full(count, None, object), np.full(count, None, object)
-        for name, mark in marks.items():
-            row = int(np.searchsorted(self.ids, name))
-            if row < count and self.ids[row] == name:
-                flags[row], notes[row] = mark.get("flag") or None, mark.get("note") or None
         none = np.full(count, np.nan)
         return {
             "episode": Values(np.arange(count, dtype=np.float64)), "length": Values(self.lengths.astype(np.float64)),
             "return": Values(self.returns), "ended": Values(none, endings), "damaged": Values(damaged.astype(np.float64)),
-            "flag": Values(none, flags), "note": Values(none, notes),
             **{n: Values(c.numbers, c.texts) for n, c in self.data.items() if n not in OWN},
         }  # fmt: skip
 
-    def choose(
-        self, where: str, sort: str, descending: bool, marks: dict[int, dict[str, str]]
-    ) -> Array:
+    def choose(self, where: str, sort: str, descending: bool) -> Array:
         """Return the rows that meet a condition, in an order. O(episodes log episodes), remembered until something changes.
 
         Raises:
             InputError: the condition can't be parsed; no such column.
         """
-        asked = where, sort, descending, repr(sorted(marks.items())) if marks else ""
         with self.lock:
-            key = (*asked, self.version)
+            key = where, sort, descending, self.version
             if self._chosen is not None and self._chosen[0] == key:
                 return self._chosen[1]
             if not where.strip() and sort == "episode":
                 rows = np.arange(len(self.ids))
             else:
-                columns = self.columns(marks)
+                columns = self.columns()
                 rows = np.flatnonzero(select(where, columns, len(self.ids), "filter"))
                 if sort != "episode":
                     if sort not in columns:
@@ -315,25 +306,24 @@ class EpisodeIndex:
             return rows
 
     def table(
-        self, start: int, count: int, where: str, sort: str, descending: bool, marks: dict[int, dict[str, str]]
-    ) -> dict[str, Any]:  # fmt: skip
+        self, start: int, count: int, where: str, sort: str, descending: bool) -> dict[str, Any]:  # fmt: skip
         """Return rows of the table, and how much of it is known."""
         with self.lock:
-            rows = self.choose(where, sort, descending, marks)
+            rows = self.choose(where, sort, descending)
             shown = rows[start : start + count].tolist()
             return {
                 "total": len(self.ids), "matching": len(rows), "indexed": self.done, "version": self.version,
-                "names": [n for n in self.data if n not in OWN], "rows": [self.row(i, marks) for i in shown],
+                "names": [n for n in self.data if n not in OWN], "rows": [self.row(i) for i in shown],
             }  # fmt: skip
 
-    def row(self, i: int, marks: dict[int, dict[str, str]]) -> dict[str, Any]:
+    def row(self, i: int) -> dict[str, Any]:
         """Return one row."""
         name, known = int(self.ids[i]), i < self.done
         total = float(self.returns[i])
         return {
             "id": str(name), "episode": i, "length": int(self.lengths[i]), "known": known,
             "return": total if math.isfinite(total) else None, "ended": ENDED[int(self.ended[i])],
-            "damaged": self.damaged.get(name), "mark": marks.get(name),
+            "damaged": self.damaged.get(name),
             "data": {n: v for n, c in self.data.items() if (v := c.value(i)) is not None},
         }  # fmt: skip
 

@@ -68,7 +68,6 @@ class Server:
         library: what is shown.
         host: the address to listen on.
         port: the first port to try; 0: any.
-        read_only: whether marks are refused.
         frames: whether pages of this machine may show it in a frame.
 
     Raises:
@@ -76,11 +75,10 @@ class Server:
     """
 
     def __init__(
-        self, library: Library, host: str = "127.0.0.1", port: int = 7777, *, read_only: bool = False,
-        frames: bool = False,
+        self, library: Library, host: str = "127.0.0.1", port: int = 7777, *, frames: bool = False,
     ) -> None:  # fmt: skip
         require("view", "ringmap view")
-        self.library, self.host, self.read_only, self.frames = library, host, read_only, frames
+        self.library, self.host, self.frames = library, host, frames
         self.token = secrets.token_urlsafe(24)
         self.socket = listen(host, port)
         self.port: int = self.socket.getsockname()[1]
@@ -130,7 +128,7 @@ class Server:
         from ringmap.viewer.access import Access
         from ringmap.viewer.app import Viewer, make_app
 
-        viewer = Viewer(self.library, self.read_only)
+        viewer = Viewer(self.library)
         app = Access(make_app(viewer), self.token, self.port, self.host, self.frames)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", server_header=False, limit_concurrency=128,
