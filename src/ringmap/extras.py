@@ -27,6 +27,7 @@ PACKAGES = {
     "torch": ("torch",),
     "torchrl": ("torchrl", "tensordict"),
     "video": ("av",),
+    "view": ("starlette", "uvicorn"),
     "weights": ("safetensors", "torch"),
 }
 """Extra -> modules that it brings."""

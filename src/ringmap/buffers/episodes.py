@@ -128,8 +128,31 @@ class StoredEpisodes:
             raise _evicted(where, index)
         return found[0]
 
-    def steps(self, index: int, start: int, end: int, where: str) -> list[Array]:
-        """Return steps `[start, end)` of episode `index`, one array per column."""
+    def spans(self) -> tuple[Array, Array]:
+        """Return the positions of the first steps of all episodes, and their lengths, at one moment. O(episodes)."""
+        source = self._source
+        with source.memory:
+            live = source.live
+            starts = live.starts.copy() if live.chains is None else live.whole.names.copy()
+            return starts, live.whole_lengths.astype(np.int64)
+
+    def number_of(self, position: int, where: str) -> int:
+        """Return the number of the episode that is named by the position of its first step. O(log episodes)."""
+        source = self._source
+        with source.memory:
+            live = source.live
+            starts = live.starts if live.chains is None else live.whole.names
+            number = int(np.searchsorted(starts, position))
+            if number < len(starts) and starts[number] == position:
+                return number
+        raise ClipIndexError(
+            f"{where}: no stored episode begins at position {position}; it was evicted, or never was there"
+        )
+
+    def steps(
+        self, index: int, start: int, end: int, where: str, names: Sequence[str] | None = None
+    ) -> list[Array]:
+        """Return steps `[start, end)` of episode `index`, one array per column: all of them, or those of `names`."""
         source = self._source
         places: Array | None = None
         with source.memory:
@@ -145,17 +168,22 @@ class StoredEpisodes:
                 f"{where}: steps [{start}, {end}) are out of range for episode {index} of {length} steps"
             )
         if places is not None:
-            return self._at(whole.positions(places), where, index)
+            return self._at(whole.positions(places), where, index, names)
+        if names is not None:
+            return self._at(np.arange(position + start, position + end), where, index, names)
         steps = source.read_steps(Position(position + start), end - start)
         if steps is None:
             raise _evicted(where, index)
         return steps
 
-    def _at(self, positions: Array, where: str, index: int) -> list[Array]:
+    def _at(
+        self, positions: Array, where: str, index: int, names: Sequence[str] | None
+    ) -> list[Array]:
         """Return the rows at rising positions, of episode `index`."""
         source = self._source
         assert source.rows is not None
-        steps = [source.rows.take(name, positions) for name in source.rows.schema.names]
+        chosen = source.rows.schema.names if names is None else names
+        steps = [source.rows.take(name, positions) for name in chosen]
         if len(positions) and not is_live(source, int(positions[0])):
             raise _evicted(where, index)
         return steps
@@ -260,6 +288,19 @@ class StoredEpisodes:
             for row in records[mine & ~is_lost][::-1]:
                 data = data or source.data_of(Record.of(row))
             found.append(StoredChain(name, data, bool(is_finished and not is_lost[mine].any())))
+        return found
+
+    def data_of(self, index: int, where: str) -> dict[str, Any]:
+        """Return the data of episode `index`, which may be {}."""
+        source = self._source
+        with source.memory:
+            number = source.number(index, where)
+            first, is_joined = source.live.first, source.live.chains is not None
+        if is_joined:
+            return self._data_of(number)
+        found = source.read_data(Ordinal(first + number))
+        if found is None:
+            raise _evicted(where, index)
         return found
 
     def data(self, numbers: Array) -> dict[str, list[Any]]:

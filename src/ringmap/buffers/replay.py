@@ -19,6 +19,8 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -669,13 +671,65 @@ class ReplayBuffer(Sampled):
         steps = self.engine.episodes.one(operator.index(episode_idx), "ReplayBuffer.load_episode")
         return dict(zip(self.column_names, steps, strict=True))
 
-    def load_steps(self, episode_idx: int, start: int, end: int) -> dict[str, Array]:
+    def load_steps(
+        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> dict[str, Array]:
         """Return steps `[start, end)` of one episode, every column dense `(end - start, ...)`.
+
+        Args:
+            episode_idx: its number.
+            start: its first step to return.
+            end: one past the last.
+            columns: names of those to read; None: all.
 
         Raises:
             ClipIndexError: there are no such steps.
+            UnknownColumnError: there is no such column.
         """
-        return self._load_slice(episode_idx, start, end)
+        if columns is None:
+            return self._load_slice(episode_idx, start, end)
+        for name in columns:
+            self._check_column(name, "load_steps")
+        number = operator.index(episode_idx)
+        steps = self.engine.episodes.steps(
+            number, start, end, "ReplayBuffer.load_steps", list(columns)
+        )
+        return dict(zip(columns, steps, strict=True))
+
+    def episode_spans(self) -> tuple[Array, Array]:
+        """Return where each stored episode lies, oldest first: `(positions, lengths)`, int64, both of one moment.
+
+        The position of its first step names an episode for as long as the buffer lives: its number falls with each eviction, its
+        position stays. (An episode in parts keeps the position of its very first step.)
+
+        Cost: copies; O(episodes).
+
+        Example:
+            >>> buf = ReplayBuffer(max_steps=40)
+            >>> for number in range(3):
+            ...     buf.write_episode({"obs": np.full(20, number)})
+            >>> [values.tolist() for values in buf.episode_spans()]
+            [[20, 40], [20, 20]]
+        """
+        return self.engine.episodes.spans()
+
+    def episode_number(self, position: int) -> int:
+        """Return the number that the episode at this position has now; see `episode_spans`. O(log episodes).
+
+        Raises:
+            ClipIndexError: it was evicted, or no episode begins there.
+        """
+        where = "ReplayBuffer.episode_number"
+        return self.engine.episodes.number_of(operator.index(position), where)
+
+    def episode_data(self, episode_idx: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        number = operator.index(episode_idx)
+        return self.engine.episodes.data_of(number, "ReplayBuffer.episode_data")
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
         steps = self.engine.episodes.steps(operator.index(ep), start, end, "ReplayBuffer")
@@ -692,13 +746,23 @@ class ReplayBuffer(Sampled):
         self._check_column(col, "get_col_data")
         return self.engine.episodes.rows(None, [col], "ReplayBuffer.get_col_data")[col]
 
-    def get_row_data(self, row_idx: int | Sequence[int] | Array) -> dict[str, Any]:
+    def get_row_data(
+        self, row_idx: int | Sequence[int] | Array, columns: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Return steps by row: row 0 is the oldest stored step. O(episodes + rows).
+
+        Args:
+            row_idx: a row, or several.
+            columns: names of those to read; None: all.
 
         Raises:
             ClipIndexError: a row lies outside what is stored. Negative rows count from the end.
+            UnknownColumnError: there is no such column.
         """
-        found = self.engine.episodes.rows(row_idx, self.column_names, "ReplayBuffer.get_row_data")
+        for name in columns or ():
+            self._check_column(name, "get_row_data")
+        names = self.column_names if columns is None else list(columns)
+        found = self.engine.episodes.rows(row_idx, names, "ReplayBuffer.get_row_data")
         return {name: v[0] for name, v in found.items()} if np.ndim(row_idx) == 0 else found
 
     def get_dim(self, col: str) -> int:
@@ -822,6 +886,37 @@ class ReplayBuffer(Sampled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._choose(Options(**state["options"]), state["transform"], state["key_filter"])
         self.engine = Engine.received(state["engine"])
+
+    def show(self, height: int = 640) -> Any:
+        """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra `view`.
+
+        Args:
+            height: of the frame, in pixels.
+
+        Returns:
+            What a notebook draws as a frame: a `Shown`, whose `address` opens in a browser, and whose `close` ends the server.
+
+        Raises:
+            MissingExtraError: Starlette or uvicorn is not installed.
+        """
+        # By name: the viewer is an upper floor, and is loaded only here (decision 162).
+        return import_module("ringmap.viewer.notebook").show(self, height)
+
+    def _repr_html_(self) -> str:
+        """Return a small card, which a notebook draws. It needs no network and no extra."""
+        if self.engine.is_closed:
+            return f"<code>{escape(repr(self))}</code>"
+        rows = {
+            "episodes": f"{self.num_episodes:,}", "steps": f"{self.num_steps_stored:,} of {self.max_steps:,}",
+            "clips": f"history_len {self.num_steps}, frameskip {self.frameskip}",
+            "columns": ", ".join(self.column_names[:20]) or "none yet",
+            "path": "RAM" if self.path is None else f"{self.path}, mode {self.mode!r}",
+        }  # fmt: skip
+        body = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+            for name, value in rows.items()
+        )
+        return f"<table><caption>ReplayBuffer</caption>{body}</table>"
 
     def __repr__(self) -> str:
         try:

@@ -1,6 +1,6 @@
 """The commands by name, each loaded when it is called, and their exit codes.
 
-    0    done; `check`: sound; `watch`: Ctrl-C
+    0    done; `check`: sound; `watch`, `view`: Ctrl-C
     1    it went wrong; `check`: findings; `repair` without `--apply`: there is something to do
     2    the call is wrong, or nothing is there; `check` and `repair`: no answer
     130  Ctrl-C
@@ -41,6 +41,7 @@ TRACEBACK_VARIABLE = "RINGMAP_TRACEBACK"
 
 COMMANDS = {
     "info": "Say what a buffer or a dataset holds.",
+    "view": "Show buffers and datasets as a web page, while they are written.",
     "watch": "Show how a buffer fills while a collector writes it.",
     "collect": "Collect with several processes, each into a ring of its own.",
     "episodes": "List episodes: length, return, ending and data of each.",

@@ -208,6 +208,29 @@ class Dataset(LoaderDataset):
             chunks.append(steps)
         return chunks
 
+    def load_steps(
+        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Return steps `[start, end)` of one episode, dense: every column, or those of `columns`; `transform` applied.
+
+        Raises:
+            ClipIndexError: there are no such steps.
+            UnknownColumnError: there is no such column.
+        """
+        for name in columns or ():
+            self._check_column(name, "load_steps")
+        steps = self._load_slice(operator.index(episode_idx), start, end)
+        return steps if columns is None else {name: steps[name] for name in columns}
+
+    def episode_data(self, episode_idx: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        found = self.get_episode_data(operator.index(episode_idx))
+        return {name: values[0] for name, values in found.items() if values[0] is not None}
+
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the values that are constant within an episode, first seen first."""

@@ -188,6 +188,35 @@ class StoredDataset(Dataset):
         still = {n for n in self._turned if n in made and _channels_lead(made[n], self._specs[n])}
         return EpisodeDict(made, still)
 
+    def load_steps(
+        self, episode_idx: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Return steps `[start, end)` of one episode, dense; with `columns`, only these are read, if there is no `transform`.
+
+        Raises:
+            ClipIndexError: there are no such steps.
+            UnknownColumnError: there is no such column.
+        """
+        if columns is None or self.transform is not None:
+            return super().load_steps(episode_idx, start, end, columns)
+        for name in columns:
+            self._check_column(name, "load_steps")
+        ep = self._episode_number(episode_idx)
+        if not 0 <= start <= end <= int(self.lengths[ep]):
+            raise ClipIndexError(
+                f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {self.lengths[ep]} steps"
+            )
+        found = self._read(list(columns), self.offsets[[ep]] + start, end - start, 1)
+        return {name: values[0] for name, values in found.items()}
+
+    def episode_data(self, episode_idx: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} if it has none. Reads those of this episode.
+
+        Raises:
+            ClipIndexError: there is no such episode.
+        """
+        return dict(self.source.episode_data(self._episode_number(episode_idx)))
+
     def _load_steps(self, episodes: Array, steps: Array, names: Sequence[str]) -> list[Any]:
         if self.transform is not None:  # it may look at any column
             return super()._load_steps(episodes, steps, names)

@@ -1,0 +1,147 @@
+"""Find out what a path holds: a kind of buffer, or a dataset of a format.
+
+    DIR/manifest.json                         a buffer: of episodes, or of transitions
+    DIR/rows/manifest.json, DIR/labels/...    a buffer of a student's rows and a teacher's labels
+    anything else                             a dataset of a registered format
+
+Not here: the datasets of a format (formats/), the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from ringmap.errors import DamageError, InputError, NotFoundError, UnknownFormatError
+
+__all__ = ["BUFFERS", "DATASET", "DISTILLATION", "EPISODES", "TRANSITIONS", "Located", "buffer_at", "folders_of", "holds_rings", "is_dataset", "look"]  # fmt: skip
+
+EPISODES, TRANSITIONS, DISTILLATION = "episodes", "transitions", "distillation"
+BUFFERS = (EPISODES, TRANSITIONS, DISTILLATION)
+DATASET = "dataset"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What lies at a path.
+
+    `kind`: one of `BUFFERS`, or "dataset"; `folders`: a buffer's directories, by what is in them, "" if it has
+    but one.
+    """
+
+    path: str
+    kind: str
+    folders: dict[str, str]
+
+    @property
+    def main(self) -> str:
+        """The directory of the rows."""
+        return next(iter(self.folders.values()))
+
+
+def look(path: str, where: str, only: tuple[str, ...] = ()) -> Located:
+    """Return what a path holds.
+
+    Args:
+        path: what the user gave.
+        where: the command, for messages.
+        only: the kinds that the command takes; () for all.
+
+    Raises:
+        NotFoundError, UnknownFormatError, CorruptError: nothing of ours is there, or it can't be read.
+        InputError: it is of a kind that the command does not take.
+    """
+    found = buffer_at(path)
+    if found is None:
+        if only and DATASET not in only:
+            _refuse(path, where)
+        found = Located(path, DATASET, {})
+    if only and found.kind not in only:
+        raise InputError(
+            f"{where}: {path} is a buffer of {found.kind}, whose commits are no episodes; expected a buffer "
+            "of episodes" + (" or a dataset" if DATASET in only else "")
+        )
+    return found
+
+
+def buffer_at(path: str) -> Located | None:
+    """Return the buffer at a path; None if something else, or nothing, is there.
+
+    Raises:
+        CorruptError, NewerVersionError: its manifest can't be read.
+    """
+    from ringmap.storage.directory.entries import Paths
+    from ringmap.storage.directory.opening import read_manifest
+    from ringmap.storage.disk.files import Disk
+
+    if not os.path.isdir(path):
+        return None
+    folders = folders_of(path)
+    main = next(iter(folders.values()))
+    if not os.path.exists(Paths(main).manifest):
+        return None
+    try:
+        read_manifest(Disk(), os.path.abspath(main))
+    except UnknownFormatError:  # another program's manifest
+        return None
+    if len(folders) > 1 or "" not in folders:
+        return Located(path, DISTILLATION, folders)
+    return Located(path, TRANSITIONS if _has_transitions(path) else EPISODES, folders)
+
+
+def holds_rings(path: str) -> bool:
+    """Return whether a path is no buffer itself, but a directory with buffers of episodes directly below it."""
+    if not os.path.isdir(path) or buffer_at(path) is not None or is_dataset(path):
+        return False
+    for name in sorted(os.listdir(path)):
+        with contextlib.suppress(DamageError):  # one of them may be damaged
+            found = buffer_at(os.path.join(path, name))
+            if found is not None and found.kind == EPISODES:
+                return True
+    return False
+
+
+def folders_of(path: str) -> dict[str, str]:
+    """Return the directories of a buffer at a path, by their contents, however damaged they are."""
+    from ringmap.storage.directory.entries import SIGNS
+
+    own = any(os.path.lexists(os.path.join(path, name)) for name in SIGNS)
+    parts = {name: os.path.join(path, name) for name in ("rows", "labels")}
+    if own or not os.path.isdir(parts["rows"]):
+        return {"": path}
+    return {name: folder for name, folder in parts.items() if os.path.isdir(folder)}
+
+
+def is_dataset(path: str) -> bool:
+    """Return whether a dataset of a format is at a path, and not a (damaged) buffer."""
+    from ringmap.formats.registry import detect_format, refuse_missing
+    from ringmap.storage.directory.entries import SIGNS
+
+    if os.path.isdir(path) and any(
+        os.path.lexists(os.path.join(f, name)) for f in folders_of(path).values() for name in SIGNS
+    ):
+        return False
+    found = detect_format(path)
+    if found is None:
+        refuse_missing(path)
+    return found is not None
+
+
+def _has_transitions(path: str) -> bool:
+    from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
+
+    try:
+        TransitionReplayBuffer.open(path, device=None).close()
+    except (InputError, NotFoundError):  # of something else, or without columns as yet
+        return False
+    return True
+
+
+def _refuse(path: str, where: str) -> None:
+    if not os.path.exists(path):
+        raise NotFoundError(f"{where}: {path}: nothing is there")
+    from ringmap.storage.directory.opening import read_manifest
+    from ringmap.storage.disk.files import Disk
+
+    read_manifest(Disk(), os.path.abspath(path))

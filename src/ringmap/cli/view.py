@@ -1,0 +1,65 @@
+"""`ringmap view`: a page over buffers and datasets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ringmap.cli.console import count, say, show
+from ringmap.extras import require
+
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PATH]...",
+        help="Buffers, datasets, or folders with some below them; by default this folder.",
+    ),
+]
+Port = Annotated[int, typer.Option("--port", metavar="N", help="If it is taken, the next one; 0: any.")]  # fmt: skip
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
+NoOpen = Annotated[bool, typer.Option("--no-open", help="Don't open a browser.")]
+
+
+def view(
+    paths: Paths = None,
+    port: Port = 7777,
+    host: Host = "127.0.0.1",
+    no_open: NoOpen = False,
+) -> None:
+    """Show buffers and datasets as a web page, while they are written.
+
+    Prints the address, and opens it. The page needs no network, and changes no data. Only who has the address can see it.
+    Ends on Ctrl-C, with exit code 0.
+    """
+    require("view", "ringmap view")
+    from ringmap.viewer.library import Library
+    from ringmap.viewer.serve import Server, tunnel_line
+
+    given = paths or ["."]
+    library = Library(given)
+    found = library.places()
+    if not found:
+        say(
+            f"ringmap: warning: no buffers or datasets below {', '.join(given)} yet; the page shows those that come"
+        )
+    server = Server(library, host, port)
+    if server.port != port and port:
+        say(f"ringmap: warning: port {port} is taken; using {server.port}")
+    if host in ("0.0.0.0", "::"):
+        say(
+            f"ringmap: warning: --host {host}: other machines can connect, without encryption; only the token keeps them out"
+        )
+
+    def ready() -> None:
+        show(f"{count(len(found), 'place')} at {server.address}")
+        tunnel = tunnel_line(server.port)
+        if tunnel is not None:
+            show(f"from your own machine: {tunnel}")
+        show("Ctrl-C ends it")
+        if not no_open and tunnel is None:
+            import webbrowser
+
+            webbrowser.open(server.address)
+
+    server.run(ready)

@@ -1,0 +1,163 @@
+"""What a browser draws: pictures encoded, columns thinned, and why something can't be drawn.
+
+    uint8 (H, W, 1, 3 or 4), (C, H, W), (H, W)   pictures: PNG if small, JPEG if large
+    numbers, up to 64 a step                     lines, thinned to the least and the greatest value of each part
+    strings, dates                               text
+
+Not here: where the values come from (sources.py).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.formats.media.images import rgb
+from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.viewer.limits import LINES, MOST_NBYTES, TooLargeError
+
+__all__ = ["channels_last", "encoded", "kind_of", "lines_of", "packed", "strip", "thumbnail"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PNG_UP_TO = 160 * 160
+"""Pixels: a PNG of more takes longer to encode than a JPEG, and is many times larger."""
+_CHUNK = 8 << 20
+
+
+def kind_of(spec: ColumnSpec) -> tuple[str, str | None]:
+    """Return how a column is drawn: "picture", "lines", "text" or "none", and for the last why."""
+    shape, kind = spec.shape, spec.dtype.kind
+    if spec.dtype == np.uint8 and _is_picture(shape):
+        nbytes = math.prod(shape)
+        if nbytes > MOST_NBYTES:
+            return "none", f"a picture of {nbytes:,} bytes; at most {MOST_NBYTES:,} are drawn"
+        return "picture", None
+    if kind in "SUmM":
+        return "text", None
+    if kind not in "biuf":
+        return "none", f"values of {spec.dtype} are not drawn"
+    count = math.prod(shape)
+    if count > LINES:
+        return (
+            "none",
+            f"{' x '.join(map(str, shape))} = {count:,} values a step; at most {LINES} are drawn as lines",
+        )
+    if not count:
+        return "none", "no values"
+    return "lines", None
+
+
+def _is_picture(shape: tuple[int, ...]) -> bool:
+    if len(shape) == 2:
+        return min(shape) >= 8
+    if len(shape) != 3:
+        return False
+    return (shape[2] in (1, 3, 4) and min(shape[:2]) >= 2) or (
+        shape[0] in (1, 3) and min(shape[1:]) >= 2
+    )
+
+
+def channels_last(pictures: Array) -> Array:
+    """Return pictures (T, ...) as (T, H, W, C)."""
+    if pictures.ndim == 3:
+        return pictures[..., None]
+    if pictures.shape[-1] not in (1, 3, 4):
+        return np.moveaxis(pictures, 1, -1)
+    return pictures
+
+
+def encoded(picture: Array, exact: bool = False) -> bytes:
+    """Return a picture (...) of a column as the bytes of a PNG or, if it is large and need not be exact, a JPEG."""
+    from PIL import Image
+
+    shown = channels_last(picture[None])[0]
+    file = io.BytesIO()
+    if exact or shown.shape[0] * shown.shape[1] <= _PNG_UP_TO:
+        image = shown[..., 0] if shown.shape[-1] == 1 else shown
+        Image.fromarray(np.ascontiguousarray(image)).save(file, "PNG", compress_level=1)
+    else:
+        Image.fromarray(np.ascontiguousarray(rgb(shown))).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
+def thumbnail(picture: Array, side: int = 96) -> bytes:
+    """Return a picture (...) of a column as a PNG or JPEG of at most `side` pixels each way."""
+    from PIL import Image
+
+    shown = Image.fromarray(np.ascontiguousarray(rgb(channels_last(picture[None])[0])))
+    shown.thumbnail((side, side))
+    return encoded(np.asarray(shown))
+
+
+def strip(pictures: Array) -> bytes:
+    """Return pictures (T, ...) of a column side by side, as one PNG."""
+    shown = rgb(channels_last(pictures))
+    return encoded(np.concatenate(list(shown), axis=1), exact=True)
+
+
+def packed(pictures: Sequence[bytes], start: int) -> bytes:
+    """Return encoded pictures as one reply: a header of lengths, then the bytes of each."""
+    head = struct.pack(f"<II{len(pictures)}I", start, len(pictures), *map(len, pictures))
+    body = b"".join([head, *pictures])
+    if len(body) > MOST_NBYTES:
+        raise TooLargeError(f"pictures of {len(body):,} bytes; ask for fewer")
+    return body
+
+
+def lines_of(
+    read: Callable[[int, int], dict[str, Array]], specs: Sequence[ColumnSpec], start: int, end: int, points: int
+) -> bytes:  # fmt: skip
+    """Return columns of steps `[start, end)` as one reply: a header, the steps, then the lines of each column, float64.
+
+    Args:
+        read: returns the columns of a range of steps.
+        specs: the columns, drawn as lines.
+        start: the first step.
+        end: one past the last.
+        points: of each line, at most; of more steps, each part has its least and its greatest value.
+
+    Memory: 8 MiB of rows at a time.
+    """
+    count = end - start
+    row_nbytes = max(1, sum(s.row_nbytes for s in specs))
+    if count <= points:
+        steps = np.arange(start, end, dtype=np.float64)
+        edges = np.arange(count)
+    else:
+        edges = np.unique(np.linspace(0, count, points // 2 + 1).astype(np.int64))[:-1]
+        sizes = np.diff(np.append(edges, count))
+        steps = start + np.stack([edges, edges + sizes // 2], 1).reshape(-1).astype(np.float64)
+    found: dict[str, list[Array]] = {s.name: [] for s in specs}
+    most = max(1, _CHUNK // row_nbytes)
+    at = 0
+    while at < len(edges):  # whole parts at a time
+        last = max(at + 1, int(np.searchsorted(edges, edges[at] + most)))
+        low, high = int(edges[at]), int(edges[last]) if last < len(edges) else count
+        values = read(start + low, start + high)
+        for spec in specs:
+            rows = np.asarray(values[spec.name], np.float64).reshape(high - low, -1)
+            if count > points:
+                inner = edges[at:last] - low
+                both = np.stack([np.fmin.reduceat(rows, inner), np.fmax.reduceat(rows, inner)], 1)
+                rows = both.reshape(-1, rows.shape[1])
+            found[spec.name].append(rows)
+        at = last
+    header: dict[str, Any] = {"start": start, "end": end, "thinned": count > points, "points": len(steps), "columns": []}  # fmt: skip
+    body = [steps.tobytes()]
+    for spec in specs:
+        lines = np.concatenate(found[spec.name]) if found[spec.name] else np.empty((0, math.prod(spec.shape)))  # fmt: skip
+        header["columns"].append({"name": spec.name, "lines": lines.shape[1]})
+        body.append(np.ascontiguousarray(lines.T).tobytes())
+    told = json.dumps(header).encode()
+    told += b" " * (-(len(told) + 4) % 8)
+    reply = b"".join([struct.pack("<I", len(told)), told, *body])
+    if len(reply) > MOST_NBYTES:
+        raise TooLargeError(f"lines of {len(reply):,} bytes; ask for fewer columns or points")
+    return reply

@@ -1,0 +1,161 @@
+"""Find what lies below paths: rings, fleets, other buffers, and datasets of every format.
+
+    runs/            two rings or more of the same columns: a fleet, and each ring
+      a/ b/
+    expert.h5        a dataset
+    broken/          a place with a problem
+
+Invariants: a link is followed only to what lies below the given paths; a place is named by a key, so that no request holds a path;
+nothing is changed.
+Not here: what is in a place (sources.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ringmap.buffers.located import DATASET, EPISODES, buffer_at, folders_of, is_dataset
+from ringmap.errors import NotFoundError, RingmapError
+from ringmap.formats.registry import detect_format
+from ringmap.storage.directory.entries import SIGNS
+from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.files import Disk
+
+__all__ = ["FLEET", "PROBLEM", "Place", "find"]
+
+FLEET, PROBLEM = "fleet", "problem"
+
+_DEEPEST = 5
+_MOST_ENTRIES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What lies at a path.
+
+    `key`: names it in requests; `name`: its path as the user would say it; `kind`: of a buffer ("episodes", "transitions",
+    "distillation"), "fleet", "dataset" or "problem"; `format`: of a dataset; `problem`: why it can't be shown; `rings`: the keys of
+    a fleet's rings.
+    """
+
+    key: str
+    path: str
+    name: str
+    kind: str
+    format: str | None = None
+    problem: str | None = None
+    rings: tuple[str, ...] = ()
+
+
+def key_of(path: str) -> str:
+    """Return what names a path in requests."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+
+
+def find(paths: Sequence[str | os.PathLike[str]]) -> list[Place]:
+    """Return the places at and below paths, in order, each once.
+
+    Raises:
+        NotFoundError: a path is not there.
+
+    Cost: looks at up to 20,000 entries, five folders deep; reads the manifests of buffers.
+    """
+    roots = []
+    for path in paths:
+        if not os.path.lexists(path):
+            raise NotFoundError(f"view: {os.fspath(path)}: nothing is there; check its spelling")
+        roots.append((os.path.realpath(path), os.fspath(path).rstrip("/") or "/"))
+    search = _Search([real for real, _ in roots])
+    found: dict[str, Place] = {}
+    for real, shown in roots:
+        for place in search.at(real, shown, 0):
+            found.setdefault(place.key, place)
+    return list(found.values())
+
+
+class _Search:
+    def __init__(self, roots: list[str]) -> None:
+        self.roots = roots
+        self.left = _MOST_ENTRIES
+        self.seen: set[str] = set()
+
+    def at(self, path: str, name: str, depth: int) -> Iterator[Place]:
+        if path in self.seen or self.left <= 0 or depth > _DEEPEST:
+            return
+        self.seen.add(path)
+        self.left -= 1
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            yield self._problem(path, name, f"can't be looked at: {error.strerror}")
+            return
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            return  # a pipe or a device: opening it may hang
+        try:
+            place = _place(path, name)
+        except (RingmapError, OSError) as error:
+            yield self._problem(path, name, str(error))
+            return
+        if place is not None:
+            yield place
+            return
+        if stat.S_ISDIR(mode):
+            yield from self._below(path, name, depth)
+
+    def _below(self, path: str, name: str, depth: int) -> Iterator[Place]:
+        try:
+            names = sorted(os.listdir(path))
+        except OSError as error:
+            yield self._problem(path, name, f"can't be listed: {error.strerror}")
+            return
+        inside: list[Place] = []
+        rings: dict[str, list[str]] = {}
+        for child in names:
+            if child.startswith("."):
+                continue
+            at, shown = os.path.join(path, child), f"{name}/{child}"
+            if os.path.islink(at):
+                at = os.path.realpath(at)
+                if not any(
+                    at == root or at.startswith(root.rstrip("/") + "/") for root in self.roots
+                ):
+                    inside.append(self._problem(os.path.join(path, child), shown, "a link that leads out of the given paths is not followed"))  # fmt: skip
+                    continue
+            for place in self.at(at, shown, depth + 1):
+                inside.append(place)
+                if place.kind == EPISODES and os.path.dirname(place.path) == path:
+                    rings.setdefault(_columns_of(place.path), []).append(place.key)
+        for columns, keys in rings.items():
+            if columns and len(keys) > 1 and len(rings) == 1:
+                yield Place(key_of(path), path, name, FLEET, rings=tuple(keys))
+        yield from inside
+
+    @staticmethod
+    def _problem(path: str, name: str, why: str) -> Place:
+        return Place(key_of(path), path, name, PROBLEM, problem=why)
+
+
+def _place(path: str, name: str) -> Place | None:
+    buffer = buffer_at(path)
+    if buffer is not None:
+        return Place(key_of(path), path, name, buffer.kind)
+    if os.path.isdir(path) and any(
+        os.path.lexists(os.path.join(folder, sign)) for folder in folders_of(path).values() for sign in SIGNS
+    ):  # fmt: skip
+        read_manifest(Disk(), path)  # it is what is left of a buffer: this says what is wrong
+        return None
+    if is_dataset(path):
+        found = detect_format(path)
+        if found is not None and found.name == "hdf5" and os.path.isdir(path):
+            return None  # a file of HDF5 stands for its folder, in which other things may be: it is found by itself
+        return Place(key_of(path), path, name, DATASET, None if found is None else found.name)
+    return None
+
+
+def _columns_of(path: str) -> str:
+    schema = read_manifest(Disk(), path).schema
+    return "" if schema is None else str([(c.name, c.dtype, c.shape) for c in schema.columns])

@@ -1,0 +1,365 @@
+"""The table of a place's episodes, built in the background and kept up to date: sorted and filtered here, not in the browser.
+
+    spans -> ids, lengths               known at once
+    rows, data -> return, ended, data   read 1,000 episodes at a time, oldest first; `done` of them are known
+
+Invariants: row i of every array belongs to `ids[i]`; an eviction drops rows in front, a commit adds rows at the end, and what is known
+of the others stays; an episode that can't be read is noted, and the next one is read.
+Not here: reading (sources.py), conditions (datasets/where.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.where import Values, select
+from ringmap.errors import InputError, RingmapError
+from ringmap.viewer.limits import GoneError
+from ringmap.viewer.sources import Source
+from ringmap.viewer.values import plain
+
+__all__ = ["EpisodeIndex"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+REWARDS = ("reward", "rewards")
+ENDED = ("", "terminated", "truncated")
+OWN = ("episode", "length", "return", "ended", "damaged")
+
+_AT_ONCE, _MOST_ROWS = 1000, 500_000
+_BREATH = 64
+"""Episodes between two pauses, in which requests are answered."""
+_MOST_NAMES = 64
+"""Names of episode data that are columns; others are shown with the episode alone."""
+_BINS = 40
+_STRIDES = 300
+
+
+class _Column:
+    """One name of the episode data: a number, or a text, of each episode."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = np.full(count, np.nan)
+        self.texts: Array | None = None
+
+    def put(self, row: int, value: Any) -> None:
+        if isinstance(value, bool | int | float) and abs(value) < 2**53:
+            self.numbers[row] = value
+            return
+        if self.texts is None:
+            self.texts = np.full(len(self.numbers), None, object)
+        self.texts[row] = value if isinstance(value, str) else str(value)
+
+    def keep(self, drop: int, add: int) -> None:
+        self.numbers = np.concatenate([self.numbers[drop:], np.full(add, np.nan)])
+        if self.texts is not None:
+            self.texts = np.concatenate([self.texts[drop:], np.full(add, None, object)])
+
+    def value(self, row: int) -> Any:
+        if self.texts is not None and self.texts[row] is not None:
+            return self.texts[row]
+        number = float(self.numbers[row])
+        if not math.isfinite(number):
+            return None
+        return int(number) if number == int(number) else number
+
+
+class EpisodeIndex:
+    """The episodes of a source as a table.
+
+    Args:
+        source: what is read.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.lock = threading.RLock()
+        self.version = 0
+        self.done = 0
+        self._wake = threading.Event()
+        self._stop = False
+        self._thread: threading.Thread | None = None
+        self._chosen: tuple[Any, Array] | None = None
+        self._set(*source.spans())
+
+    def _set(self, ids: Array, lengths: Array) -> None:
+        count = len(ids)
+        self.ids, self.lengths = ids, lengths
+        self.returns, self.ended = np.full(count, np.nan), np.zeros(count, np.int8)
+        self.data: dict[str, _Column] = {}
+        self.damaged: dict[int, str] = {}
+        self.done = 0
+        self.version += 1
+
+    def start(self) -> None:
+        """Build in a thread of its own, if that does not run yet."""
+        with self.lock:
+            if self._thread is None and not self._stop:
+                self._thread = threading.Thread(
+                    target=self._build, daemon=True, name="ringmap-view-index"
+                )
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def follow(self) -> None:
+        """Take over what the source has now. O(episodes), vectorised."""
+        with self.lock:
+            ids, lengths = self.source.spans()
+            drop = int(np.searchsorted(self.ids, ids[0])) if len(ids) else len(self.ids)
+            kept = len(self.ids) - drop
+            if kept > len(ids) or not np.array_equal(self.ids[drop:], ids[:kept]):
+                self._set(ids, lengths)
+            else:
+                grown = np.flatnonzero(self.lengths[drop:] != lengths[:kept])
+                add = len(ids) - kept
+                if not (drop or add or len(grown)):
+                    return
+                self.done = max(0, self.done - drop)
+                if len(grown):
+                    self.done = min(self.done, int(grown[0]))
+                self.ids, self.lengths = ids, lengths
+                self.returns = np.concatenate([self.returns[drop:], np.full(add, np.nan)])
+                self.ended = np.concatenate([self.ended[drop:], np.zeros(add, np.int8)])
+                for column in self.data.values():
+                    column.keep(drop, add)
+                if self.damaged and len(ids):
+                    self.damaged = {n: why for n, why in self.damaged.items() if n >= ids[0]}
+                self.version += 1
+        self._wake.set()
+
+    def _build(self) -> None:
+        while not self._stop:
+            try:
+                if not self._next():
+                    self._wake.wait()
+                    self._wake.clear()
+            except (
+                RingmapError,
+                OSError,
+            ):  # its numbers changed, it is gone, or can't be read for now
+                with contextlib.suppress(RingmapError, OSError):
+                    self.follow()
+                self._wake.wait(0.2)
+                self._wake.clear()
+
+    def _next(self) -> bool:
+        """Read the next episodes; tell whether there were any."""
+        with self.lock:
+            first, ids, lengths = self.done, self.ids, self.lengths
+        if first >= len(ids):
+            return False
+        stop = min(len(ids), first + _AT_ONCE)
+        total = np.cumsum(lengths[first:stop])
+        stop = first + max(1, int(np.searchsorted(total, _MOST_ROWS, side="right")))
+        names = ids[first:stop]
+        found, damaged = self._read(ids, lengths, first, stop)
+        data: list[tuple[int, dict[str, Any]]] = []
+        for row, name in enumerate(names.tolist()):
+            if self._stop:
+                return False
+            if row % _BREATH == _BREATH - 1:
+                time.sleep(0.0005)
+            try:
+                values = self.source.data(name)
+            except GoneError:
+                continue
+            except (RingmapError, OSError) as error:
+                damaged[name] = str(error)
+                continue
+            if values:
+                data.append((row, values))
+        with self.lock:
+            at = int(np.searchsorted(self.ids, names[0]))
+            if self.ids is not ids:  # some were evicted, or came, meanwhile
+                same = len(self.ids) >= at + len(names) and np.array_equal(
+                    self.ids[at : at + len(names)], names
+                )
+                if not same or at != self.done:
+                    return True  # once more
+            self._take(at, found, data, damaged)
+            self.done = at + len(names)
+            self.version += 1
+        return True
+
+    def _read(
+        self, ids: Array, lengths: Array, first: int, stop: int
+    ) -> tuple[tuple[Array | None, Array | None], dict[int, str]]:
+        """Return the returns and the endings of episodes, and what is wrong with which."""
+        specs = {c.name: c for c in self.source.columns}
+        scalar = {n for n, c in specs.items() if math.prod(c.shape) == 1 and c.dtype.kind in "biuf"}
+        reward = next((name for name in REWARDS if name in scalar), None)
+        ends = [name for name in ENDED[1:] if name in scalar]
+        columns = ([] if reward is None else [reward]) + ends
+        if not columns:
+            return (None, None), {}
+        sizes = lengths[first:stop]
+        row = int(lengths[:first].sum())
+        damaged: dict[int, str] = {}
+        if self.source.number_of(int(ids[first])) != first:
+            raise GoneError("the numbers have changed")
+        try:
+            found = self.source.rows(row, int(sizes.sum()), columns)
+            parts = {name: np.asarray(values).reshape(-1) for name, values in found.items()}
+        except (RingmapError, OSError):
+            parts = self._one_by_one(ids[first:stop].tolist(), sizes.tolist(), columns, damaged)
+        if self.source.number_of(int(ids[first])) != first:
+            raise GoneError("the numbers have changed")
+        starts = np.cumsum(sizes) - sizes
+        filled = np.flatnonzero(sizes)
+        returns = ended = None
+        if reward is not None:
+            returns = np.zeros(len(sizes))
+            if len(filled):  # the row of a reset has no reward: NaN
+                values = np.nan_to_num(parts[reward].astype(np.float64), nan=0.0)
+                returns[filled] = np.add.reduceat(values, starts[filled])
+        if ends:
+            ended = np.zeros(len(sizes), np.int8)
+            for code, name in reversed(list(enumerate(ENDED))):
+                if name in ends and len(filled):
+                    last = parts[name][starts[filled] + sizes[filled] - 1].astype(np.float64) == 1
+                    ended[filled[last]] = code
+        return (returns, ended), damaged
+
+    def _one_by_one(
+        self, names: list[int], sizes: list[int], columns: list[str], damaged: dict[int, str]
+    ) -> dict[str, Array]:
+        parts: dict[str, list[Array]] = {name: [] for name in columns}
+        for name, size in zip(names, sizes, strict=True):
+            try:
+                found = self.source.read(name, 0, size, columns)
+            except GoneError:
+                raise
+            except (RingmapError, OSError) as error:
+                damaged[name] = str(error)
+                found = {column: np.full(size, np.nan) for column in columns}
+            for column in columns:
+                parts[column].append(np.asarray(found[column], np.float64).reshape(-1))
+        return {column: np.concatenate(values) for column, values in parts.items()}
+
+    def _take(
+        self, at: int, found: tuple[Array | None, Array | None], data: list[tuple[int, dict[str, Any]]],
+        damaged: dict[int, str],
+    ) -> None:  # fmt: skip
+        returns, ended = found
+        if returns is not None:
+            self.returns[at : at + len(returns)] = returns
+        if ended is not None:
+            self.ended[at : at + len(ended)] = ended
+        for row, values in data:
+            for name, value in values.items():
+                column = self.data.get(name)
+                if column is None:
+                    if len(self.data) >= _MOST_NAMES:
+                        continue
+                    column = self.data[name] = _Column(len(self.ids))
+                column.put(at + row, plain(value))
+        self.damaged.update(damaged)
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def columns(self) -> dict[str, Values]:
+        """Return the columns that conditions and orders may name."""
+        count = len(self.ids)
+        damaged = np.isin(self.ids, list(self.damaged)) if self.damaged else np.zeros(count, bool)
+        endings = np.array(ENDED, object)[self.ended]
+        none = np.full(count, np.nan)
+        return {
+            "episode": Values(np.arange(count, dtype=np.float64)), "length": Values(self.lengths.astype(np.float64)),
+            "return": Values(self.returns), "ended": Values(none, endings), "damaged": Values(damaged.astype(np.float64)),
+            **{n: Values(c.numbers, c.texts) for n, c in self.data.items() if n not in OWN},
+        }  # fmt: skip
+
+    def choose(self, where: str, sort: str, descending: bool) -> Array:
+        """Return the rows that meet a condition, in an order. O(episodes log episodes), remembered until something changes.
+
+        Raises:
+            InputError: the condition can't be parsed; no such column.
+        """
+        with self.lock:
+            key = where, sort, descending, self.version
+            if self._chosen is not None and self._chosen[0] == key:
+                return self._chosen[1]
+            if not where.strip() and sort == "episode":
+                rows = np.arange(len(self.ids))
+            else:
+                columns = self.columns()
+                rows = np.flatnonzero(select(where, columns, len(self.ids), "filter"))
+                if sort != "episode":
+                    if sort not in columns:
+                        raise InputError(f"sort: no value {sort!r}; there are {list(columns)}")
+                    rows = _sorted(rows, columns[sort], descending)
+            if sort == "episode" and descending:
+                rows = rows[::-1]
+            self._chosen = key, rows
+            return rows
+
+    def table(
+        self, start: int, count: int, where: str, sort: str, descending: bool) -> dict[str, Any]:  # fmt: skip
+        """Return rows of the table, and how much of it is known."""
+        with self.lock:
+            rows = self.choose(where, sort, descending)
+            shown = rows[start : start + count].tolist()
+            return {
+                "total": len(self.ids), "matching": len(rows), "indexed": self.done, "version": self.version,
+                "names": [n for n in self.data if n not in OWN], "rows": [self.row(i) for i in shown],
+            }  # fmt: skip
+
+    def row(self, i: int) -> dict[str, Any]:
+        """Return one row."""
+        name, known = int(self.ids[i]), i < self.done
+        total = float(self.returns[i])
+        return {
+            "id": str(name), "episode": i, "length": int(self.lengths[i]), "known": known,
+            "return": total if math.isfinite(total) else None, "ended": ENDED[int(self.ended[i])],
+            "damaged": self.damaged.get(name),
+            "data": {n: v for n, c in self.data.items() if (v := c.value(i)) is not None},
+        }  # fmt: skip
+
+    def spread(self) -> dict[str, Any]:
+        """Return lengths and returns: over time, oldest first, and as histograms."""
+        with self.lock:
+            lengths, returns = self.lengths.astype(np.float64), self.returns[: self.done].copy()
+        return {"length": _spread(lengths), "return": _spread(returns)}
+
+
+def _sorted(rows: Array, values: Values, descending: bool) -> Array:
+    """Sort rows: numbers before texts; those without a value last; equal ones by age."""
+    numbers, texts = values.numbers[rows], values.texts
+    order = np.argsort(-numbers if descending else numbers, kind="stable")
+    order = order[: int(np.isfinite(numbers).sum())] if texts is not None else order
+    if texts is not None:
+        at = [i for i, t in enumerate(texts[rows]) if t]
+        at.sort(key=lambda i: texts[rows[i]], reverse=descending)
+        rest = np.setdiff1d(np.arange(len(rows)), np.concatenate([order, np.array(at, np.int64)]))
+        order = np.concatenate([order, np.array(at, np.int64), rest]).astype(np.int64)
+    found: Array = rows[order]
+    return found
+
+
+def _spread(values: Array) -> dict[str, Any] | None:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    counts, edges = np.histogram(finite, min(_BINS, max(1, len(np.unique(finite[:1000])))))
+    edges_of = np.unique(np.linspace(0, len(values), min(_STRIDES, len(values)) + 1).astype(int))[
+        :-1
+    ]
+    known = np.nan_to_num(values)
+    sizes = np.add.reduceat(np.isfinite(values).astype(np.float64), edges_of)
+    means = np.add.reduceat(known, edges_of) / np.maximum(sizes, 1)
+    return {
+        "least": float(finite.min()), "mean": float(finite.mean()), "most": float(finite.max()),
+        "counts": counts.tolist(), "edges": edges.tolist(), "at": edges_of.tolist(), "means": means.tolist(),
+    }  # fmt: skip

@@ -1,0 +1,232 @@
+// Which page the address names, and what ends when another one begins.
+import { ago, asJson, api, count, el, link, nbytes, note, number, read, told } from "./lib.js";
+import { histogram, trend } from "./charts.js";
+import { episodeTable } from "./table.js";
+import { comparePage, episodePage } from "./episode.js";
+
+const main = document.getElementById("main");
+const trail = document.getElementById("trail");
+const live = document.getElementById("live");
+let page = null;
+let shown = "";
+
+class Page {
+  ending = new AbortController();
+  later = [];
+  get signal() {
+    return this.ending.signal;
+  }
+  end() {
+    this.ending.abort();
+    for (const call of this.later) call();
+  }
+  follow(key, call) {
+    const events = new EventSource(api("events", { p: key }));
+    let before = null;
+    events.onmessage = (message) => {
+      const state = JSON.parse(message.data);
+      live.className = state.problem ? "bad" : "";
+      live.textContent = state.problem ? state.problem : state.live ? "● live" : "";
+      if (!state.problem) call(state, before);
+      if (!state.problem) before = state;
+    };
+    events.onerror = () => {
+      live.className = "bad";
+      live.textContent = "not connected";
+    };
+    this.later.push(() => events.close());
+  }
+}
+
+async function show() {
+  const { parts, query } = read();
+  const here = parts.join("/");
+  if (page?.moved && here === shown) return page.moved(query); // the page itself changed the address
+  page?.end();
+  const mine = (page = new Page());
+  shown = here;
+  live.textContent = "";
+  trail.replaceChildren();
+  try {
+    if (!parts.length) await home(mine);
+    else if (parts[0] === "p" && parts.length === 2) await place(mine, parts[1], query);
+    else if (parts[0] === "p" && parts[2] === "e" && parts.length === 4) {
+      const about = await asJson("place", { p: parts[1] }, { signal: mine.signal });
+      path(about, `episode`);
+      await episodePage(mine, main, parts[1], parts[3], query, about);
+    } else if (parts[0] === "p" && parts[2] === "compare") {
+      const about = await asJson("place", { p: parts[1] }, { signal: mine.signal });
+      path(about, "compare");
+      await comparePage(mine, main, parts[1], query);
+    } else main.replaceChildren(el("h1", {}, "No such page"), el("p", {}, "Look at the ", el("a", { href: "#/" }, "start page"), "."));
+  } catch (error) {
+    if (error.name === "AbortError" || mine.signal.aborted) return;
+    main.replaceChildren(el("h1", {}, "This can't be shown"), note(error.message), el("p", {}, el("a", { href: "#/" }, "Start page")));
+    if (!(error.status >= 0)) console.error(error);
+  }
+  main.focus({ preventScroll: true });
+}
+
+function path(about, last) {
+  const name = about.name || "";
+  trail.replaceChildren(el("a", { href: link(["p", about.key]) }, name), last ? ` / ${last}` : "");
+  document.title = `${last ? last + " · " : ""}${name} · ringmap`;
+}
+
+const writerOf = (w) => (!w ? null : w.alive ? el("span", { class: "good" }, "writer alive") : w.alive === null ? "writer unknown" : "no writer");
+
+async function home(mine) {
+  document.title = "ringmap view";
+  const given = await asJson("places", {}, { signal: mine.signal });
+  const list = el("ul", { class: "places" });
+  main.replaceChildren(el("h1", {}, `Below ${given.paths.join(", ") || "this process"}`), list);
+  const draw = ({ places }) => {
+    list.replaceChildren(...places.map(placeCard));
+    if (!places.length) list.append(el("li", { class: "quiet" }, "No buffers or datasets yet. This page shows those that come."));
+  };
+  draw(given);
+  const timer = setInterval(async () => {
+    try {
+      if (!document.hidden) draw(await asJson("places", {}, { signal: mine.signal }));
+      live.textContent = "";
+    } catch (error) {
+      if (error.name !== "AbortError") {
+        live.className = "bad";
+        live.textContent = "not connected";
+      }
+    }
+  }, 3000);
+  mine.later.push(() => clearInterval(timer));
+}
+
+function placeCard(p) {
+  const bad = p.problem !== null && p.problem !== undefined;
+  const kind = { episodes: "ring", transitions: "ring of transitions", distillation: "distillation buffer" }[p.kind] || p.format || p.kind;
+  return el("li", { class: "place" },
+    p.thumbnail && p.episodes ? el("img", { class: "thumb", alt: "", src: api("thumb", { p: p.key, at: p.last }) }) : null,
+    el("div", {},
+      el("p", {}, bad ? el("strong", {}, p.name) : el("a", { href: link(["p", p.key]) }, p.name), " ", el("span", { class: "tag" }, kind)),
+      bad ? el("p", { class: "bad" }, p.problem) : null,
+      !bad && p.episodes !== undefined ? el("p", {}, `${count(p.episodes, "episode")}, ${count(p.steps, "step")}`) : null,
+      p.kind === "fleet" ? el("p", {}, count(p.rings.length, "ring")) : null,
+      el("p", { class: "quiet" }, [p.nbytes !== undefined ? nbytes(p.nbytes) : null, p.committed_s !== undefined ? `last commit ${ago(p.committed_s)}` : null].filter(Boolean).join(" · "), p.writer ? " · " : "", writerOf(p.writer)),
+      p.columns?.length ? el("p", { class: "quiet" }, p.columns.slice(0, 12).join(", ") + (p.columns.length > 12 ? ", …" : "")) : null));
+}
+
+const fact = (name, value) => {
+  const dd = el("dd", {}, value);
+  return { dd, div: el("div", {}, el("dt", {}, name), dd) };
+};
+
+async function place(mine, key, query) {
+  const about = await asJson("place", { p: key }, { signal: mine.signal });
+  path(about);
+  main.replaceChildren(el("h1", {}, about.name));
+  if (about.problem) return main.append(note(about.problem));
+  if (about.kind === "fleet") return fleet(about);
+  const isRing = about.kind === "episodes";
+  const facts = {};
+  const add = (name, value) => (facts[name] = fact(name, value));
+  if (about.episodes !== undefined) add("episodes", count(about.episodes));
+  add("steps", count(about.steps));
+  if (about.max_steps) add("fill", "");
+  if (about.head !== undefined) add("written", count(about.head)), add("commits", count(about.commits)), add("steps per second", "–"), add("redraws of this reader", count(about.redraws));
+  if (about.writer) add("writer", el("span", {}, writerOf(about.writer), about.writer.pid && about.writer.alive ? ` ${about.writer.pid} on ${about.writer.host}` : ""));
+  if (about.nbytes !== undefined) add("on disk", nbytes(about.nbytes) + (about.nbytes_full ? ` of ${nbytes(about.nbytes_full)} when full` : ""));
+  if (about.settings) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`), add("durability", told(about.settings.durability));
+  const picture = isRing ? el("canvas", { class: "ring", role: "img", "aria-label": "The ring" }) : null;
+  main.append(el("dl", { class: "facts" }, Object.values(facts).map((f) => f.div)), picture || "");
+  if (about.episodes === undefined) {
+    columnsOf(about);
+    return;
+  }
+  const spread = el("div", { class: "pair" });
+  const table = episodeTable(mine, key, query, about);
+  const code = about.code ? el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)) : "";
+  main.append(code, el("h2", {}, "Episodes"), table.root, el("h2", {}, "Length and return, oldest first"), spread);
+  columnsOf(about);
+  mine.moved = (q) => table.moved(q);
+
+  let spreadAt = 0;
+  async function drawSpread() {
+    spreadAt = Date.now();
+    const found = await asJson("spread", { p: key }, { signal: mine.signal });
+    spread.replaceChildren();
+    for (const [name, values] of Object.entries(found)) if (values) spread.append(el("div", {}, trend(name, values)), el("div", {}, histogram(name, values)));
+  }
+  table.indexed = () => drawSpread().catch(() => {});
+  drawSpread().catch(() => {});
+  let last = null;
+  const draw = (state, before) => {
+    facts.episodes.dd.textContent = count(state.episodes);
+    facts.steps.dd.textContent = count(state.steps);
+    if (state.max_steps) facts.fill.dd.textContent = `${((100 * state.steps) / state.max_steps).toFixed(1)} % of ${count(state.max_steps)} steps`;
+    if (state.head !== undefined) {
+      facts.written.dd.textContent = count(state.head);
+      facts.commits.dd.textContent = count(state.commits);
+      facts["redraws of this reader"].dd.textContent = count(state.redraws);
+      const now = Date.now();
+      if (last && state.head >= last.head) facts["steps per second"].dd.textContent = count(Math.round(((state.head - last.head) * 1000) / Math.max(1, now - last.at)));
+      last = { at: now, head: state.head };
+      drawRing(picture, state, before);
+    }
+  };
+  draw(about, null);
+  last = null;
+  if (about.live) mine.follow(key, (state, before) => {
+    draw(state, before);
+    if (!before || before.version !== state.version) {
+      table.changed();
+      if (Date.now() - spreadAt > 3000) drawSpread().catch(() => {});
+    }
+  });
+}
+
+function drawRing(canvas, state, before) {
+  const wide = canvas.clientWidth || 600, high = 46, scale = devicePixelRatio || 1;
+  canvas.width = wide * scale;
+  canvas.height = high * scale;
+  const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
+  pen.scale(scale, scale);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  pen.fillStyle = colour("--free");
+  pen.fillRect(0, 8, wide, 18);
+  const rows = Math.max(1, state.max_steps), at = (p) => ((p % rows) / rows) * wide;
+  const span = (from, to, fill) => {
+    pen.fillStyle = fill;
+    if (to - from >= rows) return pen.fillRect(0, 8, wide, 18);
+    if (to <= from) return;
+    const a = at(from), b = at(to);
+    if (b > a) pen.fillRect(a, 8, b - a, 18);
+    else pen.fillRect(a, 8, wide - a, 18), pen.fillRect(0, 8, b, 18);
+  };
+  span(state.tail, state.head, colour("--used"));
+  if (before) span(before.tail, Math.min(state.tail, before.head), colour("--bad")), span(Math.max(before.head, state.tail), state.head, colour("--good"));
+  pen.fillStyle = colour("--text");
+  pen.font = "11px system-ui";
+  for (const [name, x, other] of [["tail", at(state.tail), at(state.head)], ["head", at(state.head), at(state.tail)]]) {
+    pen.fillRect(Math.min(wide - 2, x), 4, 2, 26);
+    const left = x > wide - 40 || (x > 40 && (x < other || (x === other && name === "tail"))); // beside each other, not over
+    pen.textAlign = left ? "right" : "left";
+    pen.fillText(name, left ? x - 2 : x + 4, 42);
+  }
+  canvas.setAttribute("aria-label", `The ring: ${count(state.steps)} of ${count(state.max_steps)} steps are stored, positions ${count(state.tail)} to ${count(state.head)}`);
+}
+
+function columnsOf(about) {
+  if (!about.columns?.length) return main.append(el("p", { class: "quiet" }, "No columns before the first episode."));
+  const rows = about.columns.map((c) => el("tr", {}, el("td", {}, c.name), el("td", {}, c.dtype), el("td", {}, c.shape.join(" × ") || "–"), el("td", {}, c.range ? `${number(c.range[0])} to ${number(c.range[1])}` : "–"), el("td", {}, c.storage || "–"), el("td", {}, c.reason || c.kind)));
+  main.append(el("h2", {}, "Columns"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Columns" }, el("table", {}, el("thead", {}, el("tr", {}, ["column", "dtype", "shape", "range of the newest steps", "storage", "drawn as"].map((t) => el("th", {}, t)))), el("tbody", {}, rows))));
+}
+
+function fleet(about) {
+  const row = (r) => el("tr", {}, el("td", {}, r.key ? el("a", { href: link(["p", r.key]) }, r.name) : r.name), el("td", {}, count(r.episodes)), el("td", {}, count(r.steps)), el("td", {}, count(r.written)), el("td", {}, r.alive ? el("span", { class: "good" }, "alive") : r.alive === null ? "unknown" : "none"), el("td", {}, ago(r.idle_s)), el("td", {}, told(r.policy_step) || "–"), el("td", { class: "bad" }, r.problem || ""));
+  main.append(
+    el("dl", { class: "facts" }, [["rings", count(about.shards.length)], ["episodes", count(about.episodes)], ["steps", count(about.steps)], ["written", count(about.written)], ["on disk", nbytes(about.nbytes)], ["policy staleness", about.staleness === null ? "not known" : `${count(about.staleness)} steps between the rings' newest episodes`]].map(([n, v]) => fact(n, v).div)),
+    el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)),
+    el("h2", {}, "Rings"),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "written", "writer", "last commit", "policy step", "problem"].map((t) => el("th", {}, t)))), el("tbody", {}, about.shards.map(row)))));
+}
+
+window.addEventListener("hashchange", show);
+show();

@@ -1,0 +1,81 @@
+import http.client
+import json
+from urllib.parse import quote, urlencode
+
+import numpy as np
+import pytest
+
+from ringmap.data import ReplayBuffer
+from ringmap.viewer.library import Library
+from ringmap.viewer.serve import Server
+
+
+def episode(number, length=20, side=16, **data):
+    """An episode whose values follow from its number."""
+    t = np.arange(length)
+    pixels = np.zeros((length, side, side, 3), np.uint8)
+    pixels[..., 0] = number
+    pixels[..., 1] = t[:, None, None]
+    return {
+        "pixels": pixels,
+        "proprio": np.stack([np.sin(t / 8), np.full(length, number)], 1).astype(np.float32),
+        "reward": np.r_[np.nan, np.full(length - 1, number)].astype(np.float32),
+        "terminated": (t == length - 1) & bool(number % 2),
+        "truncated": (t == length - 1) & (not number % 2),
+        "instruction": np.array([f"go {i}" for i in range(length)]),
+        "_episode_data": {"seed": 100 + number, "room": "left" if number % 2 else "right", **data},
+    }
+
+
+def fill(path, episodes=6, max_steps=1000, **options):
+    buffer = ReplayBuffer(max_steps, path=path, **options)
+    for number in range(episodes):
+        buffer.write_episode(episode(number))
+    return buffer
+
+
+class Client:
+    """A client that was given the token; `headers` replace its own."""
+
+    def __init__(self, server):
+        self.server, self.port = server, server.port
+
+    def ask(self, path, method="GET", cookie=True, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        own = {"Host": f"127.0.0.1:{self.port}"}
+        if cookie:
+            own["Cookie"] = f"ringmap-{self.port}={self.server.token}"
+        own |= {k.replace("_", "-"): v for k, v in headers.items()}
+        try:
+            connection.request(method, path, body, own)
+            reply = connection.getresponse()
+            return reply.status, dict(reply.getheaders()), reply.read()
+        finally:
+            connection.close()
+
+    def api(self, name, status=200, **query):
+        got, _, body = self.ask(f"/api/{name}?{urlencode(query, doseq=True, quote_via=quote)}")
+        assert got == status, body[:500]
+        return body
+
+    def json(self, name, status=200, **query):
+        return json.loads(self.api(name, status, **query))
+
+    def keys(self):
+        return {p["name"].rpartition("/")[2]: p["key"] for p in self.json("places")["places"]}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Serves paths; all servers end with the test."""
+    made = []
+
+    def start(*paths, **options):
+        server = Server(Library(paths or [tmp_path]), port=0, **options)
+        made.append(server)
+        server.start()
+        return Client(server)
+
+    yield start
+    for server in made:
+        server.stop()

@@ -1,0 +1,55 @@
+"""A buffer in a notebook: a card, and the page in a frame, without a cookie."""
+
+import re
+
+import numpy as np
+import pytest
+
+from ringmap.data import ReplayBuffer
+from ringmap.errors import InputError
+from ringmap.viewer.notebook import show
+from tests.viewer.conftest import Client, episode
+
+
+@pytest.fixture
+def buffer():
+    made = ReplayBuffer(100)
+    for number in range(3):
+        made.write_episode(episode(number))
+    return made
+
+
+def test_a_frame_of_a_buffer_in_ram_that_is_written(buffer):
+    shown = buffer.show(height=300)
+    try:
+        where = re.search(r'src="http://127.0.0.1:(\d+)(/t/[\w-]+/)#/p/(\w+)"', shown._repr_html_())
+        port, path, key = where.groups()
+        client = Client.__new__(Client)
+        client.port = int(port)
+        status, _, page = client.ask(path, cookie=False)
+        assert (status, b"ringmap" in page) == (200, True)
+        assert client.ask("/", cookie=False)[0] == 403
+        status, _, body = client.ask(f"{path}api/episodes?p={key}", cookie=False)
+        assert b'"total": 3' in body
+        buffer.write_episode(episode(3))
+        client.ask(f"{path}api/places", cookie=False)
+        assert b'"total": 4' in client.ask(f"{path}api/episodes?p={key}", cookie=False)[2]
+    finally:
+        shown.close()
+    with pytest.raises(ConnectionRefusedError):
+        client.ask(path, cookie=False)
+    assert buffer.num_episodes == 4  # what was given stays open
+
+
+def test_the_card_shows_names_as_text():
+    buffer = ReplayBuffer(10)
+    buffer.write_episode({"<script>": np.zeros(3)})
+    card = buffer._repr_html_()
+    assert "&lt;script&gt;" in card and "<script>" not in card and "3 of 10" in card
+    buffer.close()
+    assert "closed" in buffer._repr_html_()
+
+
+def test_only_buffers_and_datasets():
+    with pytest.raises(InputError, match="got list"):
+        show([1])

@@ -1,0 +1,293 @@
+"""The pages in Chromium: what they show, keys, what comes and goes, names that attack, a phone's width, axe-core."""
+
+import importlib.util
+import os
+import re
+import shutil
+import urllib.parse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringmap.data import ReplayBuffer
+from tests.viewer.conftest import episode, fill
+
+CHROMIUM = os.environ.get("RINGMAP_CHROMIUM") or shutil.which("chromium") or ""
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MISSING = [
+    name
+    for name in ("playwright", "axe_playwright_python")
+    if importlib.util.find_spec(name) is None
+]
+
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="no browser is installed: apt-get install chromium"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}"),
+    pytest.mark.xdist_group("browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens pages; each must be without an error in the console."""
+    contexts, wrong = [], []
+
+    def open_page(client, where="", **options):
+        context = browser.new_context(viewport={"width": 1100, "height": 800}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        outside = []
+        page.on("request", lambda r: outside.append(r.url) if urllib.parse.urlparse(r.url).port != client.port and not r.url.startswith("blob:") else None)  # fmt: skip
+        page.outside = outside
+        page.goto(client.server.address + where)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # Chromium itself notes replies of 4xx: a filter that can't be parsed, an episode that was evicted.
+    assert [text for text in wrong if "responded with a status of 4" not in text] == []
+
+
+def axe(page):
+    """Return what axe-core finds that is serious."""
+    import axe_playwright_python
+
+    source = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+    session = page.context.new_cdp_session(page)
+    session.send("Runtime.evaluate", {"expression": source})
+    found = page.evaluate("axe.run().then(r => r.violations)")
+    return [
+        (v["id"], v["nodes"][0]["html"][:200], v["nodes"][0].get("failureSummary", "")[:300])
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
+
+
+def fits(page):
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_from_the_start_page_to_an_episode(tmp_path, serve, visit):
+    fill(tmp_path / "fleet/a", 12).close()
+    fill(tmp_path / "fleet/b", 2).close()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/manifest.json").write_text("{")
+    client = serve()
+    page = visit(client)
+    page.locator(".place").nth(3).wait_for()
+    assert "token" not in page.url
+    assert "check" in page.locator(".place", has_text="broken").inner_text()
+    assert axe(page) == []
+    page.get_by_role("link", name="fleet", exact=False).first.click()
+    page.get_by_role("heading", name="Rings").wait_for()
+    assert axe(page) == []
+    page.get_by_role("link", name="a", exact=True).click()
+    page.locator("#row0").wait_for()
+    page.wait_for_function("() => document.querySelector('#row0').innerText.includes('terminated')")
+    assert page.locator(".row").count() == 12
+    assert axe(page) == []
+    page.fill("#where", "seed >= 103 and room = 'left'")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelectorAll('.row').length == 5")
+    page.fill("#where", "seed >")
+    page.keyboard.press("Enter")
+    page.get_by_text("at character 7").wait_for()
+    page.fill("#where", "")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelectorAll('.row').length == 12")
+    page.get_by_role("button", name="return").click()
+    page.locator(".grid").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")  # the one with the second greatest return
+    page.get_by_role("heading", name="Episode 10").wait_for()
+    page.locator(".u-over").first.wait_for()
+    assert axe(page) == []
+    assert page.outside == []
+
+
+def test_one_cursor_moves_everything_and_is_in_the_address(tmp_path, serve, visit):
+    fill(tmp_path / "ring", 3).close()
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}/e/20?t=4")
+    page.locator(".u-over").first.wait_for()
+
+    def seen(step):
+        page.wait_for_function(
+            """step => { const c = document.querySelector(".films canvas");
+              const p = c.getContext("2d").getImageData(3, 3, 1, 1).data;
+              return p[0] == 1 && p[1] == step && document.querySelector(".said").textContent == `go ${step}`
+                && [...document.querySelectorAll(".read")].every(r => r.textContent.startsWith(`step ${step}:`)); }""",
+            arg=step,
+        )
+
+    seen(4)
+    page.keyboard.press("ArrowRight")
+    seen(5)
+    page.keyboard.press("Shift+ArrowRight")
+    seen(15)
+    page.keyboard.press("ArrowLeft")
+    seen(14)
+    page.wait_for_url("**t=14")
+    page.keyboard.press("Home")
+    seen(0)
+    assert (
+        page.locator(".read").nth(1).text_content() == "step 0: \N{EN DASH}"
+    )  # the reward of a reset is a gap
+    for _ in range(4):
+        page.keyboard.press(".")
+    page.keyboard.press("Space")
+    seen(19)  # played to its end
+    page.locator(".u-over").first.click(position={"x": 5, "y": 20})
+    page.wait_for_function(
+        "() => document.querySelector('.read').textContent.startsWith('step 0:')"
+    )
+    page.get_by_role("button", name="1", exact=True).first.click()
+    page.get_by_role("link", name="newer").click()
+    page.get_by_role("heading", name="Episode 2").wait_for()
+
+
+def test_compare(tmp_path, serve, visit):
+    buffer = fill(tmp_path / "ring", 3)
+    buffer.write_episode(episode(3, length=35))
+    buffer.close()
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}")
+    page.locator("#row2").wait_for()
+    page.locator("#row0").click(modifiers=["Shift"])
+    page.locator("#row2").click(modifiers=["Shift"])
+    page.get_by_role("button", name="Compare 2").click()
+    page.get_by_role("heading", name="Episodes 3, 1").wait_for()
+    page.locator(".u-over").first.wait_for()
+    assert page.locator(".films canvas").count() == 2
+    page.keyboard.press("End")
+    page.wait_for_function(
+        "() => document.querySelector('.bar').innerText.includes('step 34 of 35')"
+    )
+    assert axe(page) == []
+
+
+def test_live_and_evicted_while_watched_in_two_tabs(tmp_path, serve, visit):
+    buffer = fill(tmp_path / "live", 3, max_steps=100)
+    client = serve()
+    (key,) = client.keys().values()
+    table, watched = visit(client, f"#/p/{key}"), visit(client, f"#/p/{key}/e/0?t=3")
+    table.locator("#row2").wait_for()
+    watched.locator(".u-over").first.wait_for()
+    watched.get_by_text("● live").wait_for()
+    table.get_by_text("● live").wait_for()
+    buffer.write_episode(episode(3))
+    table.wait_for_function(
+        "() => document.querySelectorAll('.row').length == 4 && document.querySelector('#row0').innerText.includes('103')"
+    )
+    for number in range(4, 9):
+        buffer.write_episode(episode(number))
+    table.wait_for_function(
+        "() => document.querySelectorAll('.row').length == 5 && document.querySelector('#row0').innerText.includes('108')"
+    )
+    watched.get_by_text("was evicted").wait_for()
+    watched.keyboard.press("ArrowRight")  # what was loaded stays
+    watched.wait_for_function(
+        "() => document.querySelector('.read').textContent.startsWith('step 4:')"
+    )
+    assert watched.evaluate("document.querySelector('.films canvas').getContext('2d').getImageData(3, 3, 1, 1).data[1]") == 4  # fmt: skip
+    buffer.close()
+
+
+ATTACK = '"><img src=x onerror="document.title=1"><script>document.title=2</script>${7*7}'
+
+
+def test_names_that_attack_stay_text(tmp_path, serve, visit):
+    buffer = ReplayBuffer(100, path=tmp_path / ATTACK.replace("/", "|"))
+    buffer.write_episode(
+        {ATTACK: np.zeros(9), "s": np.array([ATTACK] * 9), "_episode_data": {ATTACK: ATTACK}}
+    )
+    buffer.close()
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client)
+    page.locator(".place").wait_for()
+    for where in (
+        f"#/p/{key}",
+        f"#/p/{key}/e/0",
+        f"#/p/{key}/compare?e=0",
+        f"#/p/{urllib.parse.quote(ATTACK, safe='')}",
+    ):
+        page.goto(f"http://127.0.0.1:{client.port}/{where}")
+        page.locator("main h1").wait_for()
+        page.wait_for_timeout(200)
+        assert page.locator("main img[src=x], main script").count() == 0
+        assert "1" != page.title() != "2"
+        if "e=" in where or "/e/" in where:
+            assert page.locator("h3").first.text_content() == ATTACK
+
+
+def test_a_phone_and_the_dark(tmp_path, serve, visit):
+    fill(tmp_path / "fleet/a", 12).close()
+    fill(tmp_path / "fleet/b", 2).close()
+    client = serve()
+    keys = client.keys()
+    page = visit(client, color_scheme="dark")
+    page.set_viewport_size({"width": 380, "height": 800})
+    waits = {"": ".place", f"#/p/{keys['fleet']}": "table", f"#/p/{keys['a']}": "#row0", f"#/p/{keys['a']}/e/20": ".u-over", f"#/p/{keys['a']}/compare?e=0,20": ".u-over"}  # fmt: skip
+    for where, there in waits.items():
+        page.goto(f"http://127.0.0.1:{client.port}/{where}")
+        page.locator(there).first.wait_for()
+        assert fits(page), where
+        assert axe(page) == [], where
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
+
+
+def test_only_rows_in_view_are_made(tmp_path, serve, visit):
+    buffer = ReplayBuffer(20_000, path=tmp_path / "ring")
+    buffer.write_episodes({"reward": np.full(2, float(n))} for n in range(5000))
+    buffer.close()
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}")
+    page.locator("#row0").wait_for()
+    page.evaluate("document.querySelector('.grid').scrollTop = 34 * 4000")
+    page.locator("#row4005").wait_for()
+    assert page.locator(".row").count() < 60
+    page.locator(".grid").focus()
+    page.keyboard.press("End")
+    page.locator("#row4999.at").wait_for()
+
+
+def test_the_page_is_small_and_whole():
+    import hashlib
+    from importlib.resources import files
+
+    folder = files("ringmap.viewer").joinpath("static")
+    sizes = {f.name: len(f.read_bytes()) for f in folder.iterdir()}
+    assert sum(sizes.values()) < 150_000
+    said = folder.joinpath("uPlot.VENDORED").read_text()
+    for name in ("uPlot.js", "uPlot.css"):
+        assert hashlib.sha256(folder.joinpath(name).read_bytes()).hexdigest() in said
+    page = folder.joinpath("index.html").read_text()
+    assert "<script>" not in page and "http" not in page and not re.search(r"\son\w+=", page)

@@ -1,0 +1,421 @@
+"""The server's answers: what is stored, who may ask, what is refused, and what one request may take."""
+
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from ringmap.data import ReplayBuffer
+from ringmap.errors import NotFoundError
+from ringmap.viewer import limits
+from ringmap.viewer.library import Library
+from ringmap.viewer.serve import listen, tunnel_line
+from tests.viewer.conftest import episode, fill
+
+
+def until(call, wanted, seconds=20):
+    end = time.monotonic() + seconds
+    while not wanted(found := call()):
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+    return found
+
+
+def unpacked(body):
+    size = struct.unpack("<I", body[:4])[0]
+    head = json.loads(body[4 : 4 + size])
+    values = np.frombuffer(body[4 + size :], np.float64).reshape(-1, head["points"])
+    return head, values
+
+
+@pytest.fixture
+def ring(tmp_path):
+    fill(tmp_path / "ring", 30, max_steps=500).close()  # the newest 25 are stored: 5 to 29
+    return tmp_path / "ring"
+
+
+def indexed(client, key, **query):
+    return until(
+        lambda: client.json("episodes", p=key, **query), lambda t: t["indexed"] == t["total"]
+    )
+
+
+def test_places_and_their_pages(tmp_path, serve, ring):
+    fill(tmp_path / "fleet/a", 3).close()
+    fill(tmp_path / "fleet/b", 2).close()
+    ReplayBuffer.open(ring).dump(tmp_path / "set.h5", progress=False)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/manifest.json").write_text("{")
+    (tmp_path / "notes.txt").write_text("no data")
+    client = serve()
+    found = {p["name"].rpartition("/")[2]: p for p in client.json("places")["places"]}
+    kinds = {name: place["kind"] for name, place in found.items()}
+    assert kinds == {"ring": "episodes", "fleet": "fleet", "a": "episodes", "b": "episodes", "set.h5": "dataset", "broken": "problem"}  # fmt: skip
+    assert "check" in found["broken"]["problem"]
+    assert (
+        found["ring"]["episodes"],
+        found["ring"]["steps"],
+        found["ring"]["writer"]["alive"],
+    ) == (25, 500, False)
+    about = client.json("place", p=found["ring"]["key"])
+    assert (about["head"], about["tail"], about["commits"], about["max_steps"]) == (
+        600,
+        100,
+        30,
+        500,
+    )
+    columns = {c["name"]: c for c in about["columns"]}
+    assert columns["proprio"]["range"] == [-1.0, 29.0] or columns["proprio"]["range"][1] == 29.0
+    assert (columns["pixels"]["kind"], columns["instruction"]["kind"]) == ("picture", "text")
+    fleet = client.json("place", p=found["fleet"]["key"])
+    assert [(r["name"], r["episodes"], r["key"]) for r in fleet["shards"]] == [("a", 3, found["a"]["key"]), ("b", 2, found["b"]["key"])]  # fmt: skip
+    assert client.json("place", p="0123456789ab", status=404)["error"]
+
+
+def test_table_sorts_and_filters_over_all_episodes(serve, ring):
+    client = serve(ring)
+    (key,) = client.keys().values()
+    table = indexed(client, key, n=3)
+    assert [row["return"] for row in table["rows"]] == [19 * 5.0, 19 * 6.0, 19 * 7.0]
+    first = table["rows"][0]
+    assert (first["length"], first["ended"], first["data"], first["id"]) == (20, "terminated", {"seed": 105, "room": "left"}, "100")  # fmt: skip
+    newest = client.json("episodes", p=key, sort="return", desc=1, n=2)["rows"]
+    assert [row["episode"] for row in newest] == [24, 23]
+    found = client.json("episodes", p=key, where="return > 190 and not (seed < 120 or room = 'left')", sort="seed")  # fmt: skip
+    assert [row["data"]["seed"] for row in found["rows"]] == [120, 122, 124, 126, 128]
+    assert found["matching"] == 5
+    for where, said in [("return >", "character 9"), ("nope = 1", "no value 'nope'"), ("(seed", "character 6"), ("seed ~ 3", "character 6"), ("x" * 3000, "3,000 characters")]:  # fmt: skip
+        assert said in client.json("episodes", p=key, where=where, status=400)["error"], where
+    spread = client.json("spread", p=key)
+    assert (
+        spread["length"]["least"],
+        spread["return"]["most"],
+        sum(spread["return"]["counts"]),
+    ) == (20, 19 * 29, 25)
+
+
+def test_episode_columns_pictures_and_text(serve, ring):
+    client = serve(ring)
+    (key,) = client.keys().values()
+    one = client.json("episode", p=key, e=200)
+    assert (one["episode"], one["length"], one["verified"], one["before"], one["after"]) == (
+        5,
+        20,
+        True,
+        "180",
+        "220",
+    )
+    head, values = unpacked(client.api("columns", p=key, e=200, c=["proprio", "reward"], start=5))
+    assert (head["thinned"], [c["lines"] for c in head["columns"]]) == (False, [2, 1])
+    stored = episode(10)
+    np.testing.assert_array_equal(values[0], np.arange(5, 20))
+    np.testing.assert_array_equal(values[1:3], stored["proprio"][5:].T)
+    head, values = unpacked(client.api("columns", p=key, e=200, c="reward"))
+    assert np.isnan(values[1, 0])  # a gap, not a zero
+    from PIL import Image
+
+    body = client.api("frames", p=key, e=200, c="pixels", start=3, n=4)
+    start, count, *sizes = struct.unpack_from("<6I", body)
+    assert (start, count) == (3, 4)
+
+    picture = np.asarray(Image.open(io.BytesIO(body[24 : 24 + sizes[0]])))
+    np.testing.assert_array_equal(picture, stored["pixels"][3])
+    assert client.json("text", p=key, e=200, c="instruction", start=18)["values"] == [
+        "go 18",
+        "go 19",
+    ]
+    assert client.api("thumb", p=key, e=200)[:4] == b"\x89PNG"
+
+
+def test_long_episodes_are_thinned_to_least_and_greatest(tmp_path, serve):
+    values = np.random.default_rng(0).normal(size=50_000).astype(np.float32)
+    values[1234], values[2000:3000] = 99.0, np.nan
+    buffer = ReplayBuffer(60_000, path=tmp_path / "long")
+    buffer.write_episode({"x": values})
+    buffer.close()
+    client = serve()
+    (key,) = client.keys().values()
+    head, (steps, thin) = unpacked(client.api("columns", p=key, e=0, c="x", points=1000))
+    assert (head["thinned"], head["points"]) == (True, 1000)
+    assert np.nanmax(thin) == 99.0
+    assert np.nanmin(thin) == np.nanmin(values)
+    assert np.isnan(thin[(steps > 2100) & (steps < 2900)]).all()
+    assert (np.diff(steps) > 0).all()
+
+
+def test_downloads(tmp_path, serve, ring):
+    client = serve(ring)
+    (key,) = client.keys().values()
+    (tmp_path / "one.h5").write_bytes(client.api("download", p=key, e=200, **{"as": "hdf5"}))
+    with h5py.File(tmp_path / "one.h5") as file:
+        np.testing.assert_array_equal(file["proprio"][:], episode(10)["proprio"])
+    assert client.api("download", p=key, e=200, **{"as": "png"})[:4] == b"\x89PNG"
+    pytest.importorskip("av")
+    assert client.api("download", p=key, e=200, **{"as": "mp4"})[4:8] == b"ftyp"
+
+
+def test_new_episodes_come_and_evicted_ones_go(tmp_path, serve):
+    buffer = fill(tmp_path / "live", 3, max_steps=100)
+    client = serve()
+    (key,) = client.keys().values()
+    connection = socket.create_connection(("127.0.0.1", client.port))
+    cookie = f"ringmap-{client.port}={client.server.token}"
+    connection.sendall(f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n".encode())  # fmt: skip
+    lines = connection.makefile("rb")
+
+    def told():
+        for line in lines:
+            if line.startswith(b"data:"):
+                return json.loads(line[5:])
+
+    assert told()["episodes"] == 3
+    start = time.monotonic()
+    for number in range(3, 9):
+        buffer.write_episode(episode(number))
+    while (state := told())["head"] < 180:
+        pass
+    assert time.monotonic() - start < 10  # half a second on a machine that is not busy
+    assert (state["episodes"], state["first"], state["tail"]) == (5, "80", 80)
+    table = indexed(client, key)
+    assert [row["data"]["seed"] for row in table["rows"]] == [104, 105, 106, 107, 108]
+    assert "evicted" in client.json("episode", p=key, e=0, status=410)["error"]
+    assert "evicted" in client.json("columns", p=key, e=0, c="reward", status=410)["error"]
+    connection.close()
+    buffer.close()
+
+
+def test_a_damaged_episode_is_shown_as_damaged_and_others_go_on(serve, ring):
+    with open(ring / "columns/001-proprio.npy", "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        end = file.tell()
+        file.seek(4096 + 8 * 210)
+        file.write(b"\xff\xfe")
+        assert end > 4096 + 8 * 210
+    client = serve(ring)
+    (key,) = client.keys().values()
+    states = {e: client.json("episode", p=key, e=e)["damaged"] for e in (180, 200, 220)}
+    assert "damaged" in states[200]
+    assert (states[180], states[220]) == (None, None)
+    assert client.api("columns", p=key, e=200, c="reward")
+
+
+def test_a_ring_that_vanishes(tmp_path, serve, ring):
+    client = serve()
+    (key,) = client.keys().values()
+    client.json("episode", p=key, e=200)
+    ring.rename(tmp_path / "elsewhere")
+    told = until(lambda: client.ask("/api/places")[2], lambda body: b"elsewhere" in body)
+    assert b'"ring"' not in told
+    assert json.loads(client.ask(f"/api/place?p={key}")[2])[
+        "error" if client.ask(f"/api/place?p={key}")[0] != 200 else "name"
+    ]
+
+
+# -- who may ask ------------------------------------------------------------------------------------
+
+
+def refused(reply):
+    status, headers, body = reply
+    return status == 403 and body == b"403 Forbidden\n"
+
+
+def test_only_with_the_token(serve, ring):
+    client = serve(ring)
+    (key,) = client.keys().values()
+    token = client.server.token
+    status, headers, _ = client.ask(f"/?token={token}", cookie=False)
+    assert (status, headers["location"]) == (303, "/")
+    assert "HttpOnly" in headers["set-cookie"] and "SameSite=Strict" in headers["set-cookie"]
+    for path in ("/", "/static/app.js", "/api/places", f"/api/place?p={key}", "/?token=wrong", f"/?token={token}x", f"/t/{token}/", "/nothing"):  # fmt: skip
+        assert refused(client.ask(path, cookie=False)), path
+    assert refused(client.ask("/", cookie=False, Cookie=f"ringmap-{client.port}=wrong"))
+    status, headers, body = client.ask("/")
+    assert status == 200 and b"<script src" in body
+    policy = headers["content-security-policy"]
+    assert (
+        "default-src 'none'" in policy
+        and "unsafe" not in policy
+        and "frame-ancestors 'none'" in policy
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"}, {"Host": "evil.example:PORT"}, {"Host": "127.0.0.1:1"}, {"Host": "127.0.0.1"}, {"Host": "192.168.0.1:PORT"},
+        {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "https://127.0.0.1:PORT"}, {"Origin": "http://127.0.0.1:1"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}, {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "cors"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_hosts_and_sites_are_refused(serve, ring, headers):
+    client = serve(ring)
+    given = {name: value.replace("PORT", str(client.port)) for name, value in headers.items()}
+    assert refused(client.ask("/api/places", **given))
+    assert client.ask("/api/places", Origin=f"http://127.0.0.1:{client.port}")[0] == 200  # control
+
+
+def test_a_frame_has_the_token_in_its_path(serve, ring):
+    client = serve(ring, frames=True)
+    token = client.server.token
+    status, headers, _ = client.ask(f"/t/{token}/api/places", cookie=False)
+    assert status == 200 and "http://localhost:*" in headers["content-security-policy"]
+    assert refused(client.ask("/t/wrong/", cookie=False))
+    assert refused(client.ask("/", cookie=False))
+
+
+@pytest.mark.parametrize("path", ["/../pyproject.toml", "/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/app.py", "/static/uPlot.LICENSE/x", "/api/place?p=../../etc", "/api/thumb?p=%2fetc"])  # fmt: skip
+def test_no_request_is_a_path(serve, ring, path):
+    client = serve(ring)
+    status, _, body = client.ask(path)
+    assert status in (400, 404)
+    assert b"ringmap" not in body.replace(b"ringmap view", b"")
+
+
+def test_links_out_of_the_given_paths_are_not_followed(tmp_path, serve, ring):
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    (shown / "out").symlink_to(ring)
+    fill(shown / "own", 2).close()
+    (shown / "again").symlink_to(shown / "own")
+    os.mkfifo(shown / "pipe.h5")
+    found = {p["name"].rpartition("/")[2]: p for p in serve(shown).json("places")["places"]}
+    assert "leads out" in found["out"]["problem"]
+    assert sorted(found) in (["again", "out"], ["out", "own"])  # one of two names of one ring
+
+
+ATTACK = "<img src=x onerror=alert(1)>\x1b]0;x\x07\u202e../../etc"
+
+
+def test_names_and_values_of_data_are_json_alone(tmp_path, serve):
+    buffer = ReplayBuffer(100, path=tmp_path / "ring")
+    buffer.write_episode(
+        {
+            ATTACK: np.zeros(9),
+            "_episode_data": {ATTACK: ATTACK, "many": np.zeros(1000), "huge": 2**60},
+        }
+    )
+    buffer.close()
+    client = serve()
+    (key,) = client.keys().values()
+    status, headers, body = client.ask(f"/api/episode?p={key}&e=0")
+    assert (
+        headers["content-type"] == "application/json"
+        and headers["x-content-type-options"] == "nosniff"
+    )
+    assert json.loads(body)["data"] == {
+        ATTACK: ATTACK,
+        "many": "float64 (1000,)",
+        "huge": str(2**60),
+    }
+    assert b"\x1b" not in body and all(byte < 128 for byte in body)
+
+
+# -- bounds -----------------------------------------------------------------------------------------
+
+
+def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
+    buffer = ReplayBuffer(400, path=tmp_path / "ring")
+    buffer.write_episode(
+        {"map": np.zeros((200, 20, 20), np.float32), "pixels": np.zeros((200, 64, 64, 3), np.uint8)}
+    )
+    buffer.close()
+    client = serve()
+    (key,) = client.keys().values()
+    told = {c["name"]: c for c in client.json("episode", p=key, e=0)["columns"]}
+    assert told["map"]["reason"] == "20 x 20 = 400 values a step; at most 64 are drawn as lines"
+    assert "400 values" in client.json("columns", p=key, e=0, c="map", status=400)["error"]
+    assert (
+        struct.unpack_from("<II", client.api("frames", p=key, e=0, c="pixels", n=10**9))[1]
+        == limits.FRAMES
+    )
+    assert len(client.json("episodes", p=key, n=10**12)["rows"]) == 1
+    for query in (
+        {"start": -1},
+        {"start": 300},
+        {"start": 5, "end": 3},
+        {"start": "x"},
+        {"n": "1e3"},
+    ):
+        assert client.json("frames", p=key, e=0, c="pixels", status=400, **query)["error"]
+    for query in ({"e": 7}, {"e": 2**62}):
+        assert client.json("episode", p=key, status=410, **query)["error"]
+    monkeypatch.setattr("ringmap.viewer.download.MOST_NBYTES", 100_000)
+    assert (
+        "ringmap convert"
+        in client.json("download", p=key, e=0, **{"as": "hdf5"}, status=413)["error"]
+    )
+    assert (
+        "expected hdf5" in client.json("download", p=key, e=0, **{"as": "exe"}, status=400)["error"]
+    )
+
+
+def test_a_slow_client_keeps_nobody_waiting(serve, ring):
+    client = serve(ring)
+    (key,) = client.keys().values()
+    slow = []
+    for _ in range(12):  # they ask, and never read
+        connection = socket.create_connection(("127.0.0.1", client.port))
+        cookie = f"ringmap-{client.port}={client.server.token}"
+        for path in (f"/api/events?p={key}",):
+            connection.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n".encode()
+            )
+        slow.append(connection)
+    assert client.json("episodes", p=key)["total"] == 25
+    for connection in slow:
+        connection.close()
+
+
+# -- its life ---------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_takes_the_next():
+    taken = listen("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    other = listen("127.0.0.1", port)
+    assert port < other.getsockname()[1] < port + 50
+    taken.close()
+    other.close()
+
+
+def test_behind_ssh_it_prints_the_tunnel(monkeypatch):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    assert tunnel_line(7777) is None
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 5000 10.0.0.2 22")
+    monkeypatch.setenv("USER", "me")
+    assert tunnel_line(7777) == "ssh -N -L 7777:127.0.0.1:7777 me@10.0.0.2"
+
+
+def test_the_command_until_ctrl_c(ring):
+    words = [sys.executable, "-m", "ringmap", "view", str(ring), "--no-open", "--port", "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})  # fmt: skip
+    line = process.stdout.readline()
+    assert line.startswith("1 place at http://127.0.0.1:") and "?token=" in line
+    port, token = int(line.split(":")[2].split("/")[0]), line.strip().rpartition("=")[2]
+    connection = socket.create_connection(("127.0.0.1", port))  # somebody is still connected
+    key = Library([ring]).places()[0].key
+    connection.sendall(
+        f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: ringmap-{port}={token}\r\n\r\n".encode()
+    )
+    assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    connection.close()
+    assert (process.returncode, said) == (0, "")
+    assert time.monotonic() - start < 5  # within a second on a machine that is not busy
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(NotFoundError, match="nothing is there"):
+        Library([tmp_path / "none"])
