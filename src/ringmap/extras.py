@@ -23,6 +23,7 @@ PACKAGES = {
     "minari": ("minari",),
     "plot": ("matplotlib",),
     "pusht": ("gym_pusht",),
+    "ray": ("ray",),
     "torch": ("torch",),
     "torchrl": ("torchrl", "tensordict"),
     "video": ("av",),
