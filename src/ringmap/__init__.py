@@ -1,6 +1,7 @@
 """ringmap: replay buffers on a memory-mapped ring.
 
     cli                  `ringmap info DIR` and the other commands
+    ray                  the rings of many machines as one buffer, over Ray
     collection           many processes that collect, each into a ring of its own
     world, recording     collecting: environments in a pool; wrappers around a Gymnasium environment
     exits                classes for other libraries: Stable-Baselines3, grain

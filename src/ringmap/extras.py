@@ -23,6 +23,7 @@ PACKAGES = {
     "minari": ("minari",),
     "plot": ("matplotlib",),
     "pusht": ("gym_pusht",),
+    "ray": ("ray",),
     "sb3": ("stable_baselines3",),
     "torch": ("torch",),
     "torchrl": ("torchrl", "tensordict"),

@@ -1,0 +1,3 @@
+from ringmap.ray.buffer import ReplayBuffer
+
+__all__ = ["ReplayBuffer"]

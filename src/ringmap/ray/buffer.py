@@ -1,0 +1,449 @@
+"""`ringmap.ray.ReplayBuffer`: the rings of all nodes, read as one buffer by a learner.
+
+    counts      a 700   b 300   c away
+    a batch     one multinomial, 256 = 180 + 76             ─► read(180) on a, read(76) on b
+    the parts   come through Ray's object store             ─► one copy into memory that is used again, in random order
+
+Invariants: a batch is whole; a part that fails is drawn again, from the nodes that are there; batches come in the order in which
+they were asked for.
+Not here: nodes and readers (readers.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.batch import Batch
+from ringmap.buffers.options import positive
+from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.sharded.buffer import Shard
+from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.clips.window import WindowSpec
+from ringmap.errors import ClosedError, InputError, NoClipsError, RingmapError
+from ringmap.ray.cluster import Layout, ray_for
+from ringmap.ray.memory import Memory
+from ringmap.ray.reader import Part
+from ringmap.ray.readers import Readers, Station
+
+__all__ = ["NodeShards", "ReplayBuffer"]
+
+log = logging.getLogger("ringmap")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_WHERE = "ringmap.ray.ReplayBuffer"
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShards:
+    """One node, as `ringmap.ray.ReplayBuffer.nodes` lists it.
+
+    Args:
+        name: of the node.
+        host: its machine.
+        clips: that can be drawn now, of the buffer's history.
+        shards: its rings, as `ShardedReplayBuffer.shards` lists them.
+        pid: of its reader; None while there is none.
+        problem: why it is away; None: it is not.
+    """
+
+    name: str
+    host: str
+    clips: int
+    shards: list[Shard]
+    pid: int | None
+    problem: str | None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A part that was asked for. `size`: its clips."""
+
+    station: Station
+    size: int
+    ref: Any
+
+
+class ReplayBuffer:
+    """The rings of all nodes of a Ray cluster, read as one buffer. Read-only.
+
+    On each node that holds rings a reader runs: an actor that draws from them and hands its part of a batch to this process through
+    Ray's object store. Rings and nodes that are added later join. While a node is away the others serve, and the log says so.
+
+    Args:
+        path: the directory, the same on each node. A node's rings are the children of `path/NODE`, and of `path` itself. With `{node}`
+            or `{host}` in it: a template of the directory whose children are the rings.
+        history_len: observations per clip; None: as the rings have stored.
+        frameskip: stride between the observations of a clip; None: as the rings have stored.
+        wait_s: how long to wait for the first ring, and for a node that is away while no other has clips.
+        patience_s: how long a reader's answer may take before its node counts as away.
+        threads: as for `ringmap.ReplayBuffer`, in each reader.
+
+    Raises:
+        MissingExtraError, RoleError: Ray is not installed, or not initialised.
+        InputError: an argument is wrong.
+        NoClipsError: no ring is there after `wait_s` seconds.
+
+    Cost: an actor on each node that holds rings, without a share of its processors (`num_cpus=0`), so that it starts where collectors
+        have them all. A batch: rows are copied twice where they lie (out of the ring, and into the object store), and once here; between
+        hosts Ray transfers them in between. A ring, known by its uuid, is read at one place, however many nodes see it.
+
+    Processes and threads: any number of learners, each with readers of its own, which end with it. Methods may be called from several
+        threads.
+
+    Source: Ape-X (Horgan et al., 2018), replay on many machines; the sharding of Reverb (Cassirer et al., 2021).
+
+    Example, in a cluster::
+
+        ray.init("auto")
+        buf = ringmap.ray.ReplayBuffer("/data/replay", history_len=4)
+        for batch in buf.batches(256, prefetch=4):
+            train(batch)
+    """
+
+    def __init__(
+        self, path: Any, history_len: int | None = None, frameskip: int | None = None, *, wait_s: float = 60.0,
+        patience_s: float = 30.0, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        for name, value in (("history_len", history_len), ("frameskip", frameskip), ("threads", threads)):  # fmt: skip
+            if value is not None:
+                positive(_WHERE, name, value)
+        for name, seconds in (("wait_s", wait_s), ("patience_s", patience_s)):
+            if not seconds >= 0:
+                raise InputError(f"{_WHERE}: {name} must not be negative, got {seconds!r}")
+        layout = Layout(path, _WHERE)
+        self._ray = ray_for(_WHERE)
+        self.path = layout.path
+        self._wait_s, self._patience_s = float(wait_s), float(patience_s)
+        self._numbers = RingNumbers()
+        self._rng = np.random.default_rng()
+        self._memory = Memory()
+        self._is_closed = False
+        options = {"history_len": history_len, "frameskip": frameskip, "threads": threads}
+        self._readers = Readers(self._ray, layout, options, self._patience_s)
+        try:
+            if not self._readers.wait(self._is_open, self._wait_s):
+                raise NoClipsError(f"{_WHERE}: {self._readers.why_none()}")
+            self.history_len, self.frameskip = self._sizes()
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_open(self) -> bool:
+        stations = self._readers.stations.values()
+        return any(s.report is not None and s.report.history_len for s in stations)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the history and the stride of all nodes.
+
+        Raises:
+            InputError: they differ.
+        """
+        found: dict[tuple[int, int], str] = {}
+        for station in self._readers.stations.values():
+            report = station.report
+            if report is not None and report.history_len and report.frameskip:
+                found[report.history_len, report.frameskip] = station.node.name
+        if len(found) > 1:
+            differ = ", ".join(f"{name}: {sizes}" for sizes, name in found.items())
+            raise InputError(
+                f"{_WHERE}: the rings have several (history_len, frameskip): {differ}; pass history_len= and frameskip="
+            )
+        return next(iter(found))
+
+    # -- what is there ------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[NodeShards]:
+        """The nodes that are alive, by name, with their rings as of the last look."""
+        self._check_open()
+        readers = self._readers
+        readers.follow()
+        with readers.lock:
+            found = []
+            for s in readers.stations.values():
+                report = s.report
+                shards = [] if report is None else list(report.shards)
+                pid = None if report is None else report.pid
+                clips = 0 if report is None or s.problem else next(iter(report.clips.values()), 0)
+                found.append(NodeShards(s.node.name, s.node.host, clips, shards, pid, s.problem))
+        return sorted(found, key=lambda node: node.name)
+
+    def refresh(self) -> None:
+        """Look at all nodes now, and wait for their answers, up to `patience_s` seconds for each."""
+        self._check_open()
+        asked = time.monotonic()
+
+        def is_seen() -> bool:
+            stations = self._readers.stations.values()
+            return all(s.asked_at > asked or s.problem for s in stations)
+
+        self._readers.wait(is_seen, 2 * self._patience_s)
+
+    def __len__(self) -> int:
+        return sum(node.clips for node in self.nodes)
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def sample(
+        self, batch_size: int, history_len: int | None = None, *, out: Mapping[str, Array] | None = None,
+        window: WindowSpec | None = None, columns: Iterable[str] | None = None, anchors: slice | None = None,
+        drop_all_padded: bool = False,
+    ) -> Batch[Array]:  # fmt: skip
+        """Draw a batch of clips: every clip of all nodes is equally likely.
+
+        Args:
+            batch_size: B, clips.
+            history_len: H, observations per clip; None for the buffer's own.
+            out: column -> array to fill and return, of exactly the shape and dtype of the result, C-contiguous; missing columns are
+                returned in new arrays.
+            window: as for `ringmap.ReplayBuffer.sample`. Functions are computed by the readers, over their part of the batch.
+            columns: names of the columns to read; None: all.
+            anchors: as for `ringmap.ReplayBuffer.sample`.
+            drop_all_padded: as for `ringmap.ReplayBuffer.sample`.
+
+        Returns:
+            column -> `(B, H, ...)` array, in memory that is used again once nobody refers to it. Its `ids` are unique to each clip,
+            whatever node it comes from.
+
+        Raises:
+            InputError: an argument is wrong; the rings of two nodes have other columns.
+            NoClipsError: there are no clips, or every node that has some is away for `wait_s` seconds.
+            ClosedError: the buffer is closed.
+
+        Cost: a round trip to each node that has a part; `batches` asks ahead.
+        """
+        positive(f"{_WHERE}.sample", "batch_size", batch_size)
+        request = _request(history_len, window, columns, anchors, drop_all_padded)
+        return self._together(self._ask(batch_size, request), batch_size, request, out)
+
+    def batches(
+        self, batch_size: int, steps: int | None = None, prefetch: int = 4, to: str = "numpy", device: Any = None,
+        pin_memory: bool = False, *, history_len: int | None = None, window: WindowSpec | None = None,
+        columns: Iterable[str] | None = None, anchors: slice | None = None, drop_all_padded: bool = False,
+    ) -> Batches:  # fmt: skip
+        """Return an endless iterator over `sample(batch_size)`; requests for the next batches are always under way.
+
+        Args:
+            batch_size: B, clips.
+            steps: batches until it ends; None: never.
+            prefetch: batches asked for ahead of the loop, at most twice as many; 0: none.
+            to: "numpy" arrays or "torch" tensors.
+            device: where tensors go.
+            pin_memory: whether they go there from page-locked memory.
+            history_len: as for `sample`.
+            window: as for `sample`.
+            columns: as for `sample`.
+            anchors: as for `sample`.
+            drop_all_padded: as for `sample`.
+
+        Raises:
+            InputError: an argument is wrong. Errors of `sample` are raised by the iterator.
+        """
+        request = _request(history_len, window, columns, anchors, drop_all_padded)
+
+        def sample(size: int) -> Batch[Array]:
+            return self._together(self._ask(size, request), size, request)
+
+        def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
+            under_way = deque[list[_Asked]]()
+            left = count
+            while left is None or left > 0 or under_way:
+                while len(under_way) < prefetch and (left is None or left > 0):
+                    under_way.append(self._ask(size, request))
+                    left = None if left is None else left - 1
+                yield self._together(under_way.popleft(), size, request)
+
+        return Batches(
+            sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, f"{_WHERE}.batches"
+        )
+
+    def _ask(self, size: int, request: bytes) -> list[_Asked]:
+        """Ask for clips, each node for its part."""
+        self._check_open()
+        counts = self._readers.counts(request, self._wait_s)
+        shares = np.array(list(counts.values()), np.float64)
+        picks = self._rng.multinomial(size, shares / shares.sum()).tolist()
+        return [
+            _Asked(station, n, station.actor.read.options(concurrency_group="read").remote(n, request))
+            for station, n in zip(counts, picks, strict=True)
+            if n
+        ]  # fmt: skip
+
+    def _together(
+        self, asked: list[_Asked], size: int, request: bytes, out: Mapping[str, Array] | None = None
+    ) -> Batch[Array]:
+        """Wait for the parts of a batch, and put them together."""
+        places = self._rng.permutation(
+            size
+        )  # or the halves of a batch would come from different nodes
+        batch, ids, at = Batch[Array](), np.empty(size, np.int64), 0
+        until = time.monotonic() + self._wait_s
+        while asked:
+            failed = 0
+            for one in asked:
+                part = self._part(one, request, time.monotonic() < until)
+                if part is None:
+                    failed += one.size
+                    continue
+                self._put(part, one, np.sort(places[at : at + one.size]), size, batch, ids, out)
+                at += one.size
+            asked = self._ask(failed, request) if failed else []
+        batch.ids = ids
+        return batch
+
+    def _part(self, one: _Asked, request: bytes, may_fail: bool) -> Part | None:
+        """Return a part; None if it is to be drawn again."""
+        ray = self._ray
+        faults = ray.exceptions
+        try:
+            part: Part = ray.get(one.ref, timeout=self._patience_s)
+            return part
+        except faults.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, NoClipsError):  # evicted meanwhile, or the reader was restarted
+                if not may_fail:
+                    raise cause from error
+                self._readers.empty(one.station, request)
+                return None
+            if isinstance(cause, InputError | IndexError):
+                raise cause from error
+            if isinstance(cause, RingmapError | OSError | faults.RayError):
+                self._say(one, cause, may_fail)
+                return None
+            raise
+        except (faults.RayError, TimeoutError) as error:
+            self._say(one, error, may_fail)
+            return None
+
+    def _say(self, one: _Asked, error: Exception, may_fail: bool) -> None:
+        """Note a fault of a node; raise it if it has been so for too long."""
+        faults = self._ray.exceptions
+        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        if isinstance(error, faults.ObjectStoreFullError | faults.OutOfDiskError):
+            text = (
+                f"the object store is full; release batches, or start Ray with a larger one: {text}"
+            )
+            time.sleep(_PAUSE_S)  # it gets free as batches are released
+        why = f"{type(error).__name__}: {text}"
+        if not may_fail:
+            raise NoClipsError(
+                f"{_WHERE}: no part of a batch came for {self._wait_s:g} s; node {one.station.node.name}: {why}"
+            ) from error
+        self._readers.lose(one.station, why)
+
+    def _put(
+        self, part: Part, one: _Asked, places: Array, size: int, batch: Batch[Array], ids: Array,
+        out: Mapping[str, Array] | None,
+    ) -> None:  # fmt: skip
+        if batch and part.columns.keys() != batch.keys():
+            raise self._differs(one, sorted(batch), sorted(part.columns))
+        for name, values in part.columns.items():
+            into = batch.get(name)
+            if into is None:
+                into = self._room(name, (size, *values.shape[1:]), values.dtype, out)
+                batch[name] = into
+            elif into.shape[1:] != values.shape[1:] or into.dtype != values.dtype:
+                before, here = (into.shape[1:], into.dtype), (values.shape[1:], values.dtype)
+                raise self._differs(one, f"{name} {before}", here)
+            if len(places) == size:
+                np.copyto(into, values)
+            else:
+                into[places] = values
+        numbers, positions = apart(part.ids)
+        for number in np.unique(numbers).tolist():
+            of_ring = numbers == number
+            with self._readers.lock:
+                own = self._numbers.of(part.uuids[number])
+            ids[places[of_ring]] = joined(own, positions[of_ring])
+
+    def _room(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        out: Mapping[str, Array] | None,
+    ) -> Array:
+        given = None if out is None else out.get(name)
+        if given is None:
+            return self._memory.empty(shape, dtype)
+        if (given.shape, given.dtype) != (shape, dtype) or not given.flags.c_contiguous:
+            raise InputError(
+                f"{_WHERE}.sample: out[{name!r}] must be a C-contiguous {dtype} array of shape {shape}, got {given.dtype} {given.shape}"
+            )
+        return given
+
+    def _differs(self, one: _Asked, before: Any, here: Any) -> InputError:
+        return InputError(
+            f"{_WHERE}: the rings of node {one.station.node.name} have other columns than those before them: {here} here, {before} "
+            "there; give rings of one schema"
+        )
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{_WHERE}: the buffer of {self.path} is closed; open it again")
+
+    def close(self) -> None:
+        """End the readers. A closed buffer raises ClosedError on use; closing twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._readers.close()
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            return f"ringmap.ray.ReplayBuffer(closed, {self.path})"
+        found = self.nodes
+        return (
+            f"ringmap.ray.ReplayBuffer(nodes={sum(bool(node.shards) for node in found)}, "
+            f"rings={sum(len(node.shards) for node in found)}, clips={sum(node.clips for node in found)}, below {self.path})"
+        )
+
+
+def _request(
+    history_len: int | None, window: WindowSpec | None, columns: Iterable[str] | None, anchors: slice | None, drop_all_padded: bool
+) -> bytes:  # fmt: skip
+    """Return a request as readers take it: equal ones are equal bytes.
+
+    Raises:
+        InputError: it can't be sent.
+    """
+    if history_len is not None:
+        positive(f"{_WHERE}.sample", "history_len", history_len)
+        if window is not None:
+            raise InputError(
+                f"{_WHERE}.sample: history_len={history_len} and a window contradict; a window says which steps of each column an item holds"
+            )
+    given = {
+        "history_len": history_len, "window": window, "columns": columns if columns is None or isinstance(columns, str) else tuple(columns),
+        "anchors": anchors, "drop_all_padded": drop_all_padded or None,
+    }  # fmt: skip
+    wanted = {name: value for name, value in given.items() if value is not None}
+    try:
+        return pickle.dumps(wanted)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{_WHERE}.sample: the request can't be sent to a reader: {error}; define its functions at the top level of a module"
+        ) from error

@@ -1,0 +1,149 @@
+"""The nodes of a Ray cluster by name, and the rings on each.
+
+    path "/data/replay"           ->  /data/replay/{node}        rings of node a: /data/replay/a/collector-0, ...
+    path "/data/{host}/replay"    ->  as it is
+
+A node looks at the folders of every node's name, not of its own alone: a node that comes back under another name, or beside
+another one on the same host, finds the rings that are there.
+
+Invariants: nothing is changed; Ray is imported by the call that needs it.
+Not here: who reads which ring (roster.py).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringmap.errors import InputError, RingmapError, RoleError
+from ringmap.extras import require
+from ringmap.storage.directory.entries import Paths
+from ringmap.storage.directory.opening import read_manifest
+from ringmap.storage.disk.files import Disk
+
+__all__ = ["Found", "Layout", "Node", "Scan", "nodes_of", "pinned_to", "ray_for", "rings_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is alive. `id`: Ray's, another one after each start; `name`: `ray start --node-name`, else its address."""
+
+    id: str
+    name: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A ring at a place. `home`: its folder without links; `host`: the machine."""
+
+    uuid: bytes
+    folder: str
+    home: str
+    host: str
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a node sees. `is_there`: whether any of the folders exists; `problems`: folder -> why it is not read."""
+
+    rings: list[Found] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    is_there: bool = False
+
+
+def ray_for(where: str) -> Any:
+    """Return the module `ray`.
+
+    Args:
+        where: the call that needs it.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        RoleError: this process is in no cluster.
+    """
+    require("ray", where)
+    import ray
+
+    if not ray.is_initialized():
+        raise RoleError(
+            f"{where}: Ray is not initialised in this process; call ray.init() on one machine, or ray.init('auto') on a cluster"
+        )
+    return ray
+
+
+def nodes_of(ray: Any) -> list[Node]:
+    """Return the nodes that are alive, by name. One call to Ray's head, about a millisecond."""
+    found = [
+        Node(n["NodeID"], n["NodeName"].replace(os.sep, "_"), n["NodeManagerHostname"])
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
+    return sorted(found, key=lambda node: (node.name, node.id))
+
+
+def pinned_to(node: Node) -> Any:
+    """Return the strategy of Ray that places a task or an actor on one node, and nowhere else."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node.id, soft=False)
+
+
+class Layout:
+    """Where the rings of each node lie.
+
+    Args:
+        path: a directory, the same on each node; with `{node}` or `{host}` in it a template, else `{node}` is below it.
+        where: the call, for messages.
+
+    Raises:
+        InputError: the path is none.
+
+    Example:
+        >>> Layout("/data/replay", "").folder(Node("1f", "a", "host-1"))
+        '/data/replay/a'
+        >>> Layout("/disks/{host}/replay", "").folder(Node("1f", "a", "host-1"))
+        '/disks/host-1/replay'
+    """
+
+    def __init__(self, path: str | os.PathLike[str], where: str) -> None:
+        try:
+            text = os.path.abspath(os.fspath(path))
+        except TypeError:
+            raise InputError(f"{where}: path must be a directory, got {path!r:.80}") from None
+        self.path = text
+        self._is_template = "{node}" in text or "{host}" in text
+        self._template = text if self._is_template else os.path.join(text, "{node}")
+
+    def folder(self, node: Node) -> str:
+        """Return the folder below which a node makes its rings."""
+        return self._template.replace("{node}", node.name).replace("{host}", node.host)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The globs of all folders whose children may be rings."""
+        escaped = glob.escape(self._template).replace("{node}", "*").replace("{host}", "*")
+        return (escaped,) if self._is_template else (glob.escape(self.path), escaped)
+
+
+def rings_at(patterns: tuple[str, ...]) -> Scan:
+    """Return the rings that this machine has. One directory for each folder, and a small file for each ring."""
+    disk, scan, host = Disk(), Scan(), socket.gethostname()
+    for folder in [found for pattern in patterns for found in sorted(glob.glob(pattern))]:
+        if not disk.is_folder(folder):
+            continue
+        scan.is_there = True
+        for name in sorted(disk.names(folder)):
+            ring = os.path.join(folder, name)
+            if not disk.exists(Paths(ring).manifest):
+                continue
+            try:
+                uuid = read_manifest(disk, ring).uuid
+            except (RingmapError, OSError) as error:
+                scan.problems[ring] = str(error)
+            else:
+                scan.rings.append(Found(uuid, ring, os.path.realpath(ring), host))
+    return scan

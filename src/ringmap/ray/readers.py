@@ -1,0 +1,272 @@
+"""The readers of one learner: found, followed, lost and found again.
+
+    every second    which nodes are alive                one call to Ray's head
+    4 in a second   a look at each node: a reader's, or where there is none a task's
+    a fault         the node counts as away until a look is answered; the others serve
+
+A node that never had rings has no reader. Looks are sent while a learner draws, and no thread runs.
+
+Invariants: a node is drawn from by counts that were asked for less than a second ago; a fault of one node stops no other.
+Not here: parts and batches (buffer.py), what a reader does (reader.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringmap.errors import NoClipsError, RingmapError
+from ringmap.ray.cluster import Layout, Node, Scan, nodes_of, pinned_to, rings_at
+from ringmap.ray.reader import PLAIN, Report, started_on
+from ringmap.ray.roster import Roster, assign, copies
+
+__all__ = ["Readers", "Station"]
+
+log = logging.getLogger("ringmap")
+
+_WHERE = "ringmap.ray.ReplayBuffer"
+_NODES_S, _LOOK_S, _OLDEST_S = 1.0, 0.25, 1.0
+_PAUSE_S = 0.02
+_MOST_REQUESTS = 32
+
+
+class Station:
+    """A node, as a learner knows it.
+
+    Args:
+        node: the node.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.actor: Any = None
+        self.report: Report | None = None
+        self.scan = Scan()
+        self.problem: str | None = None
+        """Why it is away; None: it is not."""
+        self.pending: Any = None
+        self.asked_at = self.sent_at = 0.0
+        """When the look was sent that was answered last, and when the last one was, in monotonic seconds."""
+
+    def clips(self, request: bytes) -> int:
+        """Return how many clips of a request it has, 0 while it is away."""
+        if self.problem is not None or self.report is None:
+            return 0
+        return self.report.clips.get(request, 0)
+
+
+class Readers:
+    """Starts and follows the readers.
+
+    Args:
+        ray: the module.
+        layout: where rings lie.
+        options: of `ShardedReplayBuffer`, for each reader.
+        patience_s: how long an answer may take.
+    """
+
+    def __init__(
+        self, ray: Any, layout: Layout, options: Mapping[str, Any], patience_s: float
+    ) -> None:
+        self._ray, self._layout, self._options = ray, layout, dict(options)
+        self._patience_s = patience_s
+        self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
+        self.lock = threading.RLock()
+        self.stations: dict[str, Station] = {}
+        self._owners: dict[bytes, str] = {}
+        self._roster: Roster = {}
+        self._requests = [PLAIN]
+        self._nodes_at = -_NODES_S
+        self._told: set[str] = set()
+
+    # -- following ----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Take in what was answered, and ask again what is due. About 0.2 ms, and Ray's head once a second."""
+        now = time.monotonic()
+        with self.lock:
+            if now - self._nodes_at >= _NODES_S:
+                self._nodes_at = now
+                self._take_nodes()
+            pending = {s.pending: s for s in self.stations.values() if s.pending is not None}
+            if pending:
+                done, _ = self._ray.wait(
+                    list(pending), num_returns=len(pending), timeout=0, fetch_local=True
+                )
+                for ref in done:
+                    self._take_look(pending[ref])
+                if done:
+                    self._assign()
+            for station in self.stations.values():
+                if station.pending is None and now - station.sent_at >= _LOOK_S:
+                    self._look(station, now)
+                elif station.pending is not None and now - station.sent_at > self._patience_s:
+                    self.lose(station, f"it has not answered for {self._patience_s:g} s")
+
+    def _take_nodes(self) -> None:
+        alive = {node.id: node for node in nodes_of(self._ray)}
+        for gone in self.stations.keys() - alive.keys():
+            station = self.stations.pop(gone)
+            if station.actor is not None:
+                log.warning(
+                    "%s: node %s is gone; its clips are not drawn until it is back", _WHERE, station.node.name
+                )  # fmt: skip
+                self._ray.kill(station.actor)
+        for node in alive.values():
+            if node.id not in self.stations:
+                self.stations[node.id] = Station(node)
+
+    def _look(self, station: Station, now: float) -> None:
+        station.sent_at = now
+        folders = self._roster.get(station.node.id, ())
+        if folders and station.actor is None:
+            station.actor = started_on(self._ray, station.node, self._options)
+        if station.actor is None:
+            place = pinned_to(station.node)
+            station.pending = self._scout.options(scheduling_strategy=place).remote(
+                self._layout.patterns
+            )
+            return
+        look = station.actor.look.options(concurrency_group="look")
+        station.pending = look.remote(self._layout.patterns, folders, list(self._requests))
+
+    def _take_look(self, station: Station) -> None:
+        pending, station.pending = station.pending, None
+        try:
+            found = self._ray.get(pending)
+        except self._ray.exceptions.RayError as error:
+            self.lose(station, _said(error))
+            return
+        station.asked_at = station.sent_at
+        if isinstance(found, Scan):
+            station.scan, station.report = found, None
+        else:
+            station.scan, station.report = found.scan, found
+        if station.problem is not None:
+            log.warning("%s: node %s is back", _WHERE, station.node.name)
+            station.problem = None
+        problems = dict(station.scan.problems)
+        if station.report is not None:
+            problems |= {str(s.path): s.problem for s in station.report.shards if s.problem}
+        for folder, problem in problems.items():
+            self._tell(f"node {station.node.name}: goes on without the ring {folder}: {problem}")
+
+    def _assign(self) -> None:
+        if any(not s.asked_at and s.problem is None for s in self.stations.values()):
+            return  # or the first to answer would get the rings of all
+        seen = {key: (s.node, s.scan) for key, s in self.stations.items() if s.problem is None}
+        self._roster, self._owners = assign(seen, self._layout, self._owners)
+        for one, other in copies(seen):
+            self._tell(
+                f"{one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring (uuid {one.uuid.hex()}), "
+                "by a copy or a shared disk; it is read at one place. Copy rings with ReplayBuffer.snapshot"
+            )
+        for key, station in self.stations.items():
+            opened = () if station.report is None else station.report.folders
+            if self._roster.get(key, ()) != opened:  # at once: new rings join
+                station.sent_at = min(station.sent_at, time.monotonic() - _LOOK_S)
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s: %s", _WHERE, text)
+
+    def lose(self, station: Station, why: str) -> None:
+        """Count a node as away until it answers a look."""
+        with self.lock:
+            if station.problem is None:
+                log.warning(
+                    "%s: the reader of node %s is away, and the others serve: %s", _WHERE, station.node.name, why
+                )  # fmt: skip
+            station.problem = why
+            station.pending = None
+
+    def empty(self, station: Station, request: bytes) -> None:
+        """Draw no clips from a node that had none, until the next look."""
+        with self.lock:
+            if station.report is not None:
+                station.report.clips[request] = 0
+
+    # -- what can be drawn from ---------------------------------------------------------------
+
+    def counts(self, request: bytes, wait_s: float) -> dict[Station, int]:
+        """Return the nodes that have clips of a request, with how many.
+
+        Args:
+            request: which clips.
+            wait_s: how long to wait while a node is away, or no ring is there.
+
+        Raises:
+            NoClipsError: there are none.
+        """
+        found: dict[Station, int] = {}
+
+        def is_settled() -> bool:
+            nonlocal found
+            oldest = time.monotonic() - _OLDEST_S
+            stations = self.stations
+            here = [stations[i] for i in self._roster if i in stations and not stations[i].problem]
+            if not here or any(s.asked_at < oldest for s in here):
+                return False
+            known = [s for s in here if s.report is not None and request in s.report.clips]
+            if len(known) < len(here):
+                return False  # a look that counts is under way
+            found = {s: n for s in known if (n := s.clips(request))}
+            is_waited_for = any(s.problem for s in stations.values())
+            return bool(found) or not is_waited_for
+
+        with self.lock:
+            if request not in self._requests:
+                self._requests = [PLAIN, *self._requests[1:][-_MOST_REQUESTS:], request]
+        self.wait(is_settled, wait_s)
+        if not found:
+            raise NoClipsError(f"{_WHERE}: {self.why_none()}")
+        return found
+
+    def wait(self, is_settled: Callable[[], bool], wait_s: float) -> bool:
+        """Follow the nodes until something is so; tell whether it is."""
+        until = time.monotonic() + wait_s
+        while True:
+            with self.lock:
+                self.follow()
+                if is_settled():
+                    return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_PAUSE_S)
+
+    def why_none(self) -> str:
+        """Return, in words, why there is nothing to draw from."""
+        with self.lock:
+            stations = sorted(self.stations.values(), key=lambda s: s.node.name)
+            away = [f"{s.node.name} ({s.problem})" for s in stations if s.problem]
+            names = ", ".join(s.node.name for s in stations)
+            if away:
+                return f"no clips can be drawn; away are the nodes {', '.join(away)}"
+            if not self._roster:
+                absent = [s.node.name for s in stations if not s.scan.is_there]
+                why = f"; the path is not there on {', '.join(absent)}" if absent else ""
+                broken = "".join(
+                    f"; {f}: {w}" for s in stations for f, w in s.scan.problems.items()
+                )
+                return f"no ring below {self._layout.path} on the nodes {names}{why}{broken}; start a collector there, or wait longer (wait_s=)"
+            return f"the rings below {self._layout.path} on the nodes {names} hold no clips that are long enough"
+
+    def close(self) -> None:
+        """End the readers."""
+        with self.lock:
+            for station in self.stations.values():
+                if station.actor is not None:
+                    self._ray.kill(station.actor)
+            self.stations = {}
+
+
+def _said(error: Exception) -> str:
+    """Return an error's first line."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RingmapError):
+        return str(cause)
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
