@@ -14,7 +14,7 @@ from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import LappedError
 
 WRITERS, BATCH = 4, 32
-CAMPAIGN = {"writers": 16, "size": 256}
+CAMPAIGN = {"writers": 16, "size": 32}
 
 
 def race(folder, ring, clips, writers=WRITERS, size=BATCH):
