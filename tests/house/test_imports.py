@@ -1,7 +1,14 @@
 import ast
 from importlib import import_module
 
+import pytest
+
+from ringmap.errors import MissingExtraError
+from ringmap.extras import missing
 from tests.house import PYTHON, ROOT, run
+
+NEEDS = {"ringmap.sb3": "sb3"}
+"""Faces whose names are subclasses of a library's: the extra that brings it."""
 
 PROBE = """
 import sys, time
@@ -29,4 +36,8 @@ def test_each_stub_lists_what_it_imports():
         parts = stub.relative_to(ROOT / "src").with_suffix("").parts
         module = import_module(".".join(p for p in parts if p != "__init__"))
         assert module.__all__ == [n for n in dir(module) if n[:2] != "__"] == sorted(listed)
-        assert all(getattr(module, name) is not None for name in listed)
+        if (extra := NEEDS.get(module.__name__)) and missing(extra):
+            with pytest.raises(MissingExtraError, match=extra):
+                getattr(module, listed[0])
+        else:
+            assert all(getattr(module, name) is not None for name in listed)

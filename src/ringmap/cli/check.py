@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def check(path: Place, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Find what is wrong with a buffer, with all buffers directly below a directory, or with a dataset, file by file.
+    """Find what is wrong with a buffer or a dataset, file by file.
+
+    Of a directory of rings, each is checked.
 
     Reads every live byte, takes no lock and changes nothing: a writer may be at work. Works on a directory that can't
     be opened, too. Rows of an open group are counted, and are no finding. Exit code 0: sound; 1: something is wrong; 2: nothing of ours is there, or it can't be read.
