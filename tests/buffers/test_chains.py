@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -40,6 +39,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import manifest as manifest_module
 from ringmap.storage.records.stream_file import FRAME
 from ringmap.storage.records.table import EpisodeTable
+from tests.buffers.processes import Child
 
 SCHEMA = {
     "episode": ((), "i8"), "step": ((), "i8"), "reward": ((), "f8"), "terminated": ((), "?"),
@@ -624,12 +624,13 @@ def test_the_first_part_makes_it_version_2(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_an_episode_that_was_killed_ends_where_it_was(tmp_path, keep):
-    code = (
-        "import os, signal, sys; from tests.buffers.test_chains import *; "
-        "buf = make(path=sys.argv[1]); lanes_of(buf, 33); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "buf"], check=False)
-    assert done.returncode == -signal.SIGKILL
+    def record_and_die(_):
+        lanes_of(make(path=tmp_path / "buf"), 33)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = Child(record_and_die)
+    with pytest.raises(EOFError):  # killed, it returned nothing
+        child.result()
     with ReplayBuffer.open(tmp_path / "buf") as reader:
         assert reader.engine.source.live.whole.is_open.all()
         before = reader.lengths.tolist()

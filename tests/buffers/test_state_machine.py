@@ -715,7 +715,7 @@ def run(machine, parent, **options):
 
 @pytest.mark.parametrize("machine", [RamMachine, DiskMachine])
 def test_against_a_list(machine):
-    examples = settings.default.max_examples * 2 // 5
+    examples = settings.default.max_examples * 3 // 10
     run(machine, settings.default, max_examples=examples)
     assert Counts.examples >= examples
     assert Counts.steps > 10 * examples

@@ -474,7 +474,7 @@ def test_ctrl_c_anywhere_in_append_costs_no_other_step(buffer, first):
     assert lines > 20
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
 def test_ctrl_c_anywhere_in_finish(disk_buffer, every):
     """At every line: stored once in the end, whether it is called again or the process goes."""
     for lines in itertools.count(1, every):

@@ -4,7 +4,7 @@ import pytest
 
 
 class OtherOptions:
-    """Starts workers from a fork server: to spawn one takes seconds, as HDF5, Lance and a plain dataset do.
+    """Starts workers from a fork server: to spawn one takes seconds, as Lance and a plain dataset do.
 
     What reaches the worker is pickled in both ways.
     """

@@ -89,7 +89,7 @@ def test_a_retry_never_stores_twice(tmp_path, monkeypatch, name):
         assert wheres(path)[0] == expected, limit
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "hdf5"])
 def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
     """What a limit cuts short, of the format's own files, counts for nothing: all is read, and the next block finishes it."""

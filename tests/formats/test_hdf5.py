@@ -41,7 +41,7 @@ def syncs(monkeypatch):
     return paths
 
 
-class TestHDF5(FormatTests):
+class TestHDF5(OtherOptions, FormatTests):
     name = "hdf5"
     suffix = ".h5"
     reading_changes = True
@@ -173,13 +173,14 @@ def test_killed_before_every_change(tmp_path, options, every):
     assert cases > 30 // every
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_killed_before_every_change_of_a_birth_and_a_swap(tmp_path, mode):
+def test_killed_before_every_change_of_a_birth_and_a_swap(tmp_path, mode, every):
     """A new file appears whole; an old one is replaced whole, or not at all."""
     path = tmp_path / "a.h5"
     old, new, later = make_episodes((3,)), make_episodes((4, 5)), make_episode(7, 2)
     states = set()
-    for at in range(1000):
+    for at in range(0, 1000, every):
         path.unlink(missing_ok=True)
         if mode == "overwrite":
             write(path, old)

@@ -36,11 +36,8 @@ FORKED = [  # each value with each value of every other column
     ("disk" if i in (2, 3, 7, 8) else "ram", "fork", 1 + i % 2, i // 2 % 2 == 1, i in (1, 3, 8), transform, collate)
     for i, (transform, collate) in enumerate(itertools.product(TRANSFORMS, COLLATES))
 ]  # fmt: skip
-STARTED = {  # what costs a start of processes, once each with every buffer
-    "ram": [
-        ("spawn", 1, True, False, None, None),
-        ("forkserver", 1, False, False, with_tensors, wrapped),
-    ],
+STARTED = {  # what costs a start of processes, once: from a fork server with every buffer
+    "ram": [("forkserver", 1, False, False, with_tensors, wrapped)],
     "disk": [
         ("spawn", 1, True, True, with_tensors, by_hand),
         ("forkserver", 2, False, True, as_it_is, None),

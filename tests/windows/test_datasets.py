@@ -122,14 +122,14 @@ def episodes_of(seed, most=12):
 @pytest.mark.parametrize("output", ["torch", "numpy"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_windows_over_every_format_are_those_of_the_plain_loop(home, format, output):
-    """60 random windows over each format."""
+    """30 random windows over each format."""
     kept, path = episodes_of(3), home / FORMATS[format]
     written(path, format, kept)
 
     def opened(request, reward_at):
         return load_dataset(path, output=output, reward_at=reward_at, **request)
 
-    assert sum(check_case(opened, kept, n) for n in range(60 if output == "numpy" else 10)) > 40
+    assert sum(check_case(opened, kept, n) for n in range(30 if output == "numpy" else 10)) > 40
 
 
 @pytest.mark.parametrize(("output", "layout"), [("torch", "CHW"), ("numpy", "HWC")])
@@ -211,7 +211,7 @@ def test_control_a_planted_fault_is_found(home, monkeypatch, fault):
         lambda wanted, starts, lengths, first=0, last=0: fault(right, wanted, starts, lengths, first, last),
     )  # fmt: skip
     with pytest.raises((AssertionError, IndexError)):
-        for number in range(60):
+        for number in range(30):
             check_case(opened, kept, number)
 
 
