@@ -320,8 +320,12 @@ def run(monkeypatch):
         yield run
 
 
-@LEVELS
-@pytest.mark.parametrize("seed", range(2))
+A_SCRIPT_A_LEVEL = pytest.mark.parametrize(
+    ("seed", "power"), [(0, False), (1, True)], ids=["process", "power"]
+)
+
+
+@A_SCRIPT_A_LEVEL
 def test_a_call_that_returned_is_there(run, power, seed):
     assert run(power, seed, samples=0, share=0.1).states > 20
 
@@ -330,8 +334,7 @@ class Transitions(Session):
     of_transitions = True
 
 
-@LEVELS
-@pytest.mark.parametrize("seed", range(2))
+@A_SCRIPT_A_LEVEL
 def test_a_transition_that_was_added_is_there_with_its_next_observation(run, power, seed):
     assert run(power, seed, samples=0, share=0.05, session=Transitions).states > 10
 
