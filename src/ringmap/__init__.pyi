@@ -5,6 +5,7 @@ from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout.buffer import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.collection.collect import collect
+from ringmap.datasets.marks import Marks
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
 from ringmap.recording.wrapper import ReplayBufferCollectionWrapper
@@ -18,6 +19,7 @@ from ringmap.world.world import World
 __all__ = [
     "Column",
     "DistillationBuffer",
+    "Marks",
     "OfflineToOnlineReplayBuffer",
     "Pace",
     "ReplayBuffer",

@@ -175,11 +175,43 @@ class Newest(Priorities):
         return dict(enumerate(value[:, 0].tolist()))
 
 
+class OfPeople(Newest):
+    """Marks, one for each of four episodes: the tag is in the note, the episode's number among the flags."""
+
+    files = ("marks.json",)
+    is_needed = False
+
+    @staticmethod
+    def empty():
+        return {}
+
+    @staticmethod
+    def make(path):
+        buf = ReplayBuffer(100, path=path, sync_every_s=0)
+        for number in range(4):
+            buf.write_episode({"x": np.full(10, number)})
+        return buf
+
+    @staticmethod
+    def give(buf, tag):
+        for number in range(4):
+            ringmap.Marks(buf).set(10 * number, flags=f"n{number}", note=str(tag))
+
+    @staticmethod
+    def expected(tag):
+        return {10 * number: (f"n{number}", str(tag)) for number in range(4)}
+
+    @staticmethod
+    def values(buf):
+        return {at: (*mark.flags, mark.note) for at, mark in ringmap.Marks(buf).all().items()}
+
+
 KINDS = {
     "priorities": Priorities,
     "next observations": NextObservations,
     "labels": Labels,
     "newest values": Newest,
+    "marks": OfPeople,
 }
 
 

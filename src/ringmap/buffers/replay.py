@@ -722,6 +722,10 @@ class ReplayBuffer(Sampled):
         where = "ReplayBuffer.episode_number"
         return self.engine.episodes.number_of(operator.index(position), where)
 
+    def marked_ring(self) -> tuple[Handle, Array]:
+        """Return the ring, for `Marks`, and the positions of its episodes."""
+        return self.engine.source, self.episode_spans()[0]
+
     def episode_data(self, episode_idx: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} if it has none. Reads its data alone.
 

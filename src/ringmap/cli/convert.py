@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from ringmap.cli.options import Destination, FormatName, Mode, Place, WriterOptions, writer_options
 from ringmap.cli.progress import is_watched
 from ringmap.cli.resolve import episodes_at, format_for, say_written
+
+Where = Annotated[str, typer.Option("--where", "-w", metavar="CONDITION", help="Only these episodes, as in `return > 100 and not flags contains bad`.")]  # fmt: skip
+MarksFile = Annotated[str | None, typer.Option("--marks", metavar="FILE", help="The file of marks; by default that beside the source.")]  # fmt: skip
 
 
 def convert(
@@ -13,6 +20,8 @@ def convert(
     format: FormatName = None,
     mode: Mode = "error",
     option: WriterOptions = None,
+    where: Where = "",
+    marks: MarksFile = None,
 ) -> None:
     """Write a dataset or a buffer in another format.
 
@@ -28,6 +37,8 @@ def convert(
         dest_format=chosen,
         progress=is_watched(),
         mode=mode,
+        where=where,
+        marks=marks,
         **writer_options(option, "convert"),
     )
     say_written(dest, chosen)

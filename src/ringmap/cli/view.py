@@ -20,16 +20,27 @@ Port = Annotated[int, typer.Option("--port", metavar="N", help="If it is taken, 
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 NoOpen = Annotated[bool, typer.Option("--no-open", help="Don't open a browser.")]
 
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show marks, but don't let them be changed.")]  # fmt: skip
+MarksFile = Annotated[
+    str | None,
+    typer.Option(
+        "--marks", metavar="FILE", help="Where marks are kept; by default beside the data."
+    ),
+]
+
 
 def view(
     paths: Paths = None,
     port: Port = 7777,
     host: Host = "127.0.0.1",
     no_open: NoOpen = False,
+    read_only: ReadOnly = False,
+    marks: MarksFile = None,
 ) -> None:
     """Show buffers and datasets as a web page, while they are written.
 
-    Prints the address, and opens it. The page needs no network, and changes no data. Only who has the address can see it.
+    Prints the address, and opens it. The page needs no network, and changes no data: it writes flags and notes of episodes beside them.
+    Only who has the address can see it.
     Ends on Ctrl-C, with exit code 0.
     """
     require("view", "ringmap view")
@@ -37,7 +48,7 @@ def view(
     from ringmap.viewer.serve import Server, tunnel_line
 
     given = paths or ["."]
-    library = Library(given)
+    library = Library(given, marks=marks, read_only=read_only)
     found = library.places()
     if not found:
         say(

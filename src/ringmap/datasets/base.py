@@ -39,6 +39,7 @@ from ringmap.errors import (
     UnknownColumnError,
 )
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipId
 from ringmap.storage.ring.live import LiveEpisodes
 
@@ -252,6 +253,10 @@ class Dataset(LoaderDataset):
         """
         self._episode_numbers(idx)
         return {}
+
+    def marked_ring(self) -> tuple[Handle, Array] | None:
+        """Return the ring that the episodes are in, for `Marks`, and the positions of their first steps; None if they are in none."""
+        return None
 
     def close(self) -> None:
         """Close open files; the next read opens them again. A dataset without open files does nothing."""

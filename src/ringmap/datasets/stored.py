@@ -25,6 +25,7 @@ from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.read.handle import Handle
 
 __all__ = ["ColumnSource", "StoredDataset"]
 
@@ -165,6 +166,11 @@ class StoredDataset(Dataset):
     def schema(self) -> Schema:
         """Columns in order: names, per-step shapes (as stored), dtypes."""
         return Schema(tuple(self._specs.values()))
+
+    def marked_ring(self) -> tuple[Handle, Array] | None:
+        """Return the ring that the episodes are in, and their positions; None of a format without marks of its own."""
+        ask = getattr(self.source, "ring", None)
+        return None if ask is None else ask()
 
     def close(self) -> None:
         """Give the file back, so that it may be appended to; the next read opens it again."""

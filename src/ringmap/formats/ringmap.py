@@ -87,6 +87,10 @@ class BufferSource(DirectorySource):
             names.update(dict.fromkeys(self._episode_data(reader, episode)))
         self.episode_columns = list(names)
 
+    def ring(self) -> tuple[Reader, Array]:
+        """Return the open buffer, and the positions of the episodes' first steps."""
+        return self._handle(), self._whole.names
+
     def _open(self) -> Reader:
         reader = Reader(Disk(), self.path, uuid=self._uuid)
         self._uuid = reader.manifest.uuid

@@ -3,6 +3,7 @@
     GET  /  /static/NAME                   the page
     GET  /api/places  place  spread        what there is
     GET  /api/episodes  episode  columns  frames  text  thumb  download
+    POST /api/mark                         flags and a note of an episode: the only change, unless `read_only`
     GET  /api/events                       server-sent events: what is new
 
 Invariants: a request reads and replies within `limits`; work is done in threads, a few at a time; an error is JSON with a sentence;
@@ -30,10 +31,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ringmap.errors import (
+    DamageError,
     EnvironmentFault,
     InputError,
+    LockedError,
     MissingExtraError,
     NotFoundError,
+    ReadOnlyError,
     RingmapError,
     UnknownColumnError,
 )
@@ -44,6 +48,7 @@ from ringmap.viewer.drawing import encoded, kind_of, lines_of, packed
 from ringmap.viewer.library import Library, Opened
 from ringmap.viewer.limits import (
     FRAMES,
+    MARK_NBYTES,
     MOST_NBYTES,
     POINTS,
     ROWS,
@@ -168,6 +173,7 @@ class Viewer:
             raise
         except (RingmapError, OSError) as error:
             damaged = str(error)
+        mark = index.marks.get(name)
         columns = []
         for spec in source.columns:
             kind, reason = kind_of(spec)
@@ -177,6 +183,7 @@ class Viewer:
             })  # fmt: skip
         return {
             "id": str(name), "episode": number, "episodes": len(ids), "length": length, "data": data, "columns": columns,
+            "flags": list(mark.flags) if mark else [], "note": mark.note if mark else "",
             "damaged": damaged, "verified": verified and damaged is None, "nbytes": nbytes,
             "before": str(ids[row - 1]) if row else None, "after": str(ids[row + 1]) if row + 1 < len(ids) else None,
         }  # fmt: skip
@@ -252,6 +259,31 @@ class Viewer:
         body, kind, suffix = await self.run(work)
         headers = {"content-disposition": f'attachment; filename="episode.{suffix}"'}
         return Response(body, media_type=kind, headers=headers)
+
+    async def mark(self, request: Request) -> Response:
+        """Mark an episode: `{"p": key, "e": id, "flags": [...], "note": "..."}`, either of the last two."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MARK_NBYTES:
+                raise TooLargeError(f"a mark of more than {MARK_NBYTES:,} bytes")
+        try:
+            told = json.loads(body)
+            key, name = str(told["p"]), str(told["e"])
+            flags, note = told.get("flags"), told.get("note")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InputError('mark: expected {"p": ..., "e": ..., "flags": [...], "note": ...}') from None  # fmt: skip
+        if not (name.isascii() and name.isdigit()) or len(name) > 19:
+            raise InputError(f"e: expected a whole number, got {name[:40]!r}")
+
+        def work() -> dict[str, Any]:
+            if self.library.read_only:
+                raise ReadOnlyError(
+                    "marks can't be changed: the server was started with --read-only"
+                )
+            return self.library.open(key).mark(int(name), flags, note)
+
+        return _json(await self.run(work))
 
     async def events(self, request: Request) -> Response:
         """Send what is stored in a place whenever it changes, until the client goes or the server ends."""
@@ -388,6 +420,12 @@ async def _refused(request: Request, error: Exception) -> Response:
         status = 404
     elif isinstance(error, InputError):
         status = 400
+    elif isinstance(error, ReadOnlyError):
+        status = 403
+    elif isinstance(error, LockedError):
+        status = 409
+    elif isinstance(error, DamageError) and request.method == "POST":
+        status = 409  # damaged marks are left as they are
     elif isinstance(error, OSError) and not isinstance(error, EnvironmentFault):
         status = 404
     elif isinstance(error, MemoryError):
@@ -421,6 +459,7 @@ def make_app(viewer: Viewer) -> Starlette:
     routes = [
         Route("/", static), Route("/static/{name}", static),
         *(Route(f"/api/{name}", answer, methods=["GET"]) for name, answer in get.items()),
+        Route("/api/mark", viewer.mark, methods=["POST"]),
     ]  # fmt: skip
 
     @contextlib.asynccontextmanager

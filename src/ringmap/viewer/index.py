@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.choose import ENDED, OWN, REWARDS, mark_values
+from ringmap.datasets.marks import Mark
 from ringmap.datasets.where import Values, select
 from ringmap.errors import InputError, RingmapError
 from ringmap.viewer.limits import GoneError
@@ -28,10 +30,7 @@ __all__ = ["EpisodeIndex"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-REWARDS = ("reward", "rewards")
-ENDED = ("", "terminated", "truncated")
-OWN = ("episode", "length", "return", "ended", "damaged")
-
+_OWN = (*OWN, "damaged")
 _AT_ONCE, _MOST_ROWS = 1000, 500_000
 _BREATH = 64
 """Episodes between two pauses, in which requests are answered."""
@@ -86,6 +85,7 @@ class EpisodeIndex:
         self._stop = False
         self._thread: threading.Thread | None = None
         self._chosen: tuple[Any, Array] | None = None
+        self.marks: dict[int, Mark] = {}
         self._set(*source.spans())
 
     def _set(self, ids: Array, lengths: Array) -> None:
@@ -96,6 +96,13 @@ class EpisodeIndex:
         self.damaged: dict[int, str] = {}
         self.done = 0
         self.version += 1
+
+    def mark(self, marks: dict[int, Mark]) -> None:
+        """Take over the marks of episodes."""
+        with self.lock:
+            if marks != self.marks:
+                self.marks = marks
+                self.version += 1
 
     def start(self) -> None:
         """Build in a thread of its own, if that does not run yet."""
@@ -278,7 +285,8 @@ class EpisodeIndex:
         return {
             "episode": Values(np.arange(count, dtype=np.float64)), "length": Values(self.lengths.astype(np.float64)),
             "return": Values(self.returns), "ended": Values(none, endings), "damaged": Values(damaged.astype(np.float64)),
-            **{n: Values(c.numbers, c.texts) for n, c in self.data.items() if n not in OWN},
+            **mark_values(self.ids, self.marks),
+            **{n: Values(c.numbers, c.texts) for n, c in self.data.items() if n not in _OWN},
         }  # fmt: skip
 
     def choose(self, where: str, sort: str, descending: bool) -> Array:
@@ -313,17 +321,22 @@ class EpisodeIndex:
             shown = rows[start : start + count].tolist()
             return {
                 "total": len(self.ids), "matching": len(rows), "indexed": self.done, "version": self.version,
-                "names": [n for n in self.data if n not in OWN], "rows": [self.row(i) for i in shown],
+                "marked": self.num_marked(), "names": [n for n in self.data if n not in _OWN], "rows": [self.row(i) for i in shown],
             }  # fmt: skip
+
+    def num_marked(self) -> int:
+        """Return the number of marked episodes. O(marks log episodes)."""
+        return int(np.isin(list(self.marks), self.ids).sum()) if self.marks else 0
 
     def row(self, i: int) -> dict[str, Any]:
         """Return one row."""
         name, known = int(self.ids[i]), i < self.done
-        total = float(self.returns[i])
+        total, mark = float(self.returns[i]), self.marks.get(name)
         return {
             "id": str(name), "episode": i, "length": int(self.lengths[i]), "known": known,
             "return": total if math.isfinite(total) else None, "ended": ENDED[int(self.ended[i])],
             "damaged": self.damaged.get(name),
+            "flags": list(mark.flags) if mark else [], "note": mark.note if mark else "",
             "data": {n: v for n, c in self.data.items() if (v := c.value(i)) is not None},
         }  # fmt: skip
 

@@ -19,11 +19,12 @@ import numpy as np
 
 from ringmap.buffers.located import DATASET, EPISODES
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
-from ringmap.errors import InputError, NotFoundError, RingmapError
+from ringmap.errors import ClipIndexError, InputError, NotFoundError, RingmapError
 from ringmap.storage.inspect.describe import facts_of, nbytes_of
 from ringmap.viewer.drawing import kind_of, thumbnail
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
 from ringmap.viewer.index import EpisodeIndex
+from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import DatasetSource, RingSource, Source
 from ringmap.viewer.values import plain
 
@@ -39,13 +40,20 @@ class Opened:
     Args:
         place: where.
         source: its episodes.
+        marks: the file of marks; None: beside the data.
     """
 
-    def __init__(self, place: Place, source: Source) -> None:
+    def __init__(self, place: Place, source: Source, marks: str | None = None) -> None:
         self.place, self.source = place, source
+        self._marks = marks
+        self._marks_seen: tuple[int, ...] = ()
+        self.marks_problem: str | None = None
+        self.can_mark = True
+        """Whether there is a place for marks."""
         self._followed = source.moment()
         self.index = EpisodeIndex(source)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._look_at_marks()
         self._now = self._look()
 
     def state(self) -> dict[str, Any]:
@@ -56,18 +64,50 @@ class Opened:
         """Look for what is new, bring the index up to date, and return what is stored."""
         with self._lock:
             self.source.refresh()
+            self._look_at_marks()
             if (moment := self.source.moment()) != self._followed:
                 self.index.follow()
                 self._followed = moment
             self._now = self._look()
             return self._now
 
+    def mark(self, name: int, flags: list[str] | None, note: str | None) -> dict[str, Any]:
+        """Mark an episode, and return its row of the table.
+
+        Raises:
+            GoneError: it was evicted.
+            InputError, CorruptError, EnvironmentFault, LockedError: see `Marks.set`.
+        """
+        with self._lock:
+            try:
+                with self.source.marks(self._marks) as marks:
+                    marks.set(name, flags=flags, note=note)
+            except ClipIndexError:
+                raise GoneError("this episode was evicted") from None
+            self.follow()
+            return self.index.row(self.source.number_of(name))
+
+    def _look_at_marks(self) -> None:
+        """Read the marks where the file has changed."""
+        try:
+            with self.source.marks(self._marks) as marks:
+                if (seen := marks.signature()) != self._marks_seen:
+                    self.index.mark(marks.all())
+                    self._marks_seen = seen
+            self.marks_problem = None
+        except InputError:
+            self.can_mark = False
+        except (RingmapError, OSError) as error:
+            self.marks_problem = str(error)
+            self._marks_seen = ()
+            self.index.mark({})
+
     def _look(self) -> dict[str, Any]:
         ids, source = self.index.ids, self.source
         state: dict[str, Any] = {
             "episodes": len(ids), "steps": int(self.index.lengths.sum()),
             "first": str(ids[0]) if len(ids) else None, "last": str(ids[-1]) if len(ids) else None,
-            "version": self.index.version, "indexed": self.index.done, "live": source.is_live,
+            "version": self.index.version, "indexed": self.index.done, "live": source.is_live, "marked": self.index.num_marked(), "marks_problem": self.marks_problem,
         }  # fmt: skip
         if isinstance(source, RingSource):
             buffer = source.buffer
@@ -104,13 +144,22 @@ class Library:
     Args:
         paths: where to look.
         given: name -> a buffer or dataset of this process.
+        marks: the file of all marks; None: beside the data.
+        read_only: whether marks can't be changed.
 
     Raises:
         NotFoundError: a path is not there.
     """
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], given: dict[str, Source] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        given: dict[str, Source] | None = None,
+        marks: str | None = None,
+        read_only: bool = False,
+    ) -> None:
         self.paths = list(paths)
+        self.marks, self.read_only = marks, read_only
         self._lock = threading.RLock()
         self._opened: dict[str, Opened] = {}
         self._problems: dict[str, tuple[float, RingmapError | OSError]] = {}
@@ -119,7 +168,7 @@ class Library:
             kind = EPISODES if source.is_live else DATASET
             place = Place(f"given{number}", "", name, kind)
             self._given.append(place)
-            self._opened[place.key] = Opened(place, source)
+            self._opened[place.key] = Opened(place, source, marks)
         self._places: dict[str, Place] = {}
         self._looked = 0.0
         self.places(check=True)
@@ -174,7 +223,7 @@ class Library:
                 RingSource(place.path) if place.kind == EPISODES else DatasetSource(place.path)
             )
             try:
-                opened = Opened(place, source)
+                opened = Opened(place, source, self.marks)
             except BaseException:
                 source.close()
                 raise
@@ -218,6 +267,7 @@ class Library:
         if place.kind in (EPISODES, DATASET):
             opened = self.open(key)
             source = opened.source
+            told["can_mark"] = opened.can_mark and not self.read_only
             told["columns"] = _columns(opened)
             told["code"] = _code(place)
             if isinstance(source, RingSource):

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from ringmap.errors import ClipIndexError, InputError
 
-__all__ = ["FRAMES", "LINES", "MOST_NBYTES", "POINTS", "ROWS", "GoneError", "TooLargeError"]
+__all__ = [
+    "FRAMES",
+    "LINES",
+    "MARK_NBYTES",
+    "MOST_NBYTES",
+    "POINTS",
+    "ROWS",
+    "GoneError",
+    "TooLargeError",
+]
 
 MOST_NBYTES = 64 << 20
 """Bytes that a request may read at once, and reply with."""
+MARK_NBYTES = 1 << 16
+"""Bytes of a request that marks an episode."""
 FRAMES = 64
 """Pictures in a reply."""
 LINES = 64

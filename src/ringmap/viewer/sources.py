@@ -11,13 +11,16 @@ Not here: thinning, pictures (drawing.py), the index (index.py).
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.datasets.marks import Marks
 from ringmap.errors import ClipIndexError
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
@@ -63,6 +66,14 @@ class Source:
 
     def verify(self, name: int) -> None:
         """Read an episode whole, and raise what is wrong with it."""
+
+    def marks(self, path: str | None) -> AbstractContextManager[Marks]:
+        """Give the marks of its episodes, for the body alone.
+
+        Raises:
+            InputError: it has no place for them.
+        """
+        raise NotImplementedError
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return `count` rows from row `first` of the episodes, end to end, for the index."""
@@ -150,6 +161,11 @@ class RingSource(Source):
         except ClipIndexError:
             raise GoneError("this episode was evicted") from None
 
+    @contextlib.contextmanager
+    def marks(self, path: str | None) -> Iterator[Marks]:
+        """Give the marks of the ring's episodes."""
+        yield Marks(self.buffer, path)
+
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return rows as they are numbered now."""
         found: dict[str, Array] = self.buffer.get_row_data(np.arange(first, first + count), columns)
@@ -189,6 +205,7 @@ class DatasetSource(Source):
         self._lengths = np.asarray(self.dataset.lengths, np.int64)
         self._columns: tuple[ColumnSpec, ...] | None = None
         self._lock = threading.Lock()  # not every reader of a format is safe to share
+        self._marks: Marks | None = None
 
     def spans(self) -> tuple[Array, Array]:
         """Return numbers and lengths."""
@@ -226,6 +243,14 @@ class DatasetSource(Source):
         with self._lock:
             found: dict[str, Any] = self.dataset.episode_data(self.number_of(name))
         return found
+
+    @contextlib.contextmanager
+    def marks(self, path: str | None) -> Iterator[Marks]:
+        """Give the marks of the dataset's episodes. It remembers the checksums that it read."""
+        with self._lock:
+            if self._marks is None:
+                self._marks = Marks(self.dataset, path)
+            yield self._marks
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return rows, episode by episode."""

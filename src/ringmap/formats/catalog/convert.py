@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.datasets.choose import choose
 from ringmap.datasets.stored_episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
@@ -23,6 +24,8 @@ from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["convert", "merge"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def convert(
@@ -33,6 +36,8 @@ def convert(
     source_format: str | None = None,
     mode: str = "error",
     progress: bool = True,
+    where: str = "",
+    marks: str | os.PathLike[str] | None = None,
     **writer_options: Any,
 ) -> None:
     """Write a dataset in another format, episode data included.
@@ -45,6 +50,9 @@ def convert(
         source_format: name of the format to read; found out by default.
         mode: what to do where something is: "error", "append" or "overwrite".
         progress: show a progress bar.
+        where: write only the episodes that meet this condition, such as `return > 100 and not flags contains bad`: over `episode`
+            (its number), `length`, `return`, `ended`, `flags`, `note` (`Marks`), and the names of episode data.
+        marks: the file of marks, by default the one beside the source.
         writer_options: for the format's writer.
 
     Raises:
@@ -66,8 +74,11 @@ def convert(
         [2]
     """
     chosen = _format_of(dest, dest_format, mode, "convert")
-    parts = [_opened(source, source_format, "convert")]
-    _copy(parts, dest, chosen, progress, "convert", {**writer_options, "mode": mode})
+    name, part = _opened(source, source_format, "convert")
+    if marks is not None and not where.strip():
+        raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")  # fmt: skip
+    only = None if not where.strip() else choose(part, where, marks, "convert: where")
+    _copy([(name, part)], dest, chosen, progress, "convert", {**writer_options, "mode": mode}, only)
 
 
 def merge(
@@ -111,6 +122,7 @@ def _copy(
     progress: bool,
     where: str,
     options: dict[str, Any],
+    only: tuple[Array, Array] | None = None,
 ) -> None:
     for name, part in parts:
         path = getattr(part, "path", None)
@@ -128,8 +140,8 @@ def _copy(
             f"{where}: format {chosen.name!r} holds no episode data; left out: {data_names}",
             stacklevel=3,
         )
-    total = sum(len(part.lengths) for _, part in parts)
-    episodes = _with_data(parts, keeps and bool(data_names), widths)
+    total = sum(len(part.lengths) for _, part in parts) if only is None else len(only[0])
+    episodes = _with_data(parts, keeps and bool(data_names), widths, only)
     if progress:
         from tqdm import tqdm
 
@@ -156,9 +168,11 @@ def _opened(source: Any, source_format: str | None, where: str) -> tuple[str, An
     return repr(source), source
 
 
-def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]]) -> Any:
+def _with_data(
+    parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], only: tuple[Array, Array] | None
+) -> Any:  # fmt: skip
     for _, part in parts:
-        for episode, data in episodes_of(part, keeps):
+        for episode, data in episodes_of(part, keeps, only):
             wide = {n: np.asarray(episode[n]).astype(d) for n, d in widths.items() if n in episode}
             yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
 

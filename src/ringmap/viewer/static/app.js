@@ -143,7 +143,8 @@ async function place(mine, key, query) {
   const spread = el("div", { class: "pair" });
   const table = episodeTable(mine, key, query, about);
   const code = about.code ? el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)) : "";
-  main.append(code, el("h2", {}, "Episodes"), table.root, el("h2", {}, "Length and return, oldest first"), spread);
+  const marksWrong = el("div", {}, about.marks_problem ? note(`Marks: ${about.marks_problem}`) : "");
+  main.append(code, el("h2", {}, "Episodes"), marksWrong, table.root, el("h2", {}, "Length and return, oldest first"), spread);
   columnsOf(about);
   mine.moved = (q) => table.moved(q);
 

@@ -1,5 +1,5 @@
 // One episode, or several beside each other: films, charts and texts with one cursor.
-import { api, ask, asJson, count, el, link, nbytes, note, told } from "./lib.js";
+import { api, ask, asJson, count, el, link, mark, nbytes, note, toggled, told } from "./lib.js";
 import { Chart, unpack } from "./charts.js";
 import { Film } from "./film.js";
 
@@ -162,6 +162,39 @@ function onto(target, steps, values) {
   });
 }
 
+// Flags and a note: shown, and changed where that is allowed.
+function marksOf(page, key, e, about) {
+  const said = el("span", { class: "quiet", role: "status" });
+  if (!about.can_mark) {
+    if (!e.flags.length && !e.note) return "";
+    return el("p", { class: "bar" }, e.flags.map((f) => el("span", { class: "tag flag" }, f)), el("span", {}, e.note));
+  }
+  const flags = el("input", { type: "text", id: "flags", value: e.flags.join(" "), placeholder: "bad slow", spellcheck: "false", autocomplete: "off" });
+  const text = el("input", { type: "text", id: "note", value: e.note, maxlength: "4000", autocomplete: "off" });
+  const words = () => flags.value.split(/[\s,]+/).filter(Boolean);
+  const save = async () => {
+    said.className = "quiet";
+    said.textContent = "Saving";
+    try {
+      const row = await mark(key, e.id, { flags: words(), note: text.value });
+      flags.value = row.flags.join(" ");
+      said.textContent = row.flags.length || row.note ? "Saved" : "Saved: no mark";
+    } catch (error) {
+      said.className = "bad";
+      said.textContent = error.message;
+    }
+  };
+  const key_ = (event) => {
+    if (event.key !== "b" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input,textarea,select")) return;
+    flags.value = toggled(words()).join(" ");
+    save();
+  };
+  document.addEventListener("keydown", key_);
+  page.later.push(() => document.removeEventListener("keydown", key_));
+  return el("form", { class: "bar", "aria-label": "Mark", onsubmit: (event) => { event.preventDefault(); save(); } },
+    el("label", { for: "flags" }, "Flags"), flags, el("label", { for: "note" }, "Note"), text, el("button", {}, "Save"), said);
+}
+
 const describe = (e) => [count(e.length, "step"), e.verified ? "checksum verified" : null, nbytes(e.nbytes)].filter(Boolean).join(" · ");
 
 export async function episodePage(page, main, key, id, query, about) {
@@ -180,12 +213,12 @@ export async function episodePage(page, main, key, id, query, about) {
   main.replaceChildren(
     el("h1", {}, `Episode ${count(e.episode)}`),
     el("p", { class: "bar" }, other(e.before, "‹ older", "Older episode"), other(e.after, "newer ›", "Newer episode"), el("span", { class: "quiet" }, describe(e)), el("span", {}, "Download: ", files.map(([as, name], i) => [i ? ", " : "", el("a", { href: api("download", { p: key, e: e.id, as }), download: "" }, name)]))),
-    wrong, e.damaged ? note(`Damaged: ${e.damaged}`) : "",
+    wrong, e.damaged ? note(`Damaged: ${e.damaged}`) : "", marksOf(page, key, e, about),
     el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root,
     texts.length ? el("div", { class: "charts" }, texts.map((t) => t.root)) : "",
     Object.keys(e.data).length ? el("div", {}, el("h2", {}, "Episode data"), el("dl", { class: "facts" }, Object.entries(e.data).map(([n, v]) => el("div", {}, el("dt", {}, n), el("dd", {}, told(v)))))) : "",
     left.length ? el("div", {}, el("h2", {}, "Not drawn"), el("ul", {}, left.map((c) => el("li", {}, `${c.name}: ${c.reason}`)))) : "",
-    el("p", { class: "quiet" }, "Space plays. Arrows step, with shift by ten. Comma and period change the speed. Drag or turn the wheel over a chart to zoom; double-click shows all."));
+    el("p", { class: "quiet" }, "Space plays. Arrows step, with shift by ten. Comma and period change the speed." + (about.can_mark ? " The letter b gives the flag bad, or takes it away." : "") + " Drag or turn the wheel over a chart to zoom; double-click shows all."));
   await charts.load();
   cursor.to(cursor.step);
   page.moved = (q) => { const t = Number(q.get("t")); if (q.has("t") && t !== cursor.step) cursor.to(t); };

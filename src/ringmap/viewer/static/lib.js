@@ -48,6 +48,22 @@ export async function ask(name, given, options = {}) {
   return reply;
 }
 
+// Marks an episode: `given` has flags, a note, or both.
+export async function mark(key, id, given) {
+  let reply;
+  try {
+    reply = await fetch("api/mark", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ p: key, e: id, ...given }) });
+  } catch {
+    throw new Refused(0, "the server does not answer; was it ended?");
+  }
+  const told = await reply.json().catch(() => ({}));
+  if (!reply.ok) throw new Refused(reply.status, told.error || `the server answered ${reply.status}`);
+  return told;
+}
+
+// With "bad" if it was not there, or else without.
+export const toggled = (flags) => (flags.includes("bad") ? flags.filter((f) => f !== "bad") : [...flags, "bad"]);
+
 export const asJson = async (...given) => (await ask(...given)).json();
 
 export const count = (n, noun) => (n === null || n === undefined ? "?" : n.toLocaleString("en") + (noun ? ` ${noun}${n === 1 ? "" : "s"}` : ""));

@@ -1,8 +1,9 @@
 // The episodes of a place: only the rows in view are elements, and are asked for as they come into view.
-import { api, asJson, count, el, link, number, note, told } from "./lib.js";
+import { api, asJson, count, el, link, mark, number, note, toggled, told } from "./lib.js";
 
 const HIGH = 34, BLOCK = 100, MOST_PX = 8_000_000;
-const OWN = [["episode", "number"], ["length", "length"], ["return", "return"], ["ended", "ended"]];
+const OWN = [["episode", "number"], ["length", "length"], ["return", "return"], ["ended", "ended"], ["flags", "flags"], ["note", "note"]];
+const MARKED = "flags != '' or note != ''";
 
 export function episodeTable(page, key, query, about) {
   const pictures = about.thumbnail;
@@ -16,9 +17,10 @@ export function episodeTable(page, key, query, about) {
   const rows = el("div", { class: "rows", role: "rowgroup" });
   const grid = el("div", { class: "grid", role: "grid", tabindex: "0", "aria-label": "Episodes", "aria-multiselectable": "true" }, el("div", { role: "rowgroup", class: "head" }, head), rows);
   const compare = el("button", { type: "button", disabled: true, onclick: () => (location.hash = link(["p", key, "compare"], { e: [...chosen].join(",") })) }, "Compare");
+  const marked = el("button", { type: "button", hidden: true, "aria-pressed": "false", onclick: () => { where = filter.value = where === MARKED ? "" : MARKED; restart(true); } });
   const form = el("form", { class: "bar", onsubmit: (event) => { event.preventDefault(); where = filter.value; restart(true); } },
-    el("label", { for: "where" }, "Filter"), filter, el("button", {}, "Apply"), compare, said);
-  const root = el("div", {}, form, wrong, grid, el("p", { class: "quiet" }, "Enter opens an episode. Shift-click, or x, chooses several to compare."));
+    el("label", { for: "where" }, "Filter"), filter, el("button", {}, "Apply"), marked, compare, said);
+  const root = el("div", {}, form, wrong, grid, el("p", { class: "quiet" }, "Enter opens an episode. Shift-click, or x, chooses several to compare." + (about.can_mark ? " The letter b gives the row in the frame the flag bad, or takes it away." : "")));
   const api_ = { root, indexed: () => {}, changed, moved };
 
   function moved(q) {
@@ -71,6 +73,9 @@ export function episodeTable(page, key, query, about) {
       if (known.size > 3000) known = new Map([...known].slice(-1500));
       if (found.names.join() !== names.join() || !head.children.length) names = found.names, headers();
       total = found.matching;
+      marked.hidden = !found.marked;
+      marked.textContent = `Marked: ${count(found.marked)}`;
+      marked.setAttribute("aria-pressed", String(where === MARKED));
       said.textContent = `${count(found.matching)} of ${count(found.total, "episode")}` + (found.indexed < found.total ? `; ${count(found.indexed)} read so far` : "");
       if (found.indexed < found.total) setTimeout(() => !page.signal.aborted && changed(), 700);
       else if (api_.done !== found.total) api_.done = found.total, api_.indexed();
@@ -117,6 +122,7 @@ export function episodeTable(page, key, query, about) {
       pictures ? el("div", { class: "cell pic", role: "gridcell" }, row.damaged ? "" : el("img", { loading: "lazy", alt: "", src: api("thumb", { p: key, e: row.id }) })) : null,
       cell(count(row.episode)), cell(count(row.length)), cell(row.known ? number(row.return) : "…"),
       row.damaged ? el("div", { class: "cell bad", role: "gridcell", title: row.damaged }, "damaged") : cell(row.known ? row.ended || "–" : "…"),
+      el("div", { class: "cell flags", role: "gridcell", title: row.flags.join(" ") || null }, row.flags.map((f) => el("span", { class: "tag flag" }, f))), cell(row.note, row.note),
       names.map((n) => cell(told(row.data[n]), told(row.data[n]))));
     element.of = row;
     return element;
@@ -128,6 +134,15 @@ export function episodeTable(page, key, query, about) {
     compare.disabled = chosen.size < 2;
     compare.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
     draw();
+  }
+
+  async function flag(row) {
+    try {
+      await mark(key, row.id, { flags: toggled(row.flags) });
+      changed();
+    } catch (error) {
+      wrong.replaceChildren(note(error.message));
+    }
   }
 
   let frame = 0;
@@ -143,6 +158,7 @@ export function episodeTable(page, key, query, about) {
       draw();
     } else if (event.key === "Enter" && event.target === grid && known.get(at)) open(known.get(at));
     else if (event.key === "x" && known.get(at)) choose(known.get(at));
+    else if (event.key === "b" && about.can_mark && known.get(at)) flag(known.get(at));
   });
   const size = new ResizeObserver(() => draw());
   size.observe(grid);
