@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import h5py
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer
-from ringmap.errors import NotFoundError
+from ringmap.errors import NotFoundError, RoleError
 from ringmap.viewer import limits
 from ringmap.viewer.library import Library
 from ringmap.viewer.serve import listen, tunnel_line
@@ -419,3 +420,44 @@ def test_the_command_until_ctrl_c(ring):
 def test_nothing_there(tmp_path):
     with pytest.raises(NotFoundError, match="nothing is there"):
         Library([tmp_path / "none"])
+
+
+def waited(give_way):
+    """Return whether an index that is about to go on waits for a request."""
+    from ringmap.viewer.index import AtWork
+
+    at_work, order = AtWork(), []
+
+    def background():
+        give_way(at_work)
+        order.append("index")
+
+    with at_work:
+        thread = threading.Thread(target=background)
+        thread.start()
+        thread.join(0.05)
+        order.append("request")
+    thread.join()
+    return order
+
+
+def test_the_index_gives_way_to_requests():
+    from ringmap.viewer.index import AtWork
+
+    assert waited(AtWork.give_way) == ["request", "index"]
+    assert waited(lambda at_work: None) == ["index", "request"]  # control
+
+
+def test_places_are_opened_before_they_are_asked_for(tmp_path):
+    fill(tmp_path / "ring", 2).close()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/manifest.json").write_text("{")
+    library = Library([tmp_path])
+    library.prepare()
+    (key,) = [p.key for p in library.places() if p.kind == "episodes"]
+    until(lambda: library.num_open, lambda count: count == 1)
+    opened = library.open(key)
+    assert opened.state()["episodes"] == 2
+    library.close()
+    with pytest.raises(RoleError, match="ended"):
+        library.open(key)

@@ -49,6 +49,7 @@ def view(
 
     given = paths or ["."]
     library = Library(given, marks=marks, read_only=read_only)
+    library.prepare()
     found = library.places()
     if not found:
         say(

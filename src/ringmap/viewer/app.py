@@ -87,7 +87,8 @@ class Viewer:
         """Call a function in a thread, when few others run."""
         if self._limit is None:
             self._limit = anyio.CapacityLimiter(max(2, min(4, cores())))
-        return await anyio.to_thread.run_sync(work, limiter=self._limit)
+        with self.library.at_work:
+            return await anyio.to_thread.run_sync(work, limiter=self._limit)
 
     def followed(self) -> list[_Followed]:
         """Return the places that clients watch."""

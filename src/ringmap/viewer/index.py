@@ -26,14 +26,15 @@ from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import Source
 from ringmap.viewer.values import plain
 
-__all__ = ["EpisodeIndex"]
+__all__ = ["AtWork", "EpisodeIndex"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _OWN = (*OWN, "damaged")
 _AT_ONCE, _MOST_ROWS = 1000, 500_000
-_BREATH = 64
+_BREATH = 16
 """Episodes between two pauses, in which requests are answered."""
+_WAY_S = 0.25
 _MOST_NAMES = 64
 """Names of episode data that are columns; others are shown with the episode alone."""
 _BINS = 40
@@ -69,15 +70,40 @@ class _Column:
         return int(number) if number == int(number) else number
 
 
+class AtWork:
+    """Counts what is being done for somebody who waits, so that work in the background gives way: they share one interpreter."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._count -= 1
+            if not self._count:
+                self._changed.notify_all()
+
+    def give_way(self) -> None:
+        """Wait until nothing is being done, but not long."""
+        with self._changed:
+            if self._count:
+                self._changed.wait(_WAY_S)
+
+
 class EpisodeIndex:
     """The episodes of a source as a table.
 
     Args:
         source: what is read.
+        at_work: what it gives way to.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, at_work: AtWork | None = None) -> None:
+        self.source, self._at_work = source, at_work or AtWork()
         self.lock = threading.RLock()
         self.version = 0
         self.done = 0
@@ -178,6 +204,7 @@ class EpisodeIndex:
                 return False
             if row % _BREATH == _BREATH - 1:
                 time.sleep(0.0005)
+                self._at_work.give_way()
             try:
                 values = self.source.data(name)
             except GoneError:

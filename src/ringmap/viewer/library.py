@@ -19,11 +19,11 @@ import numpy as np
 
 from ringmap.buffers.located import DATASET, EPISODES
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
-from ringmap.errors import ClipIndexError, InputError, NotFoundError, RingmapError
-from ringmap.storage.inspect.describe import facts_of, nbytes_of
+from ringmap.errors import ClipIndexError, ClosedError, InputError, NotFoundError, RingmapError
+from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of
 from ringmap.viewer.drawing import kind_of, thumbnail
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
-from ringmap.viewer.index import EpisodeIndex
+from ringmap.viewer.index import AtWork, EpisodeIndex
 from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import DatasetSource, RingSource, Source
 from ringmap.viewer.values import plain
@@ -32,6 +32,7 @@ __all__ = ["Library", "Opened"]
 
 _AGAIN_S = 2.0
 _SHOWN_ROWS = 1000
+_PREPARED = 16
 
 
 class Opened:
@@ -41,9 +42,16 @@ class Opened:
         place: where.
         source: its episodes.
         marks: the file of marks; None: beside the data.
+        at_work: the requests that the index waits for.
     """
 
-    def __init__(self, place: Place, source: Source, marks: str | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        source: Source,
+        marks: str | None = None,
+        at_work: AtWork | None = None,
+    ) -> None:
         self.place, self.source = place, source
         self._marks = marks
         self._marks_seen: tuple[int, ...] = ()
@@ -51,7 +59,7 @@ class Opened:
         self.can_mark = True
         """Whether there is a place for marks."""
         self._followed = source.moment()
-        self.index = EpisodeIndex(source)
+        self.index = EpisodeIndex(source, at_work)
         self._lock = threading.RLock()
         self._look_at_marks()
         self._now = self._look()
@@ -160,6 +168,9 @@ class Library:
     ) -> None:
         self.paths = list(paths)
         self.marks, self.read_only = marks, read_only
+        self._is_closed = False
+        self.at_work = AtWork()
+        """The requests that are being answered: indices wait for them."""
         self._lock = threading.RLock()
         self._opened: dict[str, Opened] = {}
         self._problems: dict[str, tuple[float, RingmapError | OSError]] = {}
@@ -168,7 +179,7 @@ class Library:
             kind = EPISODES if source.is_live else DATASET
             place = Place(f"given{number}", "", name, kind)
             self._given.append(place)
-            self._opened[place.key] = Opened(place, source, marks)
+            self._opened[place.key] = Opened(place, source, marks, self.at_work)
         self._places: dict[str, Place] = {}
         self._looked = 0.0
         self.places(check=True)
@@ -215,6 +226,8 @@ class Library:
         with self._lock:
             if key in self._opened:
                 return self._opened[key]
+            if self._is_closed:
+                raise ClosedError("view: the server has ended")
             if place.kind == PROBLEM:
                 raise InputError(f"{place.name}: {place.problem}")
             if place.kind not in (EPISODES, DATASET):
@@ -223,31 +236,54 @@ class Library:
                 RingSource(place.path) if place.kind == EPISODES else DatasetSource(place.path)
             )
             try:
-                opened = Opened(place, source, self.marks)
+                opened = Opened(place, source, self.marks, self.at_work)
             except BaseException:
                 source.close()
                 raise
             self._opened[key] = opened
             return opened
 
+    @property
+    def num_open(self) -> int:
+        """The number of places that are open."""
+        return len(self._opened)
+
+    def prepare(self) -> None:
+        """Open the first places in a thread of its own, so that the first page need not wait for them."""
+
+        def work() -> None:
+            for place in self.places()[:_PREPARED]:
+                if place.kind in (EPISODES, DATASET) and not self._is_closed:
+                    with contextlib.suppress(RingmapError, OSError):  # its page says so
+                        self.open(place.key)
+
+        threading.Thread(target=work, daemon=True, name="ringmap-view-prepare").start()
+
     def brief(self, place: Place) -> dict[str, Any]:
         """Return a line about a place for the start page; a problem if it can't be read."""
+        return self._brief(place)[0]
+
+    def _brief(self, place: Place) -> tuple[dict[str, Any], Facts | None]:
+        facts = None
         told: dict[str, Any] = {
             "key": place.key, "name": place.name, "kind": place.kind, "format": place.format,
             "problem": place.problem, "rings": list(place.rings),
         }  # fmt: skip
         if place.problem is not None:
-            return told
+            return told, None
         try:
             if place.kind in (EPISODES, DATASET):
                 opened = self.open(place.key)
                 told |= opened.follow()
                 told["columns"] = [c.name for c in opened.source.columns]
                 told["thumbnail"] = any(kind_of(c)[0] == "picture" for c in opened.source.columns)
+                if isinstance(opened.source, RingSource):
+                    facts = opened.source.facts()
+            elif place.kind != FLEET:
+                facts = facts_of(_main_of(place))
             if place.path:
                 told["nbytes"] = nbytes_of(place.path)
-            if place.kind not in (DATASET, FLEET) and place.path:
-                facts = facts_of(_main_of(place))
+            if facts is not None and place.path:
                 told |= {
                     "writer": _writer(facts),
                     "steps": facts.steps,
@@ -256,33 +292,29 @@ class Library:
                 told["committed_s"] = _idle_s(_main_of(place))
         except (RingmapError, OSError) as error:
             told["problem"] = str(error)
-        return told
+        return told, facts
 
     def describe(self, key: str) -> dict[str, Any]:
         """Return what a place's own page shows beside its episodes."""
         place = self.place(key)
-        told = self.brief(place)
+        told, facts = self._brief(place)
         if place.kind == FLEET:
             return {**told, **self._fleet(place)}
         if place.kind in (EPISODES, DATASET):
             opened = self.open(key)
-            source = opened.source
             told["can_mark"] = opened.can_mark and not self.read_only
             told["columns"] = _columns(opened)
             told["code"] = _code(place)
-            if isinstance(source, RingSource):
-                facts = source.facts()
-                if facts is not None:
-                    kept = {c.name: " ".join((c.storage, *c.codecs)) for c in facts.columns}
-                    for column in told["columns"]:
-                        column["storage"] = kept.get(column["name"], "")
-                    told |= {
-                        "uuid": facts.uuid, "version": facts.version, "nbytes": facts.nbytes,
-                        "nbytes_full": facts.nbytes_full, "settings": plain(facts.settings), "spare": facts.spare,
-                        "pending": facts.pending,
-                    }  # fmt: skip
-        elif place.kind != PROBLEM:
-            facts = facts_of(_main_of(place))
+            if facts is not None:
+                kept = {c.name: " ".join((c.storage, *c.codecs)) for c in facts.columns}
+                for column in told["columns"]:
+                    column["storage"] = kept.get(column["name"], "")
+                told |= {
+                    "uuid": facts.uuid, "version": facts.version, "nbytes": facts.nbytes,
+                    "nbytes_full": facts.nbytes_full, "settings": plain(facts.settings), "spare": facts.spare,
+                    "pending": facts.pending,
+                }  # fmt: skip
+        elif facts is not None:
             told["columns"] = [
                 {"name": c.name, "dtype": c.dtype, "shape": list(c.shape), "kind": "none", "storage": " ".join((c.storage, *c.codecs))}
                 for c in facts.columns
@@ -324,6 +356,7 @@ class Library:
 
     def close(self) -> None:
         """Close all that was opened."""
+        self._is_closed = True
         with self._lock:
             for opened in self._opened.values():
                 opened.close()

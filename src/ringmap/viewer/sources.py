@@ -25,6 +25,7 @@ from ringmap.errors import ClipIndexError
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 from ringmap.storage.inspect.describe import Facts, facts_of
+from ringmap.storage.read.reader import Reader
 from ringmap.viewer.limits import GoneError
 
 __all__ = ["DatasetSource", "RingSource", "Source"]
@@ -106,6 +107,7 @@ class RingSource(Source):
             ReplayBuffer.open(buffer, reads="pread") if isinstance(buffer, str) else buffer
         )
         self.lock = threading.RLock()
+        self._marks: Marks | None = None
 
     def spans(self) -> tuple[Array, Array]:
         """Return positions and lengths, of one moment."""
@@ -164,7 +166,9 @@ class RingSource(Source):
     @contextlib.contextmanager
     def marks(self, path: str | None) -> Iterator[Marks]:
         """Give the marks of the ring's episodes."""
-        yield Marks(self.buffer, path)
+        if self._marks is None:
+            self._marks = Marks(self.buffer, path)
+        yield self._marks
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return rows as they are numbered now."""
@@ -184,8 +188,10 @@ class RingSource(Source):
 
     def facts(self) -> Facts | None:
         """Return what its directory says; None of a ring in RAM."""
-        path = self.buffer.path
-        return None if path is None else facts_of(path)
+        path, source = self.buffer.path, self.buffer.engine.source
+        if path is None:
+            return None
+        return facts_of(path, source if isinstance(source, Reader) else None)
 
     def close(self) -> None:
         """Close the reader, unless it was given."""
