@@ -219,6 +219,21 @@ def test_live_and_evicted_while_watched_in_two_tabs(tmp_path, serve, visit):
     buffer.close()
 
 
+def test_a_fleet_is_live(tmp_path, serve, visit):
+    buffer = fill(tmp_path / "fleet/a", 3)
+    fill(tmp_path / "fleet/b", 2).close()
+    client = serve()
+    page = visit(client)
+    page.locator(".place", has_text="2 rings").get_by_text("5 episodes, 100 steps").wait_for()
+    page.goto(f"http://127.0.0.1:{client.port}/#/p/{client.keys()['fleet']}")
+    page.get_by_text("● live").wait_for()
+    page.locator("dd", has_text="100").first.wait_for()
+    buffer.write_episode(episode(3))
+    page.locator("dd", has_text="120").first.wait_for()
+    assert page.locator("tbody tr").first.inner_text().split()[:3] == ["a", "4", "80"]
+    buffer.close()
+
+
 ATTACK = '"><img src=x onerror="document.title=1"><script>document.title=2</script>${7*7}'
 
 

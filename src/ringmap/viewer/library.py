@@ -283,6 +283,13 @@ class Library:
                 facts = facts_of(_main_of(place))
             if place.path:
                 told["nbytes"] = nbytes_of(place.path)
+            if place.kind == FLEET:
+                states = [self.open(key).follow() for key in place.rings if key in self._places]
+                told |= {name: sum(s[name] for s in states) for name in ("episodes", "steps")}
+                told["committed_s"] = min(
+                    (s for key in place.rings if (s := _idle_s(self.place(key).path)) is not None),
+                    default=None,
+                )
             if facts is not None and place.path:
                 told |= {
                     "writer": _writer(facts),

@@ -109,7 +109,7 @@ function placeCard(p) {
       bad ? el("p", { class: "bad" }, p.problem) : null,
       !bad && p.episodes !== undefined ? el("p", {}, `${count(p.episodes, "episode")}, ${count(p.steps, "step")}`) : null,
       p.kind === "fleet" ? el("p", {}, count(p.rings.length, "ring")) : null,
-      el("p", { class: "quiet" }, [p.nbytes !== undefined ? nbytes(p.nbytes) : null, p.committed_s !== undefined ? `last commit ${ago(p.committed_s)}` : null].filter(Boolean).join(" · "), p.writer ? " · " : "", writerOf(p.writer)),
+      el("p", { class: "quiet" }, [p.nbytes !== undefined ? nbytes(p.nbytes) : null, p.committed_s !== undefined && p.committed_s !== null ? `last commit ${ago(p.committed_s)}` : null].filter(Boolean).join(" · "), p.writer ? " · " : "", writerOf(p.writer)),
       p.columns?.length ? el("p", { class: "quiet" }, p.columns.slice(0, 12).join(", ") + (p.columns.length > 12 ? ", …" : "")) : null));
 }
 
@@ -123,7 +123,7 @@ async function place(mine, key, query) {
   path(about);
   main.replaceChildren(el("h1", {}, about.name));
   if (about.problem) return main.append(note(about.problem));
-  if (about.kind === "fleet") return fleet(about);
+  if (about.kind === "fleet") return fleet(mine, key, about);
   const isRing = about.kind === "episodes";
   const facts = {};
   const add = (name, value) => (facts[name] = fact(name, value));
@@ -220,13 +220,38 @@ function columnsOf(about) {
   main.append(el("h2", {}, "Columns"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Columns" }, el("table", {}, el("thead", {}, el("tr", {}, ["column", "dtype", "shape", "range of the newest steps", "storage", "drawn as"].map((t) => el("th", {}, t)))), el("tbody", {}, rows))));
 }
 
-function fleet(about) {
+// Looks again every few seconds: a ring may come or go, too.
+function fleet(mine, key, about) {
+  const facts = el("dl", { class: "facts" }), rows = el("tbody", {}), wrong = el("div", {});
+  let last = null;
   const row = (r) => el("tr", {}, el("td", {}, r.key ? el("a", { href: link(["p", r.key]) }, r.name) : r.name), el("td", {}, count(r.episodes)), el("td", {}, count(r.steps)), el("td", {}, count(r.written)), el("td", {}, r.alive ? el("span", { class: "good" }, "alive") : r.alive === null ? "unknown" : "none"), el("td", {}, ago(r.idle_s)), el("td", {}, told(r.policy_step) || "–"), el("td", { class: "bad" }, r.problem || ""));
-  main.append(
-    el("dl", { class: "facts" }, [["rings", count(about.shards.length)], ["episodes", count(about.episodes)], ["steps", count(about.steps)], ["written", count(about.written)], ["on disk", nbytes(about.nbytes)], ["policy staleness", about.staleness === null ? "not known" : `${count(about.staleness)} steps between the rings' newest episodes`]].map(([n, v]) => fact(n, v).div)),
+  const draw = (now) => {
+    const pace = last && now.written >= last.written ? count(Math.round(((now.written - last.written) * 1000) / Math.max(1, Date.now() - last.at))) : "–";
+    last = { at: Date.now(), written: now.written };
+    facts.replaceChildren(...[["rings", count(now.shards.length)], ["episodes", count(now.episodes)], ["steps", count(now.steps)], ["written", count(now.written)], ["steps per second", pace], ["on disk", nbytes(now.nbytes)], ["policy staleness", now.staleness === null ? "not known" : `${count(now.staleness)} steps between the rings' newest episodes`]].map(([n, v]) => fact(n, v).div));
+    rows.replaceChildren(...now.shards.map(row));
+  };
+  draw(about);
+  main.append(facts, wrong,
     el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)),
     el("h2", {}, "Rings"),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "written", "writer", "last commit", "policy step", "problem"].map((t) => el("th", {}, t)))), el("tbody", {}, about.shards.map(row)))));
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "written", "writer", "last commit", "policy step", "problem"].map((t) => el("th", {}, t)))), rows)));
+  live.textContent = "● live";
+  const timer = setInterval(async () => {
+    if (document.hidden) return;
+    try {
+      const now = await asJson("place", { p: key }, { signal: mine.signal });
+      wrong.replaceChildren(...(now.problem ? [note(now.problem)] : []));
+      if (now.shards) draw(now);
+      live.className = "";
+      live.textContent = "● live";
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      live.className = "bad";
+      live.textContent = "not connected";
+    }
+  }, 3000);
+  mine.later.push(() => clearInterval(timer));
 }
 
 window.addEventListener("hashchange", show);

@@ -192,7 +192,7 @@ function marksOf(page, key, e, about) {
   document.addEventListener("keydown", key_);
   page.later.push(() => document.removeEventListener("keydown", key_));
   return el("form", { class: "bar", "aria-label": "Mark", onsubmit: (event) => { event.preventDefault(); save(); } },
-    el("label", { for: "flags" }, "Flags"), flags, el("label", { for: "note" }, "Note"), text, el("button", {}, "Save"), said);
+    el("span", { class: "field" }, el("label", { for: "flags" }, "Flags"), flags), el("span", { class: "field" }, el("label", { for: "note" }, "Note"), text), el("button", {}, "Save"), said);
 }
 
 const describe = (e) => [count(e.length, "step"), e.verified ? "checksum verified" : null, nbytes(e.nbytes)].filter(Boolean).join(" · ");
