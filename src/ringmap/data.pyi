@@ -14,6 +14,7 @@ from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.datasets.joined import ConcatDataset, MergeDataset
+from ringmap.exits.hf_datasets import to_datasets
 from ringmap.formats.base import (
     EPISODE_DATA_KEY,
     WRITE_MODES,
@@ -71,6 +72,7 @@ __all__ = [
     "register_format",
     "resolve_format",
     "split_episode_data",
+    "to_datasets",
     "torchrl_storage",
     "validate_write_mode",
 ]

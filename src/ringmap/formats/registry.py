@@ -91,6 +91,7 @@ BUILT_IN = {
     "folder": BuiltIn("ringmap.formats.folder"),
     "video": BuiltIn("ringmap.formats.video", "video"),
     "lance": BuiltIn("ringmap.formats.lance", "lance"),
+    "parquet": BuiltIn("ringmap.formats.parquet", "parquet"),
     "ringmap": BuiltIn("ringmap.formats.ringmap"),
     "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
     "minari": BuiltIn("ringmap.formats.minari", "minari"),
