@@ -23,6 +23,7 @@ from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.transitions import Steps, below, next_of
 from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.minari import Minari, MinariSource
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
@@ -99,63 +100,39 @@ class MinariWriter(StagedWriter):
         found = self._parts(columns, where)
         if not columns or not len(next(iter(columns.values()))):
             return {}
-        follow = {f"next_{new}": old for new, old in _followers(columns, found).items()}
-        whole = bool(follow)  # T rows, each with its next observation
-        steps = len(next(iter(columns.values()))) - (0 if whole else 1)
-        if steps < 1:
-            raise InputError(
-                f"{where}: an episode of one row has no step: Minari keeps T + 1 observations of T steps; add the last "
-                "observation as a row, or the column 'next_observation'"
-            )
+        observations = [old for new, old in found.items() if new.split("/")[0] == "observation"]
+        steps = Steps(columns, observations, self._reward_at, True, where)
         stored: dict[str, Array] = {}
-        taken = set(follow.values())
+        taken = {*found.values(), *(next_of(old) for old in observations if steps.follows)}
         for new, old in found.items():
-            rows, last = columns[old], f"next_{new}"
-            taken.add(old)
-            if new.split("/")[0] == "action":
-                stored[new] = rows[:steps]
-            elif whole:
-                if last not in follow:
-                    raise InputError(
-                        f"{where}: column {old!r} has no column {_next(old)!r} beside it"
-                    )
-                after = columns[follow[last]]
-                if not _same(rows[1:], after[:-1]):
-                    raise InputError(
-                        f"{where}: {follow[last]!r} is not {old!r} one step later, and Minari stores each observation once; "
-                        "split the episode where they part"
-                    )
-                stored[new], stored[last] = rows, after
-            else:
-                stored[new], stored[last] = rows[:-1], rows[1:]
-        late = not whole and self._reward_at == "next"
+            stored[new] = steps.now(old)
+            after = steps.after(old) if old in observations else None
+            if after is not None:
+                stored[next_of(new)] = after
         for name in ("reward", *_FLAGS):
             if name in columns:
-                rows = columns[name][1:] if late else columns[name][:steps]
-                stored[name] = rows if name == "reward" else rows.astype(bool)
+                stored[name] = steps.outcome(name)
                 taken.add(name)
         if "reward" not in stored:
             raise InputError(
                 f"{where}: no column 'reward', which Minari needs; there are {list(columns)}"
             )
         for name in _FLAGS:
-            stored.setdefault(name, np.zeros(steps, bool))
+            stored.setdefault(name, np.zeros(steps.length, bool))
         if "terminated" not in columns and "truncated" not in columns:
             stored["truncated"][-1] = True
         for name in [name for name in columns if name not in taken]:
-            rows, kept = columns[name], name.startswith(("info/", "next_info/"))
-            new = name if kept else f"info/{name}"
-            if whole:
-                stored[new] = rows
-            else:
-                stored[new], stored[f"next_{new}"] = rows[:-1], rows[1:]
+            new = name if name.startswith(("info/", "next_info/")) else f"info/{name}"
+            stored[new] = steps.now(name)
+            if steps.cut:
+                stored[next_of(new)] = columns[name][1:]
         return {**stored, **({EPISODE_DATA_KEY: data} if data else {})}
 
     def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
         """Return the columns of observations and actions: name in the dataset -> name in the episode."""
         chosen: str | list[str] | None = self._observation
         if chosen is None:
-            chosen = next((n for n in ("observation", "obs") if _below(n, columns)), None)
+            chosen = next((n for n in ("observation", "obs") if below(n, columns)), None)
         if chosen is None:
             raise InputError(
                 f"{where}: no column 'observation' or 'obs'; say which it is: observation='pixels', or a list; there are "
@@ -164,9 +141,9 @@ class MinariWriter(StagedWriter):
         found: dict[str, str] = {}
         for name in [chosen] if isinstance(chosen, str) else chosen:
             base = "observation" if isinstance(chosen, str) else f"observation/{name}"
-            found |= {base + old[len(name) :]: old for old in _below(name, columns, where)}
+            found |= {base + old[len(name) :]: old for old in below(name, columns, where)}
         found |= {
-            "action" + old[len(self._action) :]: old for old in _below(self._action, columns, where)
+            "action" + old[len(self._action) :]: old for old in below(self._action, columns, where)
         }
         return found
 
@@ -283,39 +260,18 @@ def _id_of(path: str) -> str:
     return os.path.basename(path) if below.startswith(os.pardir) else below
 
 
-def _below(name: str, columns: Iterable[str], where: str = "") -> list[str]:
-    found = [n for n in columns if n == name or n.startswith(name + "/")]
-    if where and not found:
-        raise InputError(f"{where}: no column {name!r}; there are {list(columns)}")
-    return found
-
-
 def _any_width(spec: ColumnSpec) -> ColumnSpec:
     return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec
-
-
-def _next(name: str) -> str:
-    return f"next_{name}"
-
-
-def _followers(columns: Mapping[str, Array], found: Mapping[str, str]) -> dict[str, str]:
-    return {
-        n: _next(old) for n, old in found.items() if n.startswith("obs") and _next(old) in columns
-    }
-
-
-def _same(left: Array, right: Array) -> bool:
-    return np.array_equal(left, right, equal_nan=left.dtype.kind == "f" and right.dtype.kind == "f")
 
 
 def _nested(name: str, columns: Mapping[str, Any]) -> Any:
     """Return the value of a column with its parts: dicts, tuples, and the row after the last where there is one."""
     if name in columns:
         rows = columns[name]
-        last = columns.get(_next(name))
+        last = columns.get(next_of(name))
         rows = rows if last is None else np.concatenate([rows, last[-1:]])
         return rows.tolist() if rows.dtype.kind == "U" else rows
-    keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in _below(name, columns))
+    keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in below(name, columns))
     if not keys:
         return {}
     parts = {key: _nested(f"{name}/{key}", columns) for key in keys}
@@ -327,7 +283,7 @@ def _space_of(name: str, columns: Mapping[str, Any], widths: Mapping[str, tuple[
     from gymnasium import spaces
 
     if name not in columns:
-        keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in _below(name, columns))
+        keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in below(name, columns))
         parts = {key: _space_of(f"{name}/{key}", columns, widths) for key in keys}
         numbered = all(key == str(i) for i, key in enumerate(keys))
         return spaces.Tuple(list(parts.values())) if numbered else spaces.Dict(parts)
@@ -353,7 +309,7 @@ def _widths(episodes: Iterable[Record]) -> dict[str, tuple[int, str]]:
             break
         for name in texts:
             width, characters = found.get(name, (0, ""))
-            every = [*rows[name].tolist(), *rows.get(_next(name), rows[name])[-1:].tolist()]
+            every = [*rows[name].tolist(), *rows.get(next_of(name), rows[name])[-1:].tolist()]
             found[name] = (
                 max(width, *map(len, every)),
                 "".join(sorted({*characters, *"".join(every)})),
