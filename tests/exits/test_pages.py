@@ -12,6 +12,7 @@ from tests.house.test_docs_blocks import FENCE
 
 NEEDS = {
     "use-stable-baselines3": ["stable_baselines3"],
+    "write-lerobot": ["av", "pyarrow"],
     "write-minari": ["minari"],
     "write-parquet": ["datasets"],
     "use-grain-and-torchdata": ["grain", "torchdata"],
