@@ -3,7 +3,7 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
-from ringmap.buffers.torchrl_storage import torchrl_storage
+from ringmap.buffers.torchrl_storage import to_torchrl, torchrl_storage
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
 from ringmap.clips.computed.place import Index, TimeToEnd
@@ -14,6 +14,7 @@ from ringmap.clips.window import Window
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.datasets.joined import ConcatDataset, MergeDataset
+from ringmap.exits.hf_datasets import to_datasets
 from ringmap.formats.base import (
     EPISODE_DATA_KEY,
     WRITE_MODES,
@@ -71,6 +72,8 @@ __all__ = [
     "register_format",
     "resolve_format",
     "split_episode_data",
+    "to_datasets",
+    "to_torchrl",
     "torchrl_storage",
     "validate_write_mode",
 ]

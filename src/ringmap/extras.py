@@ -18,9 +18,11 @@ __all__ = ["PACKAGES", "missing", "require"]
 
 PACKAGES = {
     "cli": ("typer", "rich"),
+    "datasets": ("datasets",),
     "lance": ("lance", "pyarrow"),
     "lerobot": ("av", "pyarrow"),
     "minari": ("minari",),
+    "parquet": ("pyarrow",),
     "plot": ("matplotlib",),
     "pusht": ("gym_pusht",),
     "ray": ("ray",),

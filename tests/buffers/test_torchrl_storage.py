@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 
 from ringmap.buffers.steps import StepRing
 from ringmap.data import ReplayBuffer as Episodes
-from ringmap.data import torchrl_storage
+from ringmap.data import to_torchrl, torchrl_storage
 from ringmap.errors import InputError, RoleError
 from tests import ROOT
 from tests.house.test_docs_blocks import FENCE
@@ -300,3 +300,36 @@ def test_the_page_runs(tmp_path, monkeypatch):
     page = (ROOT / "docs/how-to/use-torchrl.md").read_text()
     (block,) = (fence["body"] for fence in FENCE.finditer(page))
     exec(compile(block, "use-torchrl.md", "exec"), {})
+
+
+def test_a_collector_writes_into_the_ring(tmp_path):
+    """One line: their collector, their slices, our rows, which are there when the process is gone."""
+    from torchrl import collectors
+    from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+
+    buf = Episodes(max_steps=1600, path=tmp_path / "ring")
+    rb = to_torchrl(buf, sampler=SliceSampler(slice_len=4, traj_key=("collector", "traj_ids"), strict_length=False), batch_size=32)  # fmt: skip
+    env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+    made = vars(collectors).get("Collector") or collectors.SyncDataCollector  # of older versions
+    collector = made(env, None, frames_per_batch=50, total_frames=200, replay_buffer=rb)
+    for _ in collector:
+        pass
+    collector.shutdown()
+    assert len(rb) == buf.num_steps_stored == 200
+    rows = rb[:]
+    same = rows["collector", "traj_ids"][1:] == rows["collector", "traj_ids"][:-1]
+    assert torch.equal(rows["observation"][1:][same], rows["next", "observation"][:-1][same])
+    drawn = rb.sample()
+    within = drawn["step_count"].flatten().diff()
+    assert set(within[drawn["collector", "traj_ids"].diff() == 0].tolist()) >= {1}
+    buf.close()
+
+    again = Episodes.open(tmp_path / "ring", mode="r+")
+    rb = to_torchrl(again, batch_size=64)
+    assert torch.equal(rb[:]["observation"], rows["observation"])
+    rb.extend(rows[:50])
+    assert again.num_steps_stored == 250
+    for wrong in ({"storage": None}, {"writer": None}):
+        with pytest.raises(InputError, match="can't be chosen"):
+            to_torchrl(again, **wrong)
+    again.close()

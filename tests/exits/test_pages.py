@@ -1,5 +1,6 @@
 """Pages whose blocks need other libraries run here, each as one script."""
 
+import os
 import subprocess
 import textwrap
 
@@ -11,8 +12,14 @@ from tests.house.test_docs_blocks import FENCE
 
 NEEDS = {
     "use-stable-baselines3": ["stable_baselines3"],
+    "write-lerobot": ["av", "pyarrow"],
+    "write-minari": ["minari"],
+    "write-parquet": ["datasets"],
     "use-grain-and-torchdata": ["grain", "torchdata"],
 }
+
+HOMES = ("MINARI_DATASETS_PATH", "HF_LEROBOT_HOME", "HF_HOME")
+"""Where libraries keep their files, which are not to be the user's here."""
 
 
 @pytest.mark.parametrize("page", NEEDS)
@@ -23,5 +30,8 @@ def test_blocks_run(tmp_path, page):
     blocks = [textwrap.dedent(f["body"]) for f in FENCE.finditer(text) if f["info"] == "python"]
     assert blocks
     (tmp_path / "page.py").write_text("\n".join(blocks))
-    done = subprocess.run([PYTHON, "page.py"], cwd=tmp_path, capture_output=True, text=True)
+    env = {**os.environ, **{name: str(tmp_path) for name in HOMES}}
+    done = subprocess.run(
+        [PYTHON, "page.py"], cwd=tmp_path, capture_output=True, text=True, env=env
+    )
     assert done.returncode == 0, done.stderr

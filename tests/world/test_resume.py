@@ -108,10 +108,13 @@ def committed(path):
 
 
 LOSSY = {"folder", "video"}
+THEIRS = {"lerobot", "minari", "robomimic"}  # of columns of their own: tests/exits
 RESUMABLE = [
     name
     for name in list_formats()
-    if get_format(name).can_write() and get_format(name).supports_episode_data
+    if get_format(name).can_write()
+    and get_format(name).supports_episode_data
+    and name not in THEIRS
 ]
 
 

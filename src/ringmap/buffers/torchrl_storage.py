@@ -24,7 +24,7 @@ from ringmap.buffers.steps import StepRing
 from ringmap.errors import ClipIndexError, InputError, RoleError
 from ringmap.extras import require
 
-__all__ = ["torchrl_storage"]
+__all__ = ["to_torchrl", "torchrl_storage"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,6 +66,33 @@ def torchrl_storage(buf: ReplayBuffer | StepRing) -> Any:
             f"{_WHERE}: expected a ReplayBuffer or a StepRing, got {type(buf).__name__}"
         )
     return _storage_class()(ring)
+
+
+def to_torchrl(buf: ReplayBuffer | StepRing, **options: Any) -> Any:
+    """Return a TorchRL `TensorDictReplayBuffer` whose rows are those of a buffer, for samplers, losses and collectors.
+
+    A collector that gets it as `replay_buffer=` writes its batches into the ring, after the rows that are there.
+
+    Args:
+        buf: as for `torchrl_storage`.
+        options: of TorchRL's class: `sampler`, `batch_size`, `priority_key`, ...
+
+    Raises:
+        MissingExtraError: torchrl is not installed.
+        InputError: not such a buffer, or an option is a storage or a writer.
+
+    Cost: that of `torchrl_storage`.
+    """
+    taken = [name for name in ("storage", "writer") if name in options]
+    if taken:
+        raise InputError(
+            f"to_torchrl: {taken} can't be chosen: the rows are the ring's; use torchrl_storage"
+        )
+    require("torchrl", "to_torchrl")
+    from torchrl.data import TensorDictReplayBuffer
+
+    storage = torchrl_storage(buf)
+    return TensorDictReplayBuffer(storage=storage, writer=storage.writer(), **options)
 
 
 @functools.cache

@@ -57,10 +57,12 @@ class BuiltIn:
     Args:
         module: registers the format when it is imported; the packages of its extra are imported later.
         extra: the extra of ringmap whose packages the format needs; "" for none.
+        shares: the format whose suffixes it has, too; "" for none.
     """
 
     module: str
     extra: str = ""
+    shares: str = ""
 
     @property
     def available(self) -> bool:
@@ -91,6 +93,8 @@ BUILT_IN = {
     "folder": BuiltIn("ringmap.formats.folder"),
     "video": BuiltIn("ringmap.formats.video", "video"),
     "lance": BuiltIn("ringmap.formats.lance", "lance"),
+    "parquet": BuiltIn("ringmap.formats.parquet", "parquet"),
+    "robomimic": BuiltIn("ringmap.formats.robomimic", shares="hdf5"),
     "ringmap": BuiltIn("ringmap.formats.ringmap"),
     "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
     "minari": BuiltIn("ringmap.formats.minari", "minari"),
@@ -294,7 +298,7 @@ def resolve_format(
         ('hdf5', 'zarr')
     """
     place, named, there = os.fspath(path), _by_suffix(path), None
-    if named is not None and format in BUILT_IN and format != named:
+    if named is not None and format in BUILT_IN and named not in (format, BUILT_IN[format].shares):
         raise InputError(
             f"{where}: the suffix of {place} names format {named!r}, but the format is to be {format!r}; "
             "choose another suffix, or the format that it names"

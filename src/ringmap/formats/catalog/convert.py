@@ -20,6 +20,7 @@ from ringmap.datasets.stored_episodes import episodes_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
 from ringmap.formats.catalog.load import load_arrays
+from ringmap.formats.catalog.prefixes import place_of
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 
@@ -44,7 +45,7 @@ def convert(
 
     Args:
         source: a path, a name (see `load_dataset`), or a dataset or buffer.
-        dest: where to.
+        dest: where to; "minari:name/set-v0" and "lerobot:user/set" are places in these libraries' own folders.
         dest_format: name of the format to write; by default the one that the suffix of `dest` names
             (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
         source_format: name of the format to read; found out by default.
@@ -73,7 +74,8 @@ def convert(
         >>> load_dataset(path).lengths.tolist()
         [2]
     """
-    chosen = _format_of(dest, dest_format, mode, "convert")
+    dest, named = place_of(dest)
+    chosen = _format_of(dest, dest_format or named, mode, "convert")
     name, part = _opened(source, source_format, "convert")
     if marks is not None and not where.strip():
         raise InputError("convert: marks without where change nothing; give where='not flags contains bad', say")  # fmt: skip
@@ -94,7 +96,7 @@ def merge(
 
     Args:
         sources: paths, names, datasets or buffers, of the same columns, per-step shapes and dtypes.
-        dest: where to.
+        dest: where to; "minari:name/set-v0" and "lerobot:user/set" are places in these libraries' own folders.
         dest_format: name of the format to write; by default the one that the suffix of `dest` names
             (.h5, .hdf5, .zarr, .lance), that of what is there, or "lance".
         mode: what to do where something is: "error", "append" or "overwrite".
@@ -110,7 +112,8 @@ def merge(
     """
     if not sources:
         raise InputError("merge: Need at least one dataset")
-    chosen = _format_of(dest, dest_format, mode, "merge")
+    dest, named = place_of(dest)
+    chosen = _format_of(dest, dest_format or named, mode, "merge")
     parts = [_opened(source, None, "merge") for source in sources]
     _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode})
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringmap.errors import InputError, NotFoundError
 
-__all__ = ["list_prefixes", "load_prefixed", "register_dataset", "takes"]
+__all__ = ["list_prefixes", "load_prefixed", "place_of", "register_dataset", "takes"]
 
 Loader = Callable[..., Any]
 
@@ -85,21 +85,32 @@ def load_prefixed(name: str, **options: Any) -> Any:
     return loader(rest, **options)
 
 
+def place_of(dest: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str | None]:
+    """Return where a new dataset is written, and its format if `dest` is an id of one that others read.
+
+    Example:
+        >>> place_of("runs/demo.h5")
+        ('runs/demo.h5', None)
+    """
+    prefix, _, rest = os.fspath(dest).partition(":")
+    if prefix not in _ROOTS or not rest or os.path.exists(dest):
+        return dest, None
+    return Path(_root(prefix)).expanduser() / rest, prefix
+
+
 def _minari(name: str, **options: Any) -> Any:
     from ringmap.formats.registry import get_format
 
-    chosen = get_format("minari")
-    root = os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets"
-    return chosen.open_reader(_local(root, name, f"minari download {name}"), **options)
+    place = _local(_root("minari"), name, f"minari download {name}")
+    return get_format("minari").open_dataset(place, **options)
 
 
 def _lerobot(name: str, **options: Any) -> Any:
     from ringmap.formats.registry import get_format
 
-    chosen = get_format("lerobot")
-    root = os.environ.get("HF_LEROBOT_HOME") or "~/.cache/huggingface/lerobot"
+    root = _root("lerobot")
     how = f"hf download {name} --repo-type dataset --local-dir {root}/{name}"
-    return chosen.open_reader(_local(root, name, how), **options)
+    return get_format("lerobot").open_dataset(_local(root, name, how), **options)
 
 
 def _d4rl(name: str, **options: Any) -> Any:
@@ -115,6 +126,11 @@ def _d4rl(name: str, **options: Any) -> Any:
     return D4RLDataset(found[0], **options)
 
 
+def _root(prefix: str) -> str:
+    variable, default = _ROOTS[prefix]
+    return os.environ.get(variable) or default
+
+
 def _local(root: str, name: str, how: str) -> Path:
     path = Path(root).expanduser() / name
     if not path.is_dir():
@@ -123,3 +139,9 @@ def _local(root: str, name: str, how: str) -> Path:
 
 
 _LOADERS: dict[str, Loader] = {"minari": _minari, "lerobot": _lerobot, "d4rl": _d4rl}
+
+_ROOTS = {
+    "minari": ("MINARI_DATASETS_PATH", "~/.minari/datasets"),
+    "lerobot": ("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
+}
+"""Prefix, which is the format's name, too -> the variable that names the folder of its datasets, and the default."""

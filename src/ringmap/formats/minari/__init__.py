@@ -1,11 +1,11 @@
-"""The Minari format: local datasets of the Farama Foundation's Minari, read through its package.
+"""The Minari format: local datasets of the Farama Foundation's Minari, read and written through its package.
 
     observation  next_observation  action  reward  terminated  truncated      one row per step
     info/<key>   next_info/<key>
 
 An episode of T steps has T + 1 observations: `next_observation` is `observation` one step later, and
 holds the last. Spaces of several parts become columns: observation/position, ...
-Not here: what is looked at before (untrusted.py), downloads (`minari download`).
+Not here: what is looked at before (untrusted.py), writing (writer.py), downloads (`minari download`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @register_format
 class Minari(StoredFormat):
-    """Minari datasets. Read-only."""
+    """Minari datasets. Lossless."""
 
     name = "minari"
+    lossless = True
     source = "ringmap.formats.minari:MinariSource"
+    writer = "ringmap.formats.minari.writer:MinariWriter"
+    logs = True
 
     @classmethod
     def detect(cls, path: str | os.PathLike[str]) -> bool:
@@ -137,4 +140,6 @@ def _add(columns: dict[str, Array], name: str, value: Any, steps: int) -> None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return value.astype(str)
     return value.item() if isinstance(value, np.generic) else value

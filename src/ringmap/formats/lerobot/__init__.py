@@ -1,4 +1,4 @@
-"""The LeRobot format: local datasets of version 3, read by their documented layout.
+"""The LeRobot format: local datasets of version 3, read and written by their documented layout.
 
     meta/info.json                        features, paths, frames per second
     meta/episodes/chunk-*/file-*.parquet  one row per episode: length, which files, from when in a video
@@ -8,7 +8,7 @@
 
 pyarrow reads the tables, PyAV the videos (the extra `lerobot`); LeRobot's own package is not needed.
 Source: LeRobot documentation, LeRobotDataset v3.0.
-Not here: frames (media/films.py), older versions (LeRobot converts them), downloads.
+Not here: writing (writer.py), frames (media/films.py), older versions (LeRobot converts them), downloads.
 """
 
 from __future__ import annotations
@@ -52,18 +52,20 @@ _LONGEST_TASK = 1 << 16
 
 @register_format
 class LeRobot(StoredFormat):
-    """LeRobot datasets, version 3. Read-only."""
+    """LeRobot datasets, version 3. Exact with `videos=False`."""
 
     name = "lerobot"
     source = "ringmap.formats.lerobot:LeRobotSource"
+    writer = "ringmap.formats.lerobot.writer:LeRobotWriter"
+    logs = True
 
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
         """Return the dataset at a path, which knows its rate."""
         dataset = super().open_reader(path, **options)
-        source: Any = dataset.source
-        if isinstance(source.fps, int | float) and source.fps > 0:
-            dataset.fps = float(source.fps)
+        fps = read_json(os.path.join(os.fspath(path), "meta", "info.json")).get("fps")
+        if isinstance(fps, int | float) and fps > 0:
+            dataset.fps = float(fps)
         return dataset
 
     @classmethod

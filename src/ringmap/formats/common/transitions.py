@@ -1,0 +1,107 @@
+"""Episodes of others' layouts: T steps, each with its observation, its action and what followed.
+
+    rows here     o0 a0 --   o1 a1 r1   ...   oT -- rT          T + 1 rows: the last one is an observation alone
+    steps there   o0 a0 r1 o1   o1 a1 r2 o2   ...               T steps
+
+Rows that have `next_obs` beside `obs` are steps already.
+Not here: names of columns (each format), blanks (`ringmap.datasets.episode_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import InputError
+
+__all__ = ["Steps", "below", "next_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_FLAGS = ("terminated", "truncated", "done")
+
+
+def below(name: str, columns: Iterable[str], where: str = "") -> list[str]:
+    """Return a column and its parts: obs, obs/camera, ...
+
+    Raises:
+        InputError: there are none, and `where` names the call.
+    """
+    found = [n for n in columns if n == name or n.startswith(name + "/")]
+    if where and not found:
+        raise InputError(f"{where}: no column {name!r}; there are {list(columns)}")
+    return found
+
+
+def next_of(name: str) -> str:
+    """Return the name of the column with the observation that followed."""
+    return f"next_{name}"
+
+
+class Steps:
+    """The columns of an episode as steps.
+
+    Args:
+        columns: name -> array, all of one length.
+        observations: their names.
+        reward_at: where rewards and flags of T + 1 rows stand: "next", with the observation that came with them, or
+            "same", with the action.
+        final_row: whether the last row is an observation alone, if no column says what followed.
+        where: the method to name in an error.
+
+    Raises:
+        InputError: it has no step; some observations have a next one and others not, or not that of the next row.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Array],
+        observations: list[str],
+        reward_at: str,
+        final_row: bool,
+        where: str,
+    ) -> None:
+        self.columns = columns
+        given = [name for name in observations if next_of(name) in columns]
+        lacking = [name for name in observations if next_of(name) not in columns]
+        if given and lacking:
+            raise InputError(f"{where}: column {lacking[0]!r} has no column {next_of(lacking[0])!r} beside it")  # fmt: skip
+        for name in given:
+            if not _same(columns[name][1:], columns[next_of(name)][:-1]):
+                raise InputError(
+                    f"{where}: {next_of(name)!r} is not {name!r} one step later, and each observation is stored once; "
+                    "split the episode where they part"
+                )
+        self.follows = bool(given)
+        """Whether the columns say what followed."""
+        self.cut = not given and final_row
+        """Whether the last row is an observation alone."""
+        self.length = len(next(iter(columns.values()))) - self.cut
+        self._late = self.cut and reward_at == "next"
+        if self.length < 1:
+            raise InputError(
+                f"{where}: an episode of one row has no step: T steps have T + 1 observations; add the last observation as a "
+                "row, or a column of next observations"
+            )
+
+    def now(self, name: str) -> Array:
+        """Return a column at the steps, such as observations and actions."""
+        return self.columns[name][: self.length]
+
+    def after(self, name: str) -> Array | None:
+        """Return a column one step later; None if it is not known at the last step."""
+        if self.cut:
+            return self.columns[name][1:]
+        return self.columns.get(next_of(name))
+
+    def outcome(self, name: str) -> Array:
+        """Return a reward or flag: of the step that led to it."""
+        rows = self.columns[name]
+        rows = rows[1:] if self._late else rows[: self.length]
+        return rows.astype(bool) if name in _FLAGS else rows
+
+
+def _same(left: Array, right: Array) -> bool:
+    return np.array_equal(left, right, equal_nan=left.dtype.kind == "f" and right.dtype.kind == "f")

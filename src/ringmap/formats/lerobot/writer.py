@@ -1,0 +1,427 @@
+"""The writing side of a LeRobot dataset of version 3.
+
+    a group of episodes  ->  videos/<key>/..., a file each    data/.../file-N.parquet    tasks, stats, info
+                             meta/episodes/.../file-N.parquet, the last: by its rename the group counts
+
+Invariants: episodes are logged as they are read back; a video is encoded once, when its episode is given.
+Source: LeRobot documentation, LeRobotDataset v3.0.
+Not here: the log (common/staged.py), steps out of rows (common/transitions.py), reading (__init__.py).
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.image_axes import is_image, stored_layout
+from ringmap.errors import InputError
+from ringmap.formats.common import disk
+from ringmap.formats.common.log import FILE, FILM, Encoded, Record
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.transitions import Steps
+from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
+from ringmap.formats.lerobot import LeRobot, LeRobotSource
+from ringmap.formats.media.films import Encoding, encode_video
+from ringmap.formats.media.images import encode
+from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+
+__all__ = ["LeRobotWriter"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger("ringmap")
+
+_CHUNK = 1000
+_PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+_COUNTS = ("frame_index", "episode_index", "index", "task_index")
+_OWN = ("timestamp", *_COUNTS, "task")
+_OUTCOMES = ("reward", "terminated", "truncated", "done")
+
+
+class LeRobotWriter(StagedWriter):
+    """Writes episodes to a LeRobot dataset of version 3. Use it in a `with` block.
+
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. A column gets the name
+    that LeRobot expects: obs/arm -> observation.arm, obs -> observation.state, pictures -> observation.images.NAME, reward
+    -> next.reward, a/b -> a.b. The task of an episode is its column `task`, its data `task`, or the option.
+
+    Args:
+        fps: frames per second; an existing dataset keeps its own.
+        task: of episodes that name none.
+        columns: column -> its name in the dataset, where that is to be another.
+        videos: whether pictures of even sizes become H.264 videos, which are lossy; False: PNG in the rows.
+        crf: quality of videos, 0 to 51: less is better, and larger.
+        final_row: whether the last row of an episode is an observation alone, which is left out; None: unless there are
+            next observations or a column `frame_index`.
+        robot_type: as LeRobot stores it.
+
+    Raises:
+        InputError: an option is wrong.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: str = "append",
+        fps: int = 30,
+        task: str = "",
+        columns: Mapping[str, str] | None = None,
+        videos: bool = True,
+        crf: int = 18,
+        final_row: bool | None = None,
+        robot_type: str | None = None,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(path, mode, progress)
+        if fps <= 0 or not 0 <= crf <= 51:
+            raise InputError(f"LeRobotWriter: fps must be positive and crf 0 to 51, got {fps} and {crf}")  # fmt: skip
+        self._fps, self._task, self._videos, self._crf = fps, task, videos, crf
+        self._names, self._final_row, self._robot = dict(columns or {}), final_row, robot_type
+        self._tasks: dict[str, int] = {}
+        self._features: dict[str, Any] = {}
+        self._told = False
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not ep_data:
+            return ep_data
+        where = "LeRobotWriter.write_episode"
+        given, data = split_episode_data(stored_layout(ep_data))
+        columns = as_columns(given, where)
+        if not columns or not len(next(iter(columns.values()))):
+            return {}
+        following = [n for n in columns if n.startswith("next_") and n[5:] in columns]
+        final = self._final_row if self._final_row is not None else not following and "frame_index" not in columns  # fmt: skip
+        steps = Steps(columns, [n[5:] for n in following], "next", final, where)
+        stored: dict[str, Array] = {}
+        source: dict[str, str] = {}
+        for name in columns:
+            if name in following or name in _OWN:
+                continue
+            new = self._names.get(name) or _name_of(name, columns[name])
+            if "/" in new or new in _OWN or new in source:
+                raise InputError(
+                    f"{where}: column {name!r} would be {new!r}, which is {'taken by ' + repr(source[new]) if new in source else 'not a name of a feature'}; "
+                    "choose one: columns={...}"
+                )
+            source[new] = name
+            rows = steps.outcome(name) if name in _OUTCOMES else steps.now(name)
+            stored[new] = rows.reshape(len(rows)) if rows.shape[1:] == (1,) else rows
+        count = steps.length
+        tasks = columns["task"][:count] if "task" in columns else [str(_task_of(data) or self._task)] * count  # fmt: skip
+        left = [n for n in data if n not in ("task", "tasks")]
+        if left and not self._told:
+            log.warning("%s: LeRobot holds no episode data; left out: %s", where, left)
+            self._told = True
+        numbers = [self._tasks.setdefault(str(t), len(self._tasks)) for t in tasks]
+        stored["timestamp"] = (np.arange(count) / self._fps).astype(np.float32)
+        stored["frame_index"] = np.arange(count)
+        stored["episode_index"] = np.full(count, self._episodes)
+        stored["index"] = self._rows + np.arange(count)
+        stored["task_index"] = np.array(numbers, np.int64)
+        stored["task"] = np.array([str(t) for t in tasks])
+        names = np.array(list(dict.fromkeys(map(str, tasks))))
+        return {**stored, EPISODE_DATA_KEY: {"tasks": names}}
+
+    def _check(self, episode: CheckedEpisode, where: str) -> None:
+        for spec in episode.schema.columns:
+            if spec.dtype.kind not in "biufU" or (spec.dtype.kind == "U" and spec.shape) or len(spec.shape) > 5 or 0 in spec.shape:  # fmt: skip
+                raise InputError(f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which LeRobot has no feature for")  # fmt: skip
+
+    def _is_video(self, spec: ColumnSpec) -> bool:
+        known = self._features.get(spec.name)
+        if known is not None:
+            return bool(known["dtype"] == "video")
+        return self._videos and is_image(spec) and not spec.shape[0] % 2 and not spec.shape[1] % 2
+
+    def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
+        columns: dict[str, Array | Encoded] = dict(episode.columns)
+        for spec in episode.schema.columns:
+            if self._is_video(spec):
+                film = io.BytesIO()
+                encode_video(film, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))  # fmt: skip
+                columns[spec.name] = Encoded([film.getvalue()], FILM)
+            elif is_image(spec):
+                columns[spec.name] = Encoded(encode(episode.columns[spec.name], "png"), "png")
+        return columns
+
+    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        episode.schema = Schema.of(
+            episode.columns
+        )  # texts as wide as they are: the next may be wider
+        self._stats = {
+            s.name: _stats(episode.columns[s.name], is_image(s))
+            for s in episode.schema.columns
+            if s.dtype.kind != "U"
+        }
+        super()._store(episode, packed, where)
+        if self._schema is not None:
+            self._schema = Schema(tuple(map(_any_width, self._schema.columns)))
+
+    def _notes(self) -> dict[str, Any]:
+        return {"fps": self._fps, "robot_type": self._robot, "stats": self._stats}
+
+    # -- the dataset -------------------------------------------------------------------------
+
+    def _is_dataset(self, path: str) -> bool:
+        return LeRobot.detect(path)
+
+    def _owns(self, relative: str) -> bool:
+        return relative.split(os.sep)[0] in (
+            "meta",
+            "data",
+            "videos",
+            "images",
+            FILE,
+            FILE + ".new",
+        )
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        source = LeRobotSource(path)
+        source.close()
+        if not len(source.lengths):
+            return source.lengths, None
+        return source.lengths, Schema(tuple(map(_any_width, source.schema.columns)))
+
+    def _open(self, path: str) -> None:
+        self._tasks, self._features = {}, {}
+        if path:
+            info = _json(path, "info.json")
+            self._fps, self._features = int(info["fps"]), info["features"]
+            self._tasks = {task: number for number, task in enumerate(_tasks_at(path))}
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        disk.make_folder(os.path.join(path, "meta"))
+        _write_info(path, {}, self._fps, self._robot, 0, 0, 0)
+        self._extend(path, episodes)
+
+    def _extend(self, path: str, episodes: Iterable[Record]) -> None:
+        import pyarrow as pa
+
+        group = len(_episode_files(path))
+        known = _json(path, "info.json")["features"]
+        place = {"chunk_index": group // _CHUNK, "file_index": group % _CHUNK}
+        rows: list[dict[str, Any]] = []
+        tables: list[Any] = []
+        tasks = {task: number for number, task in enumerate(_tasks_at(path))}
+        features, fps, robot = known, self._fps, self._robot
+        for record in episodes:
+            fps, robot = record.notes["fps"], record.notes["robot_type"]
+            if not features:
+                features = _features_of(record, fps)
+            row: dict[str, Any] = {
+                "episode_index": record.number,
+                "tasks": [str(t) for t in record.data["tasks"]],
+                "length": record.length,
+                "data/chunk_index": place["chunk_index"], "data/file_index": place["file_index"],
+                "dataset_from_index": record.row, "dataset_to_index": record.row + record.length,
+                "meta/episodes/chunk_index": place["chunk_index"], "meta/episodes/file_index": place["file_index"],
+            }  # fmt: skip
+            for name, feature in features.items():
+                if feature["dtype"] == "video":
+                    at = {
+                        "chunk_index": record.number // _CHUNK,
+                        "file_index": record.number % _CHUNK,
+                    }
+                    film: Any = record.columns[name]
+                    _write(path, f"videos/{name}/{_PLACE.format(**at)}.mp4", film.values[0])
+                    row |= {f"videos/{name}/{key}": value for key, value in at.items()}
+                    row |= {f"videos/{name}/from_timestamp": 0.0, f"videos/{name}/to_timestamp": record.length / fps}  # fmt: skip
+            for name, stats in record.notes["stats"].items():
+                row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
+            named: Any = record.columns["task"]
+            numbers: Any = record.columns["task_index"]
+            tasks |= dict(zip(map(str, named), map(int, numbers), strict=True))
+            rows.append(row)
+            tables.append(_table(record, features))
+        if not rows:
+            return
+        _write_parquet(path, f"data/{_PLACE.format(**place)}.parquet", pa.concat_tables(tables))
+        ordered = sorted(tasks, key=lambda task: tasks[task])
+        _write_parquet(path, "meta/tasks.parquet", _task_table(ordered))
+        every = [*_stats_at(path), *rows]
+        _write(path, "meta/stats.json", json.dumps(_total_stats(every), indent=4).encode())
+        _write_info(path, features, fps, robot, rows[-1]["episode_index"] + 1, rows[-1]["dataset_to_index"], len(tasks))  # fmt: skip
+        _write_parquet(path, f"meta/episodes/{_PLACE.format(**place)}.parquet", pa.Table.from_pylist(rows))  # fmt: skip
+
+
+def _name_of(name: str, rows: Array) -> str:
+    if name in _OUTCOMES:
+        return f"next.{name}"
+    if rows.dtype == np.uint8 and rows.ndim == 4 and rows.shape[-1] in (1, 3):
+        return name if name.startswith("observation.") else f"observation.images.{name.split('/')[-1]}"  # fmt: skip
+    head, slash, rest = name.partition("/")
+    if head in ("obs", "observation"):
+        return "observation." + (rest.replace("/", ".") if slash else "state")
+    return name.replace("/", ".")
+
+
+def _task_of(data: Mapping[str, Any]) -> Any:
+    found = data.get("task", data.get("tasks"))
+    return None if found is None else np.atleast_1d(found)[0]
+
+
+def _any_width(spec: ColumnSpec) -> ColumnSpec:
+    return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec
+
+
+def _features_of(record: Record, fps: int) -> dict[str, Any]:
+    """Return the features of `info.json`."""
+    found: dict[str, Any] = {}
+    for spec in record.schema.columns:
+        rows = record.columns[spec.name]
+        names: Any = None
+        if spec.name == "task":
+            continue
+        if is_image(spec):
+            kind = "video" if isinstance(rows, Encoded) and rows.how == FILM else "image"
+            names = ["height", "width", "channels"]
+        else:
+            kind = "string" if spec.dtype.kind == "U" else spec.dtype.name
+        found[spec.name] = {"dtype": kind, "shape": list(spec.shape) or [1], "names": names}
+        if kind == "video":
+            found[spec.name]["info"] = {
+                "video.height": spec.shape[0], "video.width": spec.shape[1], "video.channels": spec.shape[2],
+                "video.codec": "h264", "video.pix_fmt": "yuv420p", "video.is_depth_map": False, "video.fps": fps,
+                "has_audio": False,
+            }  # fmt: skip
+    return found
+
+
+def _table(record: Record, features: Mapping[str, Any]) -> Any:
+    import pyarrow as pa
+
+    arrays, names = [], []
+    for name, feature in features.items():
+        rows: Any = record.columns[name]
+        if feature["dtype"] == "video":
+            continue
+        names.append(name)
+        if feature["dtype"] == "image":
+            paths = pa.nulls(record.length, pa.string())
+            arrays.append(pa.StructArray.from_arrays([pa.array(rows.values, pa.binary()), paths], ["bytes", "path"]))  # fmt: skip
+        elif feature["dtype"] == "string":
+            arrays.append(pa.array(rows.tolist(), pa.string()))
+        else:
+            made = pa.array(np.ascontiguousarray(rows).reshape(-1))
+            for size in reversed(rows.shape[1:]):
+                made = pa.FixedSizeListArray.from_arrays(made, size) if rows.ndim == 2 else _list_of(made, size)  # fmt: skip
+            arrays.append(made)
+    return pa.Table.from_arrays(arrays, names)
+
+
+def _list_of(values: Any, size: int) -> Any:
+    import pyarrow as pa
+
+    return pa.ListArray.from_arrays(np.arange(0, len(values) + 1, size, dtype=np.int32), values)
+
+
+def _task_table(tasks: list[str]) -> Any:
+    """Return the tasks as pandas stores a frame with texts as its index, which LeRobot reads."""
+    import pyarrow as pa
+
+    column = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}  # fmt: skip
+    index = {**column, "name": None, "field_name": "__index_level_0__", "pandas_type": "unicode", "numpy_type": "object"}  # fmt: skip
+    pandas = {"index_columns": ["__index_level_0__"], "column_indexes": [], "columns": [column, index]}  # fmt: skip
+    kind = pa.schema([("task_index", pa.int64()), ("__index_level_0__", pa.string())], {"pandas": json.dumps(pandas)})  # fmt: skip
+    return pa.Table.from_arrays([pa.array(range(len(tasks)), pa.int64()), pa.array(tasks, pa.string())], schema=kind)  # fmt: skip
+
+
+def _stats(rows: Array, image: bool) -> dict[str, Any]:
+    """Return the statistics of a column in an episode: of each value, or of each channel of pictures, in 0 to 1."""
+    values = rows.astype(np.float64)
+    axes: tuple[int, ...] = (0, 1, 2) if image else (0,)
+    values = values / 255 if image else values
+    found = {
+        key: np.atleast_1d(getattr(np, key)(values, axis=axes))
+        for key in ("min", "max", "mean", "std")
+    }
+    if image:
+        found = {key: value[:, None, None] for key, value in found.items()}
+    return {**{key: value.tolist() for key, value in found.items()}, "count": [len(rows)]}
+
+
+def _total_stats(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of all episodes."""
+    names = dict.fromkeys(k[6 : -len("/count")] for r in rows for k in r if k.startswith("stats/") and k.endswith("/count"))  # fmt: skip
+    total = {}
+    for name in names:
+        part = {
+            key: np.array([r[f"stats/{name}/{key}"] for r in rows], np.float64)
+            for key in ("min", "max", "mean", "std", "count")
+        }
+        mean, count = part["mean"], part["count"].reshape(-1, *[1] * (part["mean"].ndim - 1))
+        weights = count / count.sum()
+        middle = (mean * weights).sum(0)
+        spread = ((part["std"] ** 2 + (mean - middle) ** 2) * weights).sum(0)
+        total[name] = {
+            "min": part["min"].min(0).tolist(), "max": part["max"].max(0).tolist(), "mean": middle.tolist(),
+            "std": np.sqrt(spread).tolist(), "count": [int(count.sum())],
+        }  # fmt: skip
+    return total
+
+
+def _write_info(
+    path: str, features: Mapping[str, Any], fps: int, robot: str | None, episodes: int, frames: int, tasks: int
+) -> None:  # fmt: skip
+    video = any(f["dtype"] == "video" for f in features.values())
+    info = {
+        "codebase_version": "v3.0", "robot_type": robot, "total_episodes": episodes, "total_frames": frames,
+        "total_tasks": tasks, "chunks_size": _CHUNK, "data_files_size_in_mb": 100, "video_files_size_in_mb": 200,
+        "fps": fps, "splits": {"train": f"0:{episodes}"}, "data_path": f"data/{_PLACE}.parquet",
+        "video_path": f"videos/{{video_key}}/{_PLACE}.mp4" if video else None, "features": features,
+    }  # fmt: skip
+    _write(path, "meta/info.json", json.dumps(info, indent=4, ensure_ascii=False).encode())
+
+
+def _write(path: str, name: str, data: bytes) -> None:
+    target = os.path.join(path, name)
+    disk.make_folder(os.path.dirname(target))
+    disk.replace_file(target, data)
+
+
+def _write_parquet(path: str, name: str, table: Any) -> None:
+    import pyarrow.parquet as pq
+
+    made = io.BytesIO()
+    pq.write_table(table, made, compression="snappy")
+    _write(path, name, made.getvalue())
+
+
+def _episode_files(path: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet")))
+
+
+def _stats_at(path: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for file in _episode_files(path):
+        names = [n for n in pq.read_schema(file).names if n.startswith("stats/")]
+        rows += pq.read_table(file, columns=names).to_pylist()
+    return rows
+
+
+def _tasks_at(path: str) -> list[str]:
+    import pyarrow.parquet as pq
+
+    file = os.path.join(path, "meta", "tasks.parquet")
+    if not os.path.exists(file):
+        return []
+    table = pq.read_table(file).to_pydict()
+    texts = next(values for name, values in table.items() if name != "task_index")
+    return [text for _, text in sorted(zip(table["task_index"], texts, strict=True))]
+
+
+def _json(path: str, name: str) -> Any:
+    with open(os.path.join(path, "meta", name)) as file:
+        return json.load(file)

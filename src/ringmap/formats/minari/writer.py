@@ -1,0 +1,335 @@
+"""The writing side of a Minari dataset, by Minari's own storage.
+
+    obs, action, reward, ...   T + 1 rows  ->  observation, next_observation, action, reward, ...   T rows
+    observation, next_observation, ...     ->  the same                                              (as Minari is read)
+
+Invariants: episodes are logged as they are read back, so that dataset and log are of the same columns; no column is
+dropped: one that Minari has no place for is an info.
+Not here: the log (common/staged.py), Minari's files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.image_axes import stored_layout
+from ringmap.errors import InputError
+from ringmap.formats.common import disk
+from ringmap.formats.common.log import FILE, Record
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.transitions import Steps, below, next_of
+from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
+from ringmap.formats.minari import Minari, MinariSource
+from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+
+__all__ = ["MinariWriter"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_FLAGS = ("terminated", "truncated")
+
+
+class MinariWriter(StagedWriter):
+    """Writes episodes to a Minari dataset. Use it in a `with` block.
+
+    An episode is either T rows with `next_observation`, or T + 1 rows, as environments are recorded here: the last row
+    has the last observation, and no action. `path`, `mode` and `progress`, what entering raises, and what a kill leaves:
+    see `EpisodeWriter`.
+
+    Args:
+        observation: the column that is the observation, with its parts (obs/camera, ...), or a list of columns, which
+            become a `Dict`; None: "observation" or "obs".
+        action: the column that is the action, with its parts.
+        reward_at: where rewards and flags stand in an episode of T + 1 rows: "next", with the observation that came with
+            them, or "same", with the action.
+        observation_space: Gymnasium's space; None: a `Box` without bounds, or a `Dict` or `Tuple` of such.
+        action_space: the same of actions. Both are stored with a new dataset; an existing one keeps its own.
+
+    Raises:
+        InputError: an option is wrong, or the folder's name is no Minari id.
+
+    Cost: a dataset that is appended to is written anew at the end of the block.
+    """
+
+    extends = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: str = "append",
+        observation: str | list[str] | None = None,
+        action: str = "action",
+        reward_at: str = "next",
+        observation_space: Any = None,
+        action_space: Any = None,
+        progress: bool = False,
+    ) -> None:
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.serialization import serialize_space
+
+        super().__init__(path, mode, progress)
+        if reward_at not in ("next", "same"):
+            raise InputError(f"MinariWriter: reward_at must be 'next' or 'same', got {reward_at!r}")
+        self._id = _id_of(self.path)
+        try:
+            parse_dataset_id(self._id)
+        except (ValueError, TypeError):
+            raise InputError(
+                f"MinariWriter: {self.path}: the folder names the dataset, and {self._id!r} is no id of Minari; name it "
+                "as in minari:kitchen/mixed-v0"
+            ) from None
+        self._observation, self._action, self._reward_at = observation, action, reward_at
+        given = {"observation_space": observation_space, "action_space": action_space}
+        self._spaces = {name: serialize_space(s) for name, s in given.items() if s is not None}
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not ep_data:
+            return ep_data
+        where = "MinariWriter.write_episode"
+        given, data = split_episode_data(stored_layout(ep_data))
+        columns = as_columns(given, where)
+        found = self._parts(columns, where)
+        if not columns or not len(next(iter(columns.values()))):
+            return {}
+        observations = [old for new, old in found.items() if new.split("/")[0] == "observation"]
+        steps = Steps(columns, observations, self._reward_at, True, where)
+        stored: dict[str, Array] = {}
+        taken = {*found.values(), *(next_of(old) for old in observations if steps.follows)}
+        for new, old in found.items():
+            stored[new] = steps.now(old)
+            after = steps.after(old) if old in observations else None
+            if after is not None:
+                stored[next_of(new)] = after
+        for name in ("reward", *_FLAGS):
+            if name in columns:
+                stored[name] = steps.outcome(name)
+                taken.add(name)
+        if "reward" not in stored:
+            raise InputError(
+                f"{where}: no column 'reward', which Minari needs; there are {list(columns)}"
+            )
+        for name in _FLAGS:
+            stored.setdefault(name, np.zeros(steps.length, bool))
+        if "terminated" not in columns and "truncated" not in columns:
+            stored["truncated"][-1] = True
+        for name in [name for name in columns if name not in taken]:
+            new = name if name.startswith(("info/", "next_info/")) else f"info/{name}"
+            stored[new] = steps.now(name)
+            if steps.cut:
+                stored[next_of(new)] = columns[name][1:]
+        return {**stored, **({EPISODE_DATA_KEY: data} if data else {})}
+
+    def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
+        """Return the columns of observations and actions: name in the dataset -> name in the episode."""
+        chosen: str | list[str] | None = self._observation
+        if chosen is None:
+            chosen = next((n for n in ("observation", "obs") if below(n, columns)), None)
+        if chosen is None:
+            raise InputError(
+                f"{where}: no column 'observation' or 'obs'; say which it is: observation='pixels', or a list; there are "
+                f"{list(columns)}"
+            )
+        found: dict[str, str] = {}
+        for name in [chosen] if isinstance(chosen, str) else chosen:
+            base = "observation" if isinstance(chosen, str) else f"observation/{name}"
+            found |= {base + old[len(name) :]: old for old in below(name, columns, where)}
+        found |= {
+            "action" + old[len(self._action) :]: old for old in below(self._action, columns, where)
+        }
+        return found
+
+    def _check(self, episode: CheckedEpisode, where: str) -> None:
+        for name, value in _flat(episode.data).items():
+            if value is None or np.asarray(value).dtype.kind not in "biufUS":
+                raise InputError(
+                    f"{where}: episode data {name!r} is {type(value).__name__}, which Minari has no place for; expected "
+                    "numbers, flags, text, or arrays of them"
+                )
+        for spec in episode.schema.columns:
+            if spec.dtype.kind not in "biufU" or (spec.dtype.kind == "U" and spec.shape):
+                raise InputError(
+                    f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which Minari has no space for"
+                )
+
+    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        episode.schema = Schema.of(
+            episode.columns
+        )  # texts as wide as they are: the next may be wider
+        super()._store(episode, packed, where)
+        if self._schema is not None:
+            self._schema = Schema(tuple(_any_width(spec) for spec in self._schema.columns))
+
+    def _notes(self) -> dict[str, Any]:
+        return dict(self._spaces)
+
+    # -- the dataset -------------------------------------------------------------------------
+
+    def _is_dataset(self, path: str) -> bool:
+        return Minari.detect(path)
+
+    def _owns(self, relative: str) -> bool:
+        return relative.split(os.sep)[0] in ("data", FILE, FILE + ".new")
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        source = MinariSource(path)
+        try:
+            return source.lengths, source.schema if len(source.lengths) else None
+        finally:
+            source.close()
+
+    def _stored(self, path: str) -> Iterable[Record]:
+        from ringmap.storage.records.blobs import encode_data
+
+        with open(os.path.join(path, "data", "metadata.json")) as file:
+            known = json.load(file)
+        spaces = {name: known[name] for name in ("observation_space", "action_space")}
+        source = MinariSource(path)
+        try:
+            for number, (length, first) in enumerate(
+                zip(source.lengths, source.offsets, strict=True)
+            ):
+                rows = source.windows(source.schema.names, np.array([first]), int(length))
+                columns = {name: values[0] for name, values in rows.items()}
+                data = source.episode_data(number)
+                packed = encode_data(data, type(self).__name__) if data else b""
+                yield Record(
+                    number, int(first), int(length), Schema.of(columns), columns, packed, spaces
+                )
+        finally:
+            source.close()
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        import minari
+        from gymnasium.spaces import Dict
+        from minari.data_collector import EpisodeBuffer
+        from minari.dataset.minari_storage import MinariStorage
+        from minari.serialization import deserialize_space
+
+        disk.make_folder(path)
+        records = iter(episodes)
+        first = next(records, None)
+        spaces: dict[str, Any] = {"observation_space": Dict({}), "action_space": Dict({})}
+        if first is not None:
+            widths = _widths(episodes)
+            for name in spaces:
+                given = first.notes.get(name)
+                spaces[name] = (
+                    deserialize_space(given)
+                    if given
+                    else _space_of(name.split("_")[0], first.columns, widths)
+                )
+        storage = MinariStorage.new(os.path.join(path, "data"), **spaces, jpeg_encoding=False)
+        storage.update_metadata({"dataset_id": self._id, "minari_version": minari.__version__})
+        every = records if first is None else chain([first], records)
+        storage.update_episodes([])  # so that a dataset without episodes is a file of HDF5, too
+        for number, record in enumerate(every):
+            data = dict(record.data)
+            seed = data.pop("seed", None)
+            seed = None if seed is None else int(seed)
+            parts = {
+                name: _nested(name, record.columns) for name in ("observation", "action", "info")
+            }
+            storage.update_episodes(
+                [
+                    EpisodeBuffer(
+                        id=number, seed=seed, observations=parts["observation"], actions=parts["action"],
+                        infos=parts["info"], rewards=record.columns["reward"],
+                        terminations=record.columns["terminated"],
+                        truncations=record.columns["truncated"],
+                    )
+                ]
+            )  # fmt: skip
+            if data:
+                flat = {name: _attribute(value) for name, value in _flat(data).items()}
+                storage.update_episode_metadata([flat], [number])
+
+
+def _id_of(path: str) -> str:
+    """Return the id of a dataset: its place below Minari's folder, or the name of its folder."""
+    root = os.path.expanduser(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets")
+    below = os.path.relpath(path, os.path.realpath(root))
+    return os.path.basename(path) if below.startswith(os.pardir) else below
+
+
+def _any_width(spec: ColumnSpec) -> ColumnSpec:
+    return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec
+
+
+def _nested(name: str, columns: Mapping[str, Any]) -> Any:
+    """Return the value of a column with its parts: dicts, tuples, and the row after the last where there is one."""
+    if name in columns:
+        rows = columns[name]
+        last = columns.get(next_of(name))
+        rows = rows if last is None else np.concatenate([rows, last[-1:]])
+        return rows.tolist() if rows.dtype.kind == "U" else rows
+    keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in below(name, columns))
+    if not keys:
+        return {}
+    parts = {key: _nested(f"{name}/{key}", columns) for key in keys}
+    numbered = name != "info" and all(key == str(i) for i, key in enumerate(keys))
+    return tuple(parts.values()) if numbered else parts
+
+
+def _space_of(name: str, columns: Mapping[str, Any], widths: Mapping[str, tuple[int, str]]) -> Any:
+    from gymnasium import spaces
+
+    if name not in columns:
+        keys = dict.fromkeys(n[len(name) + 1 :].split("/")[0] for n in below(name, columns))
+        parts = {key: _space_of(f"{name}/{key}", columns, widths) for key in keys}
+        numbered = all(key == str(i) for i, key in enumerate(keys))
+        return spaces.Tuple(list(parts.values())) if numbered else spaces.Dict(parts)
+    rows = columns[name]
+    if rows.dtype.kind == "U":
+        width, characters = widths[name]
+        return spaces.Text(max_length=max(width, 1), min_length=0, charset=characters or " ")
+    if rows.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, rows.shape[1:], rows.dtype)
+    bounds = (
+        (0, 1) if rows.dtype.kind == "b" else (np.iinfo(rows.dtype).min, np.iinfo(rows.dtype).max)
+    )
+    return spaces.Box(*bounds, rows.shape[1:], rows.dtype)
+
+
+def _widths(episodes: Iterable[Record]) -> dict[str, tuple[int, str]]:
+    """Return the length of the longest text of each column, and the characters that occur."""
+    found: dict[str, tuple[int, str]] = {}
+    for record in episodes:
+        rows = {n: v for n, v in record.columns.items() if isinstance(v, np.ndarray)}
+        texts = [n for n, v in rows.items() if v.dtype.kind == "U"]
+        if not texts:
+            break
+        for name in texts:
+            width, characters = found.get(name, (0, ""))
+            every = [*rows[name].tolist(), *rows.get(next_of(name), rows[name])[-1:].tolist()]
+            found[name] = (
+                max(width, *map(len, every)),
+                "".join(sorted({*characters, *"".join(every)})),
+            )
+    return found
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= (
+            _flat(value, f"{prefix}{name}/")
+            if isinstance(value, Mapping)
+            else {prefix + name: value}
+        )
+    return found
+
+
+def _attribute(value: Any) -> Any:
+    import h5py
+
+    array = np.asarray(value)
+    return array.astype(h5py.string_dtype()) if array.dtype.kind == "U" and array.ndim else value

@@ -1,0 +1,177 @@
+"""Rows of episodes as an Arrow table, and back.
+
+| column | in the table | in `datasets` |
+| --- | --- | --- |
+| numbers, flags | their type; (T, 2, 3) as lists of lists of fixed length | `Value`, `List` |
+| dates, durations | timestamp, duration | `Value` |
+| text | string, escaped where it is no UTF-8 | `Value("string")` |
+| uint8 (T, H, W, 1 or 3) | struct of PNG bytes and a path | `Image` |
+| all else (complex, bytes) | the bytes of a row | `Value("binary")` |
+
+Not here: files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmap.datasets.image_axes import is_image
+from ringmap.formats.common.log import Encoded
+from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
+from ringmap.formats.media.images import decode_into, encode
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["EPISODE", "STEP", "arrow_schema", "column_name", "from_arrow", "table_of"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+EPISODE, STEP = "episode_index", "step_index"
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def column_name(name: str) -> str:
+    """Return the name of a column in a table: its own, if Arrow holds it.
+
+    Example:
+        >>> column_name("obs/camera"), column_name(chr(0xD800))
+        ('obs/camera', '%')
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return quoted(name)
+    return name if name and "\0" not in name else quoted(name)
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Return the schema of a table of these columns, with the features that `datasets` reads."""
+    import pyarrow as pa
+
+    counts = [name for name in (EPISODE, STEP) if name not in schema.names]
+    fields = [pa.field(name, pa.int64()) for name in counts]
+    features: dict[str, Any] = {name: {"dtype": "int64", "_type": "Value"} for name in counts}
+    for spec in schema.columns:
+        name = column_name(spec.name)
+        if is_image(spec):
+            fields.append(pa.field(name, pa.struct({"bytes": pa.binary(), "path": pa.string()})))
+            features[name] = {"_type": "Image"}
+            continue
+        kind = _value_type(spec)
+        feature: dict[str, Any] = {"dtype": _feature_name(kind), "_type": "Value"}
+        for size in reversed(spec.shape if kind != pa.binary() else ()):
+            kind = pa.list_(kind, size)
+            feature = {"feature": feature, "length": size, "_type": "List"}
+        fields.append(pa.field(name, kind))
+        features[name] = feature
+    return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": features}})})
+
+
+def table_of(
+    number: int, length: int, columns: Mapping[str, Any], schema: Schema, kind: pa.Schema
+) -> pa.Table:
+    """Return the rows of an episode.
+
+    Args:
+        number: of the episode.
+        length: its steps.
+        columns: name -> array (T, ...), or pictures that are encoded already.
+        schema: of the columns.
+        kind: of the table, by `arrow_schema`.
+    """
+    import pyarrow as pa
+
+    arrays = []
+    if EPISODE not in schema.names:
+        arrays.append(pa.array(np.full(length, number)))
+    if STEP not in schema.names:
+        arrays.append(pa.array(np.arange(length)))
+    for spec in schema.columns:
+        values = columns[spec.name]
+        if is_image(spec):
+            files = values.values if isinstance(values, Encoded) else encode(values, "png")
+            paths = pa.nulls(length, pa.string())
+            arrays.append(pa.StructArray.from_arrays([pa.array(files, pa.binary()), paths], ["bytes", "path"]))  # fmt: skip
+            continue
+        value = _value_type(spec)
+        if value == pa.binary():
+            data, size = np.ascontiguousarray(values).tobytes(), spec.row_nbytes
+            rows = [data[size * t : size * (t + 1)] for t in range(length)]
+            arrays.append(pa.array(rows, value))
+            continue
+        flat = np.ascontiguousarray(values).reshape(-1)
+        made = pa.array([_text(t) for t in flat.tolist()] if spec.dtype.kind == "U" else flat, value)  # fmt: skip
+        for size in reversed(spec.shape):
+            made = pa.FixedSizeListArray.from_arrays(made, size)
+        arrays.append(made)
+    return pa.Table.from_arrays(arrays, schema=kind)
+
+
+def from_arrow(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
+    """Return the values of a column of a table, (T, ...)."""
+    import pyarrow as pa
+
+    length, found = len(column), column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):  # of no chunk
+        found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+    if is_image(spec):
+        images = np.empty((length, *spec.shape), np.uint8)
+        decode_into(images, found.field("bytes").to_pylist(), spec)
+        return images
+    if _value_type(spec) == pa.binary():
+        data = b"".join(found.to_pylist())
+        return np.frombuffer(data, spec.dtype).reshape(length, *spec.shape).copy()
+    for _ in spec.shape:
+        found = found.flatten()
+    if spec.dtype.kind == "U":
+        values: Array = np.array(
+            [unescape(t) if t.startswith(ESCAPED) else t for t in found.to_pylist()], spec.dtype
+        )
+    else:
+        values = found.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+    return values.reshape(length, *spec.shape)
+
+
+def _text(text: str) -> str:
+    """Return a text as UTF-8 can hold it: itself, or escaped."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return escape(text)
+    return escape(text) if text.startswith(ESCAPED) else text
+
+
+def _value_type(spec: ColumnSpec) -> pa.DataType:
+    """Return the type of one value; binary where a whole row is bytes."""
+    import pyarrow as pa
+
+    dtype = spec.dtype
+    if min(spec.shape, default=1) == 0:
+        return pa.binary()
+    if dtype.kind == "U":
+        return pa.string()
+    if dtype.kind in "mM":
+        unit, count = np.datetime_data(dtype)
+        if unit not in _UNITS or count != 1:
+            return pa.binary()
+        return pa.duration(unit) if dtype.kind == "m" else pa.timestamp(unit)
+    if dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize in (2, 4, 8)):
+        return pa.from_numpy_dtype(dtype)
+    return pa.binary()
+
+
+def _feature_name(kind: pa.DataType) -> str:
+    names = {"halffloat": "float16", "float": "float32", "double": "float64"}
+    return names.get(str(kind), str(kind))
+
+
+def episode_shapes(schema: Schema) -> Sequence[tuple[str, str, list[int]]]:
+    """Return name, dtype and shape of each column, for a footer."""
+    return [(spec.name, spec.dtype.str, list(spec.shape)) for spec in schema.columns]

@@ -1,0 +1,208 @@
+"""The robomimic format: demonstrations in one HDF5 file, read and written by its documented layout.
+
+    data            attributes: total (steps of all demos), env_args (JSON)
+    data/demo_0     attribute num_samples
+      obs/<key>  next_obs/<key>   (T, ...)
+      actions  rewards  dones  states ...
+    mask/<split>    names of demos
+
+Columns: obs/<key>, next_obs/<key>, action, reward, done, and all else under its own name. The splits of an episode are
+its data `mask`, other attributes of a demo too are its data.
+Source: robomimic documentation, Dataset Structure.
+Not here: writing (writer.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import CorruptError
+from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
+from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.common.untrusted import LARGEST_ROW, refuse_sparse
+from ringmap.formats.registry import register_format
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+
+__all__ = ["SPLITS", "THEIRS", "Robomimic", "RobomimicSource"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+THEIRS = {"action": "actions", "reward": "rewards", "done": "dones"}
+"""Column -> dataset of a demo, where the names differ."""
+
+SPLITS = "mask"
+"""The name in an episode's data of the splits that it is in."""
+
+_TEXT = 1000
+"""Bytes that a byte of the file may become as text of one width."""
+
+
+@register_format
+class Robomimic(StoredFormat):
+    """Files of robomimic. Lossless."""
+
+    name = "robomimic"
+    lossless = True
+    source = "ringmap.formats.robomimic:RobomimicSource"
+    writer = "ringmap.formats.robomimic.writer:RobomimicWriter"
+    logs = True
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by the group `data` with its attribute `total`, or with demos."""
+        import h5py
+
+        if not os.path.isfile(path):
+            return False
+        try:
+            with h5py.File(path, "r") as file:
+                data = file["data"]
+                return "total" in data.attrs or any(name.startswith("demo_") for name in data)
+        except (OSError, KeyError, AttributeError):
+            return False
+
+
+class RobomimicSource(DirectorySource):
+    """The columns of a file of robomimic, as `StoredDataset` reads them.
+
+    Args:
+        path: the file.
+
+    Raises:
+        NotFoundError: there is no such file.
+        CorruptError: it is damaged, leads elsewhere, or a demo differs from the first in its columns.
+
+    Cost: a read loads whole episodes, which are kept.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        with damage_named(self.path):
+            file, cache = self._handle()
+            data = _group(file, "data")
+            numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]  # fmt: skip
+            self._demos = [name for _, name in sorted(numbered)]
+            self.lengths = np.array([_length(_group(data, name)) for name in self._demos], np.int32)
+            self.offsets = offsets_of(self.lengths)
+            self._splits: dict[str, list[str]] = {}
+            if "mask" in file:
+                for split, names in _datasets(_group(file, "mask")):
+                    for name in names.asstr()[()].tolist():
+                        self._splits.setdefault(str(name), []).append(split)
+            specs = []
+            if self._demos:
+                for name, rows in cache.episode(0).items():
+                    text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
+                    specs.append(ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype))  # fmt: skip
+            self.schema = Schema(tuple(specs))
+            names = (n for number in range(len(self._demos)) for n in self.episode_data(number))
+            self.episode_columns = list(dict.fromkeys(names))
+
+    def _open(self) -> Any:
+        import h5py
+
+        file = h5py.File(self.path, "r")
+        ours = {theirs: name for name, theirs in THEIRS.items()}
+
+        def load(number: int) -> dict[str, Array]:
+            found = {}
+            for name, column in _datasets(file["data"][self._demos[number]]):
+                if len(column) != self.lengths[number]:
+                    raise CorruptError(
+                        f"{self.path}: {column.name} has {len(column)} rows, expected {self.lengths[number]}"
+                    )
+                found[ours.get(name, name)] = _rows(column)
+            return found
+
+        return file, EpisodeCache(load)
+
+    def _release(self, handle: Any) -> None:
+        handle[0].close()
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        cache: EpisodeCache = handle[1]
+        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
+        return cache.windows(columns, self.offsets, starts, length, stride, rows_of)
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        name = self._demos[episode]
+        attributes = handle[0]["data"][name].attrs
+        found = {n: _plain(v) for n, v in attributes.items() if n != "num_samples"}
+        splits = self._splits.get(name)
+        return found if splits is None else {**found, SPLITS: np.array(splits)}
+
+
+def _length(demo: Any) -> int:
+    """Return the steps of a demo: its attribute, which its datasets have to match."""
+    count = int(demo.attrs["num_samples"])
+    if not 0 < count < 1 << 31:
+        raise CorruptError(f"{demo.file.filename}: {demo.name} has {count} samples")
+    return count
+
+
+def _own(parent: Any, name: str) -> Any:
+    """Return a member that lies in this file itself."""
+    import h5py
+
+    if parent.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
+        raise CorruptError(
+            f"{parent.file.filename}: {parent.name}/{name} is a link to elsewhere, which is not followed"
+        )
+    return parent[name]
+
+
+def _group(parent: Any, name: str) -> Any:
+    import h5py
+
+    found = _own(parent, name)
+    if not isinstance(found, h5py.Group):
+        raise CorruptError(f"{parent.file.filename}: {parent.name}/{name} is no group")
+    return found
+
+
+def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield path and dataset of all that is below a group."""
+    import h5py
+
+    if depth > 32:  # a group that holds itself
+        raise CorruptError(f"{group.file.filename}: {group.name} is nested too deep")
+    for name in group:
+        found = _own(group, name)
+        if isinstance(found, h5py.Group):
+            yield from _datasets(found, f"{prefix}{name}/", depth + 1)
+        elif isinstance(found, h5py.Dataset):
+            refuse_sparse(found.file.filename, found.name, found)
+            yield prefix + name, found
+
+
+def _rows(column: Any) -> Array:
+    import h5py
+
+    if h5py.check_string_dtype(column.dtype) is None:
+        if column.dtype.hasobject:
+            raise CorruptError(f"{column.file.filename}: {column.name} is of {column.dtype}")
+        rows: Array = column[()]
+        return rows
+    texts = column.asstr()[()]
+    width = max(map(len, texts.ravel().tolist()), default=0)
+    nbytes, stored = 4 * width * texts.size, os.stat(column.file.filename).st_size
+    if nbytes > max(LARGEST_ROW, _TEXT * stored):
+        raise CorruptError(
+            f"{column.file.filename}: {column.name}: texts would take {nbytes:,} bytes, and the file has {stored:,}"
+        )
+    found: Array = texts.astype(str)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return value.astype(str)
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,217 @@
+"""The writing side of a robomimic file.
+
+Not here: the log (common/staged.py), steps out of rows (common/transitions.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ringmap.datasets.image_axes import stored_layout
+from ringmap.errors import InputError
+from ringmap.formats.common.log import Record
+from ringmap.formats.common.staged import StagedWriter
+from ringmap.formats.common.transitions import Steps, below, next_of
+from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
+from ringmap.formats.robomimic import SPLITS, THEIRS, Robomimic, RobomimicSource
+from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.records.blobs import encode_data
+
+__all__ = ["RobomimicWriter"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_OUTCOMES = ("reward", "terminated", "truncated", "done")
+
+
+class RobomimicWriter(StagedWriter):
+    """Writes episodes to a file of robomimic. Use it in a `with` block.
+
+    `path`, `mode` and `progress`, what entering raises, and what a kill leaves: see `EpisodeWriter`. An episode's data are
+    attributes of its demo; its data `mask`, a text or several, names the splits that it is in.
+
+    Args:
+        observation: the column that is the observation, with its parts (obs/camera, ...), or a list of columns; None:
+            "obs" or "observation". One without parts has the key "flat".
+        action: the column of actions, an array.
+        reward_at: where rewards and flags stand in an episode whose last row is an observation alone: "next", with the
+            observation that came with them, or "same", with the action.
+        final_row: whether the last row is an observation alone, as environments are recorded here; ignored where there are
+            next observations. False writes all rows as steps, without next observations.
+        env_args: of the environment, as robomimic's tools want them, for a new file.
+
+    Raises:
+        InputError: an option is wrong.
+
+    Cost: a file that is appended to is written anew at the end of the block.
+    """
+
+    extends = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: str = "append",
+        observation: str | list[str] | None = None,
+        action: str = "action",
+        reward_at: str = "next",
+        final_row: bool = True,
+        env_args: Mapping[str, Any] | None = None,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(path, mode, progress)
+        if reward_at not in ("next", "same"):
+            raise InputError(
+                f"RobomimicWriter: reward_at must be 'next' or 'same', got {reward_at!r}"
+            )
+        self._observation, self._action = observation, action
+        self._reward_at, self._final_row = reward_at, final_row
+        self._env_args = json.dumps(dict(env_args)) if env_args is not None else ""
+
+    # -- episodes ----------------------------------------------------------------------------
+
+    def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not ep_data:
+            return ep_data
+        where = "RobomimicWriter.write_episode"
+        given, data = split_episode_data(stored_layout(ep_data))
+        columns = as_columns(given, where)
+        if not columns or not len(next(iter(columns.values()))):
+            return {}
+        observations = self._observations(columns, where)
+        if self._action not in columns:
+            raise InputError(
+                f"{where}: no column {self._action!r} of actions; there are {list(columns)}"
+            )
+        steps = Steps(columns, list(observations), self._reward_at, self._final_row, where)
+        stored, taken = {}, {self._action}
+        for old, new in observations.items():
+            stored[new] = steps.now(old)
+            after = steps.after(old)
+            if after is not None:
+                stored[next_of(new)] = after
+                taken.add(next_of(old))
+            taken.add(old)
+        stored["action"] = steps.now(self._action)
+        for name in _OUTCOMES:
+            if name in columns:
+                stored[name] = steps.outcome(name)
+                taken.add(name)
+        if "done" not in stored:
+            ends = [stored[name] for name in ("terminated", "truncated") if name in stored]
+            stored["done"] = np.logical_or.reduce(ends) if ends else np.arange(steps.length) == steps.length - 1  # fmt: skip
+        stored["done"] = stored["done"].astype(np.int64)
+        for name in [name for name in columns if name not in taken]:
+            stored[name] = steps.now(name)
+        if SPLITS in data:  # as it is read
+            data[SPLITS] = np.array(sorted(map(str, np.atleast_1d(data[SPLITS]).tolist())))
+        return {**stored, **({EPISODE_DATA_KEY: data} if data else {})}
+
+    def _observations(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
+        """Return column -> its name in the file."""
+        chosen: str | list[str] | None = self._observation
+        if chosen is None:
+            chosen = next((n for n in ("obs", "observation") if below(n, columns)), None)
+        if chosen is None:
+            raise InputError(
+                f"{where}: no column 'obs' or 'observation'; say which it is: observation='pixels', or a list; there are "
+                f"{list(columns)}"
+            )
+        if isinstance(chosen, str):
+            return {old: "obs" + (old[len(chosen) :] or "/flat") for old in below(chosen, columns, where)}  # fmt: skip
+        return {old: f"obs/{old}" for name in chosen for old in below(name, columns, where)}
+
+    def _check(self, episode: CheckedEpisode, where: str) -> None:
+        for spec in episode.schema.columns:
+            if spec.dtype.kind not in "biufcU":
+                raise InputError(f"{where}: column {spec.name!r} is {spec.dtype}, which robomimic has no place for")  # fmt: skip
+        for name, value in episode.data.items():
+            if value is None or np.asarray(value).dtype.kind not in "biufUS":
+                raise InputError(
+                    f"{where}: episode data {name!r} is {type(value).__name__}, which is no attribute of a demo; expected "
+                    "numbers, flags, text, or arrays of them"
+                )
+
+    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        episode.schema = Schema.of(
+            episode.columns
+        )  # texts as wide as they are: the next may be wider
+        super()._store(episode, packed, where)
+        if self._schema is not None:
+            self._schema = Schema(tuple(map(_any_width, self._schema.columns)))
+
+    def _notes(self) -> dict[str, Any]:
+        return {"env_args": self._env_args}
+
+    # -- the file ----------------------------------------------------------------------------
+
+    def _is_dataset(self, path: str) -> bool:
+        return Robomimic.detect(path)
+
+    def _owns(self, relative: str) -> bool:
+        return True
+
+    def _look(self, path: str) -> tuple[Array, Schema | None]:
+        source = RobomimicSource(path)
+        try:
+            return source.lengths, source.schema if len(source.lengths) else None
+        finally:
+            source.close()
+
+    def _stored(self, path: str) -> Iterable[Record]:
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            notes = {"env_args": str(file["data"].attrs.get("env_args", ""))}
+        source = RobomimicSource(path)
+        try:
+            for number, (length, first) in enumerate(zip(source.lengths, source.offsets, strict=True)):  # fmt: skip
+                rows = source.windows(source.schema.names, np.array([first]), int(length))
+                columns = {name: values[0] for name, values in rows.items()}
+                data = source.episode_data(number)
+                packed = encode_data(data, type(self).__name__) if data else b""
+                yield Record(number, int(first), int(length), Schema.of(columns), columns, packed, notes)  # fmt: skip
+        finally:
+            source.close()
+
+    def _export(self, path: str, episodes: Iterable[Record]) -> None:
+        import h5py
+
+        splits: dict[str, list[str]] = {}
+        total, env_args = 0, ""
+        with h5py.File(path, "x") as file:
+            data = file.create_group("data")
+            for number, record in enumerate(episodes):
+                demo = data.create_group(f"demo_{number}")
+                demo.attrs["num_samples"] = record.length
+                for name, value in record.data.items():
+                    if name == SPLITS:
+                        for split in np.atleast_1d(value).tolist():
+                            splits.setdefault(split, []).append(f"demo_{number}")
+                    else:
+                        demo.attrs[name] = _plain(value)
+                for name, rows in record.columns.items():
+                    demo.create_dataset(THEIRS.get(name, name), data=_plain(rows))
+                total += record.length
+                env_args = env_args or record.notes.get("env_args", "")
+            data.attrs["total"] = total
+            data.attrs["env_args"] = env_args or "{}"
+            for split, names in splits.items():
+                file.create_dataset(f"mask/{split}", data=np.array(names, "S"))
+
+
+def _plain(value: Any) -> Any:
+    import h5py
+
+    array = np.asarray(value)
+    return array.astype(h5py.string_dtype()) if array.dtype.kind == "U" and array.ndim else value
+
+
+def _any_width(spec: ColumnSpec) -> ColumnSpec:
+    return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec

@@ -1,0 +1,178 @@
+"""The real lerobot loads what we wrote: frames, pictures, tasks, statistics, episodes."""
+
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra lerobot)")
+pytest.importorskip("av", reason="PyAV is not installed (extra lerobot)")
+
+from ringmap.data import ReplayBuffer, convert, get_format, load_dataset
+from ringmap.errors import InputError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what lerobot says is not for us to mend
+
+WORDS = ["pick", "place the red cube", "pick"]
+
+
+def episode(number, steps):
+    """T + 1 rows; pictures that video does well."""
+    rng = np.random.default_rng(number)
+    rows = steps + 1
+    ramp = np.linspace(0, 120, 64).astype(np.uint8)
+    film = np.stack([np.full((48, 64, 3), 12 * number + 6 * t, np.uint8) + ramp[:, None] for t in range(rows)])  # fmt: skip
+    return {
+        "pixels/top": film,
+        "mask": rng.integers(0, 256, (rows, 9, 7, 3), np.uint8),
+        "obs/arm": rng.normal(size=(rows, 4)).astype(np.float32),
+        "obs/grid": rng.normal(size=(rows, 2, 3)).astype(np.float32),
+        "action": rng.normal(size=(rows, 2)),
+        "reward": rng.normal(size=rows).astype(np.float32),
+        "terminated": np.arange(rows) == steps,
+    }
+
+
+def write(path, numbers, **options):
+    with get_format("lerobot").open_writer(path, **options) as writer:
+        for n in numbers:
+            writer.write_episode({**episode(n, 5 + n), "_episode_data": {"task": WORDS[n % 3]}})
+
+
+def check_ours(path, numbers):
+    found = load_dataset(path, output="numpy", layout="HWC")
+    assert found.lengths.tolist() == [5 + n for n in numbers]
+    for at, n in enumerate(numbers):
+        got, given, steps = found.load_episode(at), episode(n, 5 + n), 5 + n
+        assert got["task"].tolist() == [WORDS[n % 3]] * steps
+        assert np.array_equal(got["observation.arm"], given["obs/arm"][:-1])
+        assert np.array_equal(got["observation.grid"], given["obs/grid"][:-1])
+        assert np.array_equal(got["action"], given["action"][:-1])
+        assert np.array_equal(got["next.reward"], given["reward"][1:])
+        assert np.array_equal(got["observation.images.mask"], given["mask"][:-1])
+        off = got["observation.images.top"].astype(int) - given["pixels/top"][:-1]
+        assert abs(off).max() <= 6
+        assert got["episode_index"].tolist() == [at] * steps
+    found.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    pytest.importorskip("lerobot", reason="lerobot is not installed (tests/exits/alone.txt)")
+    pytest.importorskip("datasets", reason="datasets is not installed (extra exits)")
+    from tests.exits.torchvision_stand_in import install
+
+    install()
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    return lambda path: LeRobotDataset("us/set", root=path, video_backend="pyav")
+
+
+def check_theirs(found, numbers):
+    assert found.num_episodes == len(numbers) and found.num_frames == sum(5 + n for n in numbers)
+    assert found.fps == 10
+    at = 0
+    for place, n in enumerate(numbers):
+        given = episode(n, 5 + n)
+        for step in range(5 + n):
+            item = found[at]
+            assert item["task"] == WORDS[n % 3]
+            assert (
+                item["episode_index"] == place
+                and item["frame_index"] == step
+                and item["index"] == at
+            )
+            assert item["timestamp"].item() == pytest.approx(step / 10)
+            assert np.array_equal(item["observation.arm"], given["obs/arm"][step])
+            assert np.array_equal(np.asarray(item["observation.grid"]), given["obs/grid"][step])
+            assert np.allclose(item["action"], given["action"][step])
+            assert item["next.reward"].item() == given["reward"][step + 1]
+            assert bool(item["next.terminated"]) == (step == 4 + n)
+            mask = item["observation.images.mask"].permute(1, 2, 0).numpy() * 255
+            assert np.array_equal(mask.round(), given["mask"][step])
+            top = item["observation.images.top"].permute(1, 2, 0).numpy() * 255
+            assert abs(top - given["pixels/top"][step]).max() <= 6
+            at += 1
+    assert at == len(found)
+    rows = np.concatenate([episode(n, 5 + n)["action"][:-1] for n in numbers])
+    stats = found.meta.stats["action"]
+    for key in ("min", "max", "mean", "std"):
+        assert np.allclose(stats[key], getattr(rows, key)(0))
+    assert stats["count"] == len(rows)
+    pixels = np.concatenate([episode(n, 5 + n)["mask"][:-1] for n in numbers]) / 255
+    assert np.allclose(found.meta.stats["observation.images.mask"]["mean"].squeeze(), pixels.mean((0, 1, 2)))  # fmt: skip
+
+
+def test_a_set_of_ours_loads_there(tmp_path, theirs):
+    path = tmp_path / "set"
+    write(path, [0, 1, 2], fps=10)
+    check_ours(path, [0, 1, 2])
+    check_theirs(theirs(path), [0, 1, 2])
+    write(path, [3, 4])  # in new files
+    check_theirs(theirs(path), range(5))
+    assert len(list(path.glob("data/*/*.parquet"))) == 2
+
+
+def test_killed_and_gone_on(tmp_path):
+    path = tmp_path / "set"
+    write(path, [0], fps=10)
+    pid = os.fork()
+    if not pid:
+        try:
+            with get_format("lerobot").open_writer(path) as writer:
+                writer.write_episode({**episode(1, 6), "_episode_data": {"task": WORDS[1]}})
+                os._exit(9)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    check_ours(path, [0, 1])  # with the log
+    write(path, [2])
+    assert check_ours(path, [0, 1, 2]).fps == 10
+
+
+@pytest.mark.parametrize("at", range(2, 8))
+def test_killed_while_a_group_is_added(tmp_path, monkeypatch, at):
+    """Before each rename after that of the log; the episodes file is the last, so nothing counts twice."""
+    from ringmap.formats.common import disk
+
+    path = tmp_path / "set"
+    write(path, [0], fps=10)
+    pid = os.fork()
+    if not pid:
+        calls, real = iter(range(1, 100)), disk.replace_file
+        monkeypatch.setattr(disk, "replace_file", lambda *a: os._exit(9) if next(calls) == at else real(*a))  # fmt: skip
+        write(path, [1])
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    check_ours(path, [0, 1])
+    write(path, [2])
+    check_ours(path, [0, 1, 2])
+
+
+def test_by_name_and_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
+    buf = ReplayBuffer(100)
+    buf.write_episodes([episode(0, 5), episode(1, 6)])
+    convert(buf, "lerobot:us/set", fps=10, task="go", progress=False, columns={"mask": "observation.images.seg"})  # fmt: skip
+    found = load_dataset("lerobot:us/set", output="numpy")
+    assert found.lengths.tolist() == [5, 6] and "observation.images.seg" in found.column_names
+    convert("lerobot:us/set", "lerobot:us/again", fps=10, progress=False)
+    again = load_dataset("lerobot:us/again", output="numpy")
+    assert again.lengths.tolist() == [5, 6]
+    assert again.load_episode(1)["task"].tolist() == ["go"] * 6
+    assert sorted(again.column_names) == sorted(found.column_names)
+
+
+def test_what_it_refuses(tmp_path):
+    with pytest.raises(InputError, match="fps"):
+        get_format("lerobot").open_writer(tmp_path / "set", fps=0)
+    with get_format("lerobot").open_writer(tmp_path / "set") as writer:
+        for wrong, message in [
+            ({"obs": [[0.0], [1.0]], "state": [0, 1], "observation.state": [0, 1]}, "taken by"),
+            ({"when": np.zeros(2, "M8[s]")}, "no feature"),
+            ({"a": [0.0]}, "has no step"),
+        ]:
+            with pytest.raises(InputError, match=message):
+                writer.write_episode(wrong)
+    assert len(load_dataset(tmp_path / "set").lengths) == 0
