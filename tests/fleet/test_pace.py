@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from ringmap import Pace, ReplayBuffer
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NoClipsError
+from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.inspect.describe import facts_of
@@ -559,3 +560,63 @@ def test_a_network_file_system(tmp_path):
     pace = Pace(tmp_path, **NUMBERS, disk=Disk(Distant()))
     with pytest.raises(EnvironmentFault, match="Pace.draw: .*pace lies on a network file system"):
         pace.draw(1)
+
+
+@pytest.mark.parametrize("name", ["learner-0.json", "pace.json", "pace"])
+def test_a_file_of_another_fleet(tmp_path, name):
+    for fleet in ("one", "two"):
+        ReplayBuffer(1000, path=tmp_path / fleet / "ring").close()
+        with Pace(tmp_path / fleet, **NUMBERS) as pace, pace.insert(COMMIT):
+            pass
+    with Pace(tmp_path / "one", **NUMBERS) as pace:
+        with pace.insert(COMMIT):
+            pass
+        pace.draw(8)
+    source, target = (tmp_path / fleet / "pace" for fleet in ("one", "two"))
+    if name == "pace":
+        shutil.rmtree(target)
+        (tmp_path / "two" / "fleet.json").unlink()  # a directory that never had a pace
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source / name, target / name)
+    with pytest.raises(
+        InputError, match=f"{name}.* belongs to fleet .* copied from elsewhere; remove .*two/pace"
+    ):
+        Pace(tmp_path / "two", **NUMBERS, timeout_s=0.01).draw(8)
+    shutil.rmtree(target)  # as the message says
+    with Pace(tmp_path / "two", **NUMBERS) as pace:
+        with pace.insert(COMMIT):
+            pass
+        pace.draw(8)
+        assert pace.drawn == 8
+
+
+def test_a_fleet_that_is_copied_or_moved_whole_counts_on(tmp_path):
+    ReplayBuffer(1000, path=tmp_path / "one" / "ring").close()
+    with Pace(tmp_path / "one", **NUMBERS) as pace:
+        with pace.insert(COMMIT):
+            pass
+        pace.draw(8)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    (tmp_path / "one").rename(tmp_path / "three")
+    for fleet in ("two", "three"):
+        with Pace(tmp_path / fleet, **NUMBERS) as pace:
+            with pace.insert(COMMIT):
+                pass
+            pace.draw(8)
+            assert pace.drawn == 16
+
+
+def test_counts_of_an_earlier_release_go_on(tmp_path):
+    folder = tmp_path / "pace"
+    folder.mkdir()
+    (folder / "pace.json").write_text(json.dumps({"version": 1, **NUMBERS}))
+    body = {"drawn": 8, "batch": 8, "marks": {}}
+    (folder / "learner-0.json").write_text(json.dumps({**body, "checksum": json_checksum(body)}))
+    with Pace(tmp_path, **NUMBERS) as pace:
+        with pace.insert(COMMIT):
+            pass
+        pace.draw(8)
+        assert pace.drawn == 16
+    names = ("fleet.json", "pace/pace.json", "pace/learner-0.json")
+    assert len({json.loads((tmp_path / name).read_text())["fleet"] for name in names}) == 1

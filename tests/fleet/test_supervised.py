@@ -1,12 +1,15 @@
 """Many processes collect: exactly the seeds that were asked for, each once, whoever is killed, and when."""
 
+import io
 import os
 import random
+import re
 import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 import ringmap
 from ringmap.data import ReplayBuffer
@@ -357,3 +360,25 @@ class Bounded:
 
     def parameters(self):
         return self.model.parameters()
+
+
+@pytest.mark.parametrize("columns", [160, 80])
+def test_a_wide_terminal_shows_each_collector(tmp_path, monkeypatch, columns):
+    shown = io.StringIO()
+
+    def bar_of(what, count, progress, done=0):
+        return tqdm(
+            total=count, initial=done, desc="fleet", mininterval=0, file=shown, ncols=columns
+        )
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("ringmap.collection.collect.bar_of", bar_of)
+    call(tmp_path, 12, 2, progress=True)
+    last = shown.getvalue().split("\r")[-1]
+    assert "12/12" in last
+    each = re.search(r"0:(\d+) 1:(\d+)", last)
+    if columns == 80:
+        assert each is None
+    else:
+        assert each is not None
+        assert int(each[1]) + int(each[2]) == 12

@@ -68,12 +68,14 @@ class Batches(Iterator[Batch[Any]]):
     Draws are ahead of the loop by up to `prefetch` + 1 batches, and so is the sampling state.
     Close it, or use it in a `with` block, to end its thread. The thread also ends when the iterator is no longer referenced.
 
-    `sample` draws one batch; `ahead` draws many, and asks the disk for each before the last one is read.
+    `sample` draws one batch; `ahead` draws many, and asks the disk for each before the last one is read. `wait` is called before each
+    is handed out; the first call comes before anything is drawn.
     """
 
     def __init__(
         self, sample: Sample, ahead: Ahead, batch_size: int, steps: int | None, prefetch: int,
         to: str, device: Any, pin_memory: bool, where: str = "ReplayBuffer.batches",
+        wait: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         positive(where, "batch_size", batch_size)
         if steps is not None and steps < 0:
@@ -94,9 +96,17 @@ class Batches(Iterator[Batch[Any]]):
         self._shelf = _Shelf(prefetch)
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        if prefetch and steps != 0:
+        self._wait_first = wait
+        self._starts_later = bool(prefetch) and steps != 0
+        if wait is None:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the thread, once."""
+        if self._starts_later:
+            self._starts_later = False
             self._thread = threading.Thread(
-                target=_fill, args=(self._make, self._shelf, steps), daemon=True,
+                target=_fill, args=(self._make, self._shelf, self._left), daemon=True,
                 name="ringmap-batches",
             )  # fmt: skip
             try:
@@ -108,6 +118,9 @@ class Batches(Iterator[Batch[Any]]):
         if self._shelf.closed or self._left == 0:
             self.close()
             raise StopIteration
+        if self._wait_first is not None:
+            self._wait_first()
+            self._start()
         if self._thread is None:
             batch: Batch[Any] | None = self._make()
         else:

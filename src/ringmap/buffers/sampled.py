@@ -51,6 +51,8 @@ class Sampled(Dataset):
 
     engine: Engine
     """The engine of the buffer, for classes that build their own buffer."""
+    pace: Pace | None = None
+    """What every batch waits for, if `sample` names no other."""
     _cuts: Cuts | None = None
 
     @property
@@ -259,7 +261,11 @@ class Sampled(Dataset):
             draw = partial(self.engine.draw, clips, size, cut)
             return drawn_ahead(self.clips, draw, cut, count)
 
-        return Batches(sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
+        pace = self.pace
+        wait = None if pace is None else partial(pace.draw, int(batch_size) * cut.widest)
+        return Batches(
+            sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, wait=wait
+        )
 
     def sample(
         self, batch_size: int, history_len: int | None = None, step: int | None = None,
@@ -297,6 +303,7 @@ class Sampled(Dataset):
         Cost: O(B log episodes), and one copy of the rows.
         """
         positive("ReplayBuffer.sample", "batch_size", batch_size)
+        pace = self.pace if pace is None else pace
         if window is None and columns is None and anchors is None and not drop_all_padded:
             history = self.num_steps if history_len is None else history_len
             positive("ReplayBuffer.sample", "history_len", history)

@@ -1,6 +1,7 @@
 """Pace: how often a step is used, held by collectors and learners that wait for each other. There is no server.
 
     collectors  ─► rings      state.bin        how many steps came in     rings.py
+                   fleet.json                  which fleet this is
     learners    ─► pace/      learner-0.json   how many steps were drawn  tally.py
                               lock             one looks and acts at a time
                               pace.json        the numbers that all must share
@@ -27,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from uuid import uuid4
 
 from filelock import FileLock
 
@@ -44,7 +46,7 @@ __all__ = ["Pace"]
 
 log = logging.getLogger("ringmap")
 
-_FOLDER, _LOCK, _NUMBERS = "pace", "lock", "pace.json"
+_FOLDER, _LOCK, _NUMBERS, _FLEET = "pace", "lock", "pace.json", "fleet.json"
 _LEARNER = re.compile(r"learner-(\d+)\.json")
 _MOST = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
@@ -71,7 +73,7 @@ class Pace:
 
     Raises:
         InputError: a number is wrong, or `path` is a ring itself. Of the first call that collects or draws: other processes gave
-            other numbers.
+            other numbers, or a file in `pace/` is of another fleet.
         EnvironmentFault: of that call: the directory lies on a network file system, or can't be written to.
 
     Cost: a call that need not wait: two system calls for each ring, and a small file for each learner; a draw writes one. About
@@ -131,6 +133,7 @@ class Pace:
         self._tally: Tally | None = None
         self._alive: WriterLock | None = None
         self._joined = False
+        self._fleet = ""
         self._said = ""
 
     def __reduce__(self) -> Any:
@@ -326,7 +329,8 @@ class Pace:
                     "learner a rank of its own, Pace(..., rank=1)"
                 ) from None
             self._alive = lock
-            self._tally = self._tallies().get(self.rank, Tally())
+            self._tally = self._tallies().get(self.rank, Tally(fleet=self._fleet))
+            self._tally.fleet = self._fleet  # one of an earlier release has none
         return self._tally
 
     def _publish(self, tally: Tally, where: str) -> None:
@@ -347,7 +351,7 @@ class Pace:
         ours = {
             "version": 1, "samples_per_insert": self.samples_per_insert, "min_steps": self.min_steps, "slack": self.slack,
         }  # fmt: skip
-        path = os.path.join(self._folder, _NUMBERS)
+        path, identity = os.path.join(self._folder, _NUMBERS), os.path.join(self.path, _FLEET)
         with clear_errors(where, self._folder):
             make_folder(self._disk, self._folder)
         if self._disk.system.is_network(self._folder):
@@ -356,21 +360,49 @@ class Pace:
                 "put the rings of a fleet on a local disk"
             )
         with self._locked(where), clear_errors(where, self._folder):
-            if not self._disk.exists(path):
-                self._disk.replace_file(path, json.dumps(ours).encode())
-            data = self._disk.read_file(path, _MOST)
+            known = self._read(identity, where).get("fleet", "")
+            found = self._read(path, where)
+            theirs = found.pop("fleet", "")
+            if found and found != ours:
+                raise InputError(
+                    f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the same, or "
+                    f"remove {self._folder} while none of them runs, to count anew"
+                )
+            if theirs and theirs != known:
+                raise self._foreign(path, theirs, known, where)
+            if (
+                not known
+            ):  # first of both: a kill in between leaves no counts without the fleet they are of
+                known = uuid4().hex
+                self._disk.replace_file(identity, json.dumps({"fleet": known}).encode())
+            if not theirs:
+                self._disk.replace_file(path, json.dumps({**ours, "fleet": known}).encode())
+            self._fleet = known
+        self._joined = True
+
+    def _read(self, path: str, where: str) -> dict[str, Any]:
+        """Return what a file says; nothing if it is not there.
+
+        Raises:
+            CorruptError: it is not what was written.
+        """
+        if not self._disk.exists(path):
+            return {}
         try:
-            found = json.loads(data)
+            found = json.loads(self._disk.read_file(path, _MOST))
+            if type(found) is not dict:
+                raise ValueError("expected a mapping")
         except (ValueError, RecursionError) as error:
             raise CorruptError(
                 f"{where}: {path}: is not what was written ({error}); remove it"
             ) from error
-        if found != ours:
-            raise InputError(
-                f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the same, or "
-                f"remove {self._folder} while none of them runs, to count anew"
-            )
-        self._joined = True
+        return found
+
+    def _foreign(self, path: str, theirs: str, known: str, where: str) -> InputError:
+        return InputError(
+            f"{where}: {path} belongs to fleet {theirs}, and {self.path} is {f'fleet {known}' if known else 'none yet'}: it was copied "
+            f"from elsewhere; remove {self._folder} while nothing runs, to count anew, or copy the whole directory, with {_FLEET}"
+        )
 
     @contextlib.contextmanager
     def _locked(self, where: str) -> Iterator[None]:
@@ -396,7 +428,10 @@ class Pace:
         for name in self._disk.names(self._folder):
             if rank := _LEARNER.fullmatch(name):
                 path = os.path.join(self._folder, name)
-                found[int(rank[1])] = Tally.decode(self._disk.read_file(path, _MOST), path)
+                tally = Tally.decode(self._disk.read_file(path, _MOST), path)
+                if tally.fleet and self._fleet and tally.fleet != self._fleet:
+                    raise self._foreign(path, tally.fleet, self._fleet, "Pace")
+                found[int(rank[1])] = tally
         return found
 
     def _learner_path(self, suffix: str) -> str:

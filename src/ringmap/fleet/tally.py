@@ -23,20 +23,22 @@ class Tally:
         drawn: steps, ever.
         batch: the most steps that it drew at once.
         marks: of the rings, as it saw them: uuid -> steps.
+        fleet: which it counts for; "": an earlier release wrote none.
     """
 
     drawn: int = 0
     batch: int = 0
     marks: dict[str, int] = field(default_factory=dict)
+    fleet: str = ""
 
     def encode(self) -> bytes:
         """Return its file.
 
         Example:
             >>> Tally.decode(Tally(8, 4, {"a": 2}).encode(), "learner-0.json")
-            Tally(drawn=8, batch=4, marks={'a': 2})
+            Tally(drawn=8, batch=4, marks={'a': 2}, fleet='')
         """
-        body = {"drawn": self.drawn, "batch": self.batch, "marks": self.marks}
+        body = {"drawn": self.drawn, "batch": self.batch, "marks": self.marks, "fleet": self.fleet}
         return json.dumps({**body, "checksum": json_checksum(body)}).encode()
 
     @classmethod
@@ -50,7 +52,11 @@ class Tally:
             body = json.loads(data)
             checksum = body.pop("checksum")
             numbers = body["drawn"], body["batch"], *body["marks"].values()
-            if checksum != json_checksum(body) or any(type(n) is not int or n < 0 for n in numbers):
+            if (
+                checksum != json_checksum(body)
+                or any(type(n) is not int or n < 0 for n in numbers)
+                or type(body.get("fleet", "")) is not str
+            ):
                 raise ValueError("its checksum differs")
             return cls(**body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -33,7 +33,9 @@ from ringmap.clips.many import RING_FAULTS
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Transform
+from ringmap.datasets.batch import worker
 from ringmap.errors import ClipIndexError, ClosedError, InputError
+from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
@@ -103,6 +105,8 @@ class ShardedReplayBuffer(Sampled):
         retire_after: removes rings that nobody writes, oldest last commit first, when one of these limits is passed: "idle_s": seconds
             since its last commit; "steps": that came into other rings since; "nbytes": that all rings take on the disk. Looked at
             once a second, at a draw, and at `refresh`. None: no ring is removed. See `retire`.
+        pace: what every batch waits for and is counted by: of `sample`, `batches`, clips by id and a DataLoader without workers.
+            Batches of workers are gathered ahead: count them with `pace.over(loader, num_steps)`. Views are not counted.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         reads: as for `ReplayBuffer`.
@@ -141,8 +145,8 @@ class ShardedReplayBuffer(Sampled):
         self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], history_len: int | None = None,
         frameskip: int | None = None, sampler: Sampler | None = None, transform: Transform | None = None, *,
         weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0,
-        state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None, seed: int | None = None,
-        threads: int | None = None, reads: str = "map",
+        state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None,
+        pace: Pace | None = None, seed: int | None = None, threads: int | None = None, reads: str = "map",
     ) -> None:  # fmt: skip
         where = "ShardedReplayBuffer"
         for name, value in (
@@ -169,7 +173,7 @@ class ShardedReplayBuffer(Sampled):
             if kept is not None:
                 kept.close()
             raise
-        self.transform = transform
+        self.transform, self.pace = transform, pace
         try:
             self.engine.start(float(wait_s))
         except BaseException:
@@ -258,6 +262,39 @@ class ShardedReplayBuffer(Sampled):
         """
         self.engine.writer("ShardedReplayBuffer.write_episode")
         raise AssertionError
+
+    # -- by id --------------------------------------------------------------------------------
+
+    def __getitem__(self, idx: Any) -> dict[str, Any]:
+        """Return one clip, or a batch of a list of ids, as `ReplayBuffer.__getitem__` does.
+
+        Raises:
+            ClipIndexError: the id is out of range. Negative ids count from the end.
+            InputError: the ids are not integers; in a DataLoader worker, of a buffer with `pace`.
+        """
+        self._keep_pace(np.size(idx))
+        return super().__getitem__(idx)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """Return several clips, as `ReplayBuffer.__getitems__` does. PyTorch's DataLoader calls this method.
+
+        Raises:
+            InputError: in a DataLoader worker, of a buffer with `pace`.
+        """
+        ids = list(indices)
+        self._keep_pace(len(ids))
+        return super().__getitems__(ids)
+
+    def _keep_pace(self, count: int) -> None:
+        """Wait until so many clips may be drawn."""
+        if self.pace is None or not count:
+            return
+        if worker() is not None:
+            raise InputError(
+                "ShardedReplayBuffer(pace=...): a DataLoader worker gathers ahead, and its batches count when they are handed out; "
+                "open the buffer without pace=, and read pace.over(loader, num_steps), or use num_workers=0"
+            )
+        self.pace.draw(count * self.cut.widest)
 
     # -- what is stored -----------------------------------------------------------------------
 
@@ -461,6 +498,7 @@ class ShardedReplayBuffer(Sampled):
         return {
             "num_steps": self.num_steps, "frameskip": self.frameskip, "fps": self.fps,
             "transform": sendable("ShardedReplayBuffer", "transform", self.transform), "engine": self.engine.to_send(),
+            "pace": self.pace,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
