@@ -15,12 +15,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 def look(row):
     """Return what an episode says of itself, and where it was read."""
-    import ray
-
-    node = ray.get_runtime_context().get_node_id()
     assert (row["episode"] == row["episode"][0]).all()
     assert (row["step"] == np.arange(len(row["step"]))).all()
-    return {"episode": row["episode"][0], "length": len(row["step"]), "node": node, "ring": row["_ring"]}  # fmt: skip
+    return {"episode": row["episode"][0], "length": len(row["step"]), "node": row["_node"], "ring": row["_ring"]}  # fmt: skip
 
 
 def test_all_episodes(nodes):
@@ -40,7 +37,7 @@ def test_all_episodes(nodes):
 def test_all_clips(nodes):
     rows = rr.read(nodes.folder, history_len=4, columns=["episode", "step"], block_steps=100).take_all()  # fmt: skip
     assert len(rows) == nodes.clips(4)
-    assert set(rows[0]) == {"episode", "step", "_ring", "_position"}
+    assert set(rows[0]) == {"episode", "step", "_node", "_ring", "_position"}
     firsts = {(int(row["episode"][0]), int(row["step"][0])) for row in rows}
     assert len(firsts) == len(rows), "a clip came twice"
     for row in rows:

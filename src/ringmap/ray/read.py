@@ -2,7 +2,7 @@
 
     roster ─► each node lists its episodes, in parts ─► one dataset a node, whose tasks run there ─► their union
 
-Only rows that a task returns cross the network. A part names episodes by position, so what a live ring evicts meanwhile is passed over.
+Rows go from there to the next step of the job as Ray Data decides. A part names episodes by position, so what a live ring evicts meanwhile is passed over.
 
 Invariants: each episode that was stored at the call comes once, unless it is evicted before it is read; a ring is read at one node.
 Not here: batches for a learner (buffer.py).
@@ -10,6 +10,7 @@ Not here: batches for a learner (buffer.py).
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +60,7 @@ def read(
 
     Returns:
         Rows: column -> `(T, ...)` array of an episode, with the values that are constant within it under their own names, or `(H, ...)`
-        of a clip; and `_ring`, the ring's directory, and `_position`, which names the episode there.
+        of a clip; `_node`, the id of the node that read it; `_ring`, the ring's directory; and `_position`, which names the episode there.
 
     Raises:
         MissingExtraError, RoleError: Ray is not installed, or not initialised.
@@ -91,11 +92,18 @@ def read(
     parts = _parts(ray, layout, block_steps, wait_s)
     reads = [
         data.from_items([{"part": part} for part in of_node], override_num_blocks=len(of_node)).flat_map(
-            partial(_rows, what=what), scheduling_strategy=pinned_to(node), **given
+            partial(_rows, what=what), **_only_on(node, data.Dataset), **given
         )
         for node, of_node in parts
     ]  # fmt: skip
     return reads[0].union(*reads[1:]) if len(reads) > 1 else reads[0]
+
+
+def _only_on(node: Node, dataset: Any) -> dict[str, Any]:
+    """Return what places the tasks of a dataset on one node."""
+    if "label_selector" in inspect.signature(dataset.flat_map).parameters:
+        return {"label_selector": {"ray.io/node-id": node.id}}
+    return {"scheduling_strategy": pinned_to(node)}  # of a Ray that has no labels here
 
 
 def _parts(
@@ -149,6 +157,9 @@ def _listed(folders: Iterable[str], block_steps: int) -> list[dict[str, Any]]:
 
 def _rows(item: dict[str, Any], what: _What) -> Iterator[dict[str, Any]]:
     """Yield the rows of a part."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
     ring, positions = item["part"]["ring"], item["part"]["positions"]
     sizes = {"history_len": what.history_len or 1, "frameskip": what.frameskip}
     with ReplayBuffer.open(ring, mode="r", **sizes) as buffer:
@@ -160,7 +171,7 @@ def _rows(item: dict[str, Any], what: _What) -> Iterator[dict[str, Any]]:
                 )
                 for row in found:
                     kept = row if what.columns is None else _some(row, what.columns, ring)
-                    yield {**kept, "_ring": ring, "_position": int(position)}
+                    yield {**kept, "_node": node, "_ring": ring, "_position": int(position)}
             except ClipIndexError:  # evicted since the call
                 continue
 
