@@ -26,6 +26,7 @@ from ringmap import ReplayBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Mapping[str, Any]]
+Stream = Callable[[int], Iterator[Mapping[str, Any]]]
 
 BATCH, HISTORY, LENGTH, AHEAD = 256, 4, 100, 4
 STORE_NBYTES = 600_000_000
@@ -46,12 +47,20 @@ def run(place: Place) -> list[Table]:
         for path, count in (("one/a", 1), ("two/a", 2), ("two/b", 2)):
             _fill(folder / path / "0", frames, count, path.endswith("b"))
         single, many = _calls(ray, folder, frames, stack, table)
-        for name, call in (single | many).items():
+        for name, call in single.items():
             for _ in range(3):
                 _prove(name, call(), frames)
-        rounds, burst = place.size(12, 1), place.size(5, 1)
-        _judge(table, in_turn(single, rounds, burst))
-        _judge(ahead, in_turn(many, rounds, 2 * burst))
+        for name, stream in many.items():
+            for batch in stream(3):
+                _prove(name, batch, frames)
+        _judge(table, in_turn(single, place.size(12, 1), place.size(5, 1)))
+        count = place.size(30, 5)
+        runs = {
+            name: lambda stream=stream: deque(stream(count), 0) for name, stream in many.items()
+        }
+        # From the first request to the last batch: what is asked for ahead in another's turn would count for none.
+        times = in_turn(runs, place.size(8, 1))
+        _judge(ahead, {name: taken / count for name, taken in times.items()})
     return [table, ahead]
 
 
@@ -144,7 +153,7 @@ def _all_clips(ring: str) -> dict[str, Array]:
 
 def _calls(
     ray: Any, folder: Path, frames: Array, stack: contextlib.ExitStack, table: Table
-) -> tuple[dict[str, Call], dict[str, Call]]:
+) -> tuple[dict[str, Call], dict[str, Stream]]:
     """Return the calls that get a batch, one at a time and with several under way."""
     import ringmap.ray as rr
     from ringmap.ray.cluster import nodes_of, pinned_to
@@ -156,44 +165,39 @@ def _calls(
         BARE: ray.remote(Holder).options(**on_a).remote(ring, True),
         PLAIN: ray.remote(Holder).options(**on_a).remote(ring, False),
     }
-    if find_spec("tree") is None:
-        table.notes.append("RLlib is not measured: dm-tree is not installed")
+    if not all(map(find_spec, ("tree", "scipy"))):
+        table.notes.append("RLlib is not measured: dm-tree or SciPy is not installed")
     else:
         actors[RLLIB] = ray.remote(RLlib).options(**on_a).remote(ring)
     single: dict[str, Call] = {n: lambda actor=a: ray.get(actor.sample.remote()) for n, a in actors.items()}  # fmt: skip
-    many: dict[str, Call] = {n: _under_way(ray, actor) for n, actor in actors.items()}
+    many: dict[str, Stream] = {
+        n: lambda count, actor=a: _under_way(actor.sample.remote, ray.get, count)
+        for n, a in actors.items()
+    }
     if find_spec("torchrl") is None:
         table.notes.append("TorchRL is not measured: it is not installed")
     else:
         theirs = _torchrl(ring, place["a"])
         pool = stack.enter_context(ThreadPoolExecutor(AHEAD))
-        single[TORCHRL], many[TORCHRL] = theirs.sample, _in_threads(pool, theirs.sample)
+        single[TORCHRL] = theirs.sample
+        many[TORCHRL] = lambda count: _under_way(
+            lambda: pool.submit(theirs.sample), lambda asked: asked.result(), count
+        )
     for name, path in ((ONE, "one"), (TWO, "two")):
         buf = stack.enter_context(rr.ReplayBuffer(folder / path, history_len=HISTORY, wait_s=120))
-        batches = stack.enter_context(buf.batches(BATCH, prefetch=AHEAD))
-        single[name], many[name] = lambda buf=buf: buf.sample(BATCH), batches.__next__
+        single[name] = lambda buf=buf: buf.sample(BATCH)
+        many[name] = lambda count, buf=buf: buf.batches(BATCH, steps=count, prefetch=AHEAD)
     return single, many
 
 
-def _under_way(ray: Any, actor: Any) -> Call:
-    asked = deque(actor.sample.remote() for _ in range(AHEAD))
-
-    def call() -> Mapping[str, Any]:
-        asked.append(actor.sample.remote())
-        found: Mapping[str, Any] = ray.get(asked.popleft())
-        return found
-
-    return call
-
-
-def _in_threads(pool: ThreadPoolExecutor, sample: Call) -> Call:
-    asked = deque(pool.submit(sample) for _ in range(AHEAD))
-
-    def call() -> Mapping[str, Any]:
-        asked.append(pool.submit(sample))
-        return asked.popleft().result()
-
-    return call
+def _under_way(ask: Callable[[], Any], get: Callable[[Any], Any], count: int) -> Iterator[Any]:
+    """Yield so many batches, with some of them under way."""
+    asked = deque[Any]()
+    for n in range(count + AHEAD):
+        if n < count:
+            asked.append(ask())
+        if n >= min(AHEAD, count) and asked:
+            yield get(asked.popleft())
 
 
 def _torchrl(ring: str, place: Any) -> Any:
