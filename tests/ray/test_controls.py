@@ -52,7 +52,7 @@ def test_without_the_redraw_a_node_that_goes_ends_the_learner(cluster, nodes, mo
     nodes.write("c", 300)
     with rr.ReplayBuffer(nodes.folder, history_len=4, wait_s=90) as buf:
         until(lambda: len(buf) == nodes.clips(4))
-        with buf.batches(64, prefetch=4) as batches, pytest.raises(NoClipsError, match="no part of a batch came"):  # fmt: skip
+        with buf.batches(64, prefetch=4) as batches, pytest.raises(NoClipsError):  # fmt: skip
             next(batches)
             cluster.remove_node(extra, allow_graceful=False)
             for _ in range(2000):

@@ -11,6 +11,7 @@ Not here: batches for a learner (buffer.py).
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ from ringmap.ray.cluster import Layout, Node, Scan, answer, nodes_of, pinned_to,
 from ringmap.ray.roster import assign, copies
 
 __all__ = ["read"]
+
+log = logging.getLogger("ringmap")
 
 _WHERE = "ringmap.ray.read"
 _PAUSE_S = 0.5
@@ -114,32 +117,55 @@ def _parts(
     lister = ray.remote(num_cpus=0, max_retries=0)(_listed)
     until = time.monotonic() + wait_s
     while True:
-        asked = [(node, scout.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns)) for node in nodes_of(ray)]  # fmt: skip
-        seen: dict[str, tuple[Node, Scan]] = {}
-        for node, ref in asked:
-            seen[node.id] = node, answer(ray, ref, _PATIENCE_S)
-        for node, scan in seen.values():
-            for folder, problem in scan.problems.items():
-                raise DamageError(f"{_WHERE}: node {node.name}: {folder}: {problem}")
-        for one, other in copies(seen):
-            raise InputError(
-                f"{_WHERE}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by a copy or a "
-                "shared disk: its episodes would come twice; move one of them elsewhere"
-            )
-        roster, _ = assign(seen, layout, {})
-        lists = [
-            (seen[key][0], lister.options(scheduling_strategy=pinned_to(seen[key][0])).remote(folders, block_steps))
-            for key, folders in roster.items()
-        ]  # fmt: skip
-        parts = [(node, answer(ray, ref, _PATIENCE_S)) for node, ref in lists]
-        if found := [(node, of_node) for node, of_node in parts if of_node]:
+        found, why = [], ""
+        try:
+            seen = _seen(ray, scout, layout)
+            roster, _ = assign(seen, layout, {})
+            lists = [
+                (seen[key][0], lister.options(scheduling_strategy=pinned_to(seen[key][0])).remote(folders, block_steps))
+                for key, folders in roster.items()
+            ]  # fmt: skip
+            parts = [(node, answer(ray, ref, _PATIENCE_S)) for node, ref in lists]
+            found = [(node, of_node) for node, of_node in parts if of_node]
+            why = f"on the nodes {', '.join(node.name for node, _ in seen.values())}"
+        except ray.exceptions.RayTaskError:
+            raise
+        except (
+            ray.exceptions.RayError
+        ) as error:  # a node that is going: a part of all would be no answer
+            if time.monotonic() >= until:
+                raise
+            log.info("%s: looks again: %s", _WHERE, error)
+        if found:
             return found
         if time.monotonic() >= until:
-            names = ", ".join(node.name for node, _ in seen.values())
             raise NoClipsError(
-                f"{_WHERE}: no episode below {layout.path} on the nodes {names}; start a collector there, or wait longer (wait_s=)"
+                f"{_WHERE}: no episode below {layout.path} {why}; start a collector there, or wait longer (wait_s=)"
             )
         time.sleep(_PAUSE_S)
+
+
+def _seen(ray: Any, scout: Any, layout: Layout) -> dict[str, tuple[Node, Scan]]:
+    """Return what each node sees.
+
+    Raises:
+        DamageError, InputError: a ring can't be read, or is there twice.
+        RayError: a node does not answer.
+    """
+    asked = [
+        (node, scout.options(scheduling_strategy=pinned_to(node)).remote(layout.patterns))
+        for node in nodes_of(ray)
+    ]
+    seen = {node.id: (node, answer(ray, ref, _PATIENCE_S)) for node, ref in asked}
+    for node, scan in seen.values():
+        for folder, problem in scan.problems.items():
+            raise DamageError(f"{_WHERE}: node {node.name}: {folder}: {problem}")
+    for one, other in copies(seen):
+        raise InputError(
+            f"{_WHERE}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by a copy or a "
+            "shared disk: its episodes would come twice; move one of them elsewhere"
+        )
+    return seen
 
 
 def _listed(folders: Iterable[str], block_steps: int) -> list[dict[str, Any]]:
