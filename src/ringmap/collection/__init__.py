@@ -1,8 +1,10 @@
-"""A collection by many processes: each plays some of its seeds into a ring of its own.
+"""A collection by many collectors: each plays some of its seeds into a ring of its own.
 
-    collect      the call: what it refuses, and what it counts before anything is played
+    collect      the call: what it counts before anything is played
+    arguments    what it refuses
     supervisor   the loop of the parent: leases, deaths, restarts, the end
-    collector    what each process does
+    collector    what each collector does
+    process      collectors as processes of this machine
     rings        the rings of a directory, counted under all of their locks
     seeds        which seeds are finished, leased or waiting: no process, no file
 

@@ -3,43 +3,32 @@
     arguments ─► lock of the collection ─► locks of all rings, counted ─► supervisor
 
 Invariants: nothing is made or changed before the arguments are checked; two calls never run on one directory.
-Not here: the processes (supervisor.py).
+Not here: the checks (arguments.py), the processes (process.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import inspect
-import operator
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringmap.buffers.options import positive
-from ringmap.buffers.replay import ReplayBuffer
-from ringmap.collection.collector import Job, Parts
+from ringmap.collection.arguments import FOLDER, alone, function_of, job_of, seeds_left
+from ringmap.collection.collector import Parts
+from ringmap.collection.process import THREADS, Processes
 from ringmap.collection.rings import finished_below, ring_of
-from ringmap.collection.seeds import Seeds
-from ringmap.collection.supervisor import THREADS, Supervisor
-from ringmap.errors import EnvironmentFault, ExistsError, InputError, LockedError
+from ringmap.collection.supervisor import Supervisor
+from ringmap.errors import InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import Weights
-from ringmap.storage.commit.create import make_folder
-from ringmap.storage.disk.advice import clear_errors
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.disk.system import cores
-from ringmap.world.collecting import Collection
-from ringmap.world.rollout import bar_of, count_of
+from ringmap.world.rollout import bar_of
 from ringmap.world.world import World
 
-__all__ = ["collect", "imported"]
+__all__ = ["collect"]
 
 _WHERE = "ringmap.collect"
-_FOLDER, _LOCK = "collect", "lock"
-_NOT_FOR_RINGS = {"self", "max_steps", "path", "seed", "disk"}
 
 
 def collect(
@@ -127,121 +116,38 @@ def collect(
         >>> sys.path.remove(here)
     """
     path = os.path.abspath(os.fspath(path))
-    count = count_of(episodes, _WHERE)
-    positive(_WHERE, "collectors", collectors)
-    positive(_WHERE, "max_steps", max_steps)
-    if threads is not None:
-        positive(_WHERE, "threads", threads)
     if context not in ("spawn", "forkserver"):
         raise InputError(
             f"{_WHERE}: context must be 'spawn' or 'forkserver', got {context!r}: a forked process would have the locks of this one"
-        )
-    if not (options is None or isinstance(options, Mapping)):
-        raise InputError(
-            f"{_WHERE}: options must be one mapping for all episodes, got {type(options).__name__}"
-        )
-    if not (weights is None or isinstance(weights, Weights)):
-        raise InputError(
-            f"{_WHERE}: weights= must be a ringmap.Weights, got {type(weights).__name__}"
         )
     if pace is not None:
         if not isinstance(pace, Pace):
             raise InputError(f"{_WHERE}: pace= must be a ringmap.Pace, got {type(pace).__name__}")
         pace.check_ring(ring_of(path, 0), _WHERE)
-    _check_ring(ring)
-    if isinstance(make_world, str):
-        make_world = imported(make_world, _WHERE)
-    if not callable(make_world):
-        raise InputError(
-            f"{_WHERE}: make_world must be a function of the collector's number, got {make_world!r}"
-        )
     if threads is None and THREADS not in os.environ:
+        positive(_WHERE, "collectors", collectors)
         threads = max(1, cores() // collectors)
-    parts = Parts(make_world, policy, weights, pace, {**ring, "max_steps": max_steps})
-    collection = Collection(operator.index(seed), count, options)
-    job = Job(path, collection, _pickled(parts), commit_every, threads, wait_s, os.getpid())
-    folder = os.path.join(path, _FOLDER)
-    with _alone(folder):
-        finished = finished_below(path, collection, wait_s, _WHERE)
-        if finished and not resume:
-            raise ExistsError(
-                f"{_WHERE}: the rings in {path} hold {len(finished)} episodes of a collection with seed {collection.seed}; choose another "
-                "seed or path, or resume=True to go on with it"
-            )
-        seeds = Seeds(count, finished, collectors)
+    parts = Parts(
+        function_of(make_world, _WHERE), policy, weights, pace, {**ring, "max_steps": max_steps}
+    )
+    job = job_of(
+        _WHERE,
+        parts,
+        episodes,
+        collectors,
+        seed,
+        options,
+        commit_every,
+        threads,
+        wait_s,
+        pickle.dumps,
+    )
+    count = job.collection.episodes
+    folder = os.path.join(path, FOLDER)
+    with alone(folder, _WHERE):
+        finished = finished_below(path, job.collection, wait_s, _WHERE)
+        seeds = seeds_left(path, job, finished, collectors, resume)
         with bar_of(f"collect {path}", count, progress, count - seeds.left) as bar:
             if seeds.left:
-                Supervisor(job, seeds, collectors, folder, context, bar).run()
-
-
-def imported(name: str, where: str) -> Any:
-    """Return what "module:name" names.
-
-    Raises:
-        InputError: there is no such module or name.
-    """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise InputError(f"{where}: expected 'module:name', got {name!r}")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"{where}: {name!r}: {error}; a module is looked for where Python looks, in PYTHONPATH and beside the script"
-        ) from error
-    try:
-        return operator.attrgetter(attribute)(found)
-    except AttributeError as error:
-        raise InputError(f"{where}: {name!r}: {error}") from error
-
-
-def _check_ring(ring: Mapping[str, Any]) -> None:
-    known = [
-        n for n in inspect.signature(ReplayBuffer.__init__).parameters if n not in _NOT_FOR_RINGS
-    ]
-    for name in ring:
-        if name not in known:
-            raise InputError(f"{_WHERE}: unknown argument {name!r}; for a ring there are {known}")
-
-
-def _pickled(parts: Parts) -> bytes:
-    # Not multiprocessing's own pickling: it would put a model's tensors into memory that all collectors share.
-    try:
-        return pickle.dumps(parts)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        for name in ("make_world", "policy", "weights", "pace", "ring"):
-            try:
-                pickle.dumps(getattr(parts, name))
-            except (pickle.PicklingError, AttributeError, TypeError) as found:
-                raise InputError(
-                    f"{_WHERE}: {name} can't be sent to another process: {found}; define it at the top level of a module"
-                ) from error
-        raise
-
-
-@contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
-    """Hold the lock of a collection.
-
-    Raises:
-        LockedError: another call holds it.
-        EnvironmentFault: the disk refuses it, or is another host's.
-    """
-    disk = Disk()
-    with clear_errors(_WHERE, folder):
-        make_folder(disk, folder)
-    if disk.system.is_network(folder):
-        raise EnvironmentFault(
-            f"{_WHERE}: {folder} lies on a network file system, where locks and maps of other hosts are not ours; put the rings on a local disk"
-        )
-    lock = WriterLock(disk, os.path.join(folder, _LOCK), folder)
-    try:
-        lock.acquire()
-    except LockedError:
-        raise LockedError(
-            f"{_WHERE}: {describe(holder_of(lock.path))} is collecting here already; wait for it, or choose another path"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+                workers = Processes(job, path, folder, context)
+                Supervisor(_WHERE, workers, seeds, collectors, bar).run()

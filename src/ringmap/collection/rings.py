@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.collection.seeds import finished_in
@@ -24,7 +24,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.world.collecting import Collection, progress_of
 from ringmap.world.progress import Progress
 
-__all__ = ["finished_at", "finished_below", "patiently", "ring_of"]
+__all__ = ["finished_at", "finished_below", "held", "patiently", "ring_of"]
 
 _PAUSE_S = 0.02
 
@@ -93,15 +93,22 @@ def finished_below(path: str, collection: Collection, wait_s: float, where: str)
 
     Cost: O(episodes in the rings). All rings are open at once.
     """
+    with held(_rings_below(path, where), collection, wait_s) as found:
+        return finished_in(found, where)
+
+
+@contextlib.contextmanager
+def held(
+    rings: Iterable[str], collection: Collection, wait_s: float
+) -> Iterator[dict[str, Progress]]:
+    """Hold the locks of rings; yield the progress of those that have a part in a collection. See `finished_below`."""
     found: dict[str, Progress] = {}
     with contextlib.ExitStack() as stack:
-        rings = {
-            ring: stack.enter_context(_opened(ring, wait_s)) for ring in _rings_below(path, where)
-        }
-        for ring, buffer in rings.items():
+        buffers = {ring: stack.enter_context(_opened(ring, wait_s)) for ring in rings}
+        for ring, buffer in buffers.items():
             if (progress := progress_of(buffer, collection)) is not None:
                 found[ring] = progress
-    return finished_in(found, where)
+        yield found
 
 
 def finished_at(ring: str, collection: Collection, wait_s: float) -> set[int]:

@@ -103,6 +103,10 @@ class Seeds:
         back = self._held.pop(holder, set())
         self._waiting = ranges_of({*back, *(k for block in self._waiting for k in block)})
 
+    def held_by(self, holders: Iterable[Hashable]) -> int:
+        """Return how many seeds some holders have not finished. O(holders)."""
+        return sum(len(self._held.get(holder, ())) for holder in holders)
+
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
         waiting = [k for block in self._waiting for k in block]

@@ -4,68 +4,107 @@
                         │                        └─► five times without a new episode: given up, its seeds go to others
                         └─► no seeds are left: it closes its world and its ring, and ends
 
+A ring that can't be counted now, on a node that is away, keeps what was leased to it until it can.
 Nothing of this is stored: a supervisor that is killed is run again, and counts the rings.
 
 Invariants: no collector runs when `run` returns or raises.
-Not here: who may begin (collect.py), which seeds are whose (seeds.py).
+Not here: who may begin (collect.py), which seeds are whose (seeds.py), what a collector runs in (process.py, ringmap.ray.actors).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import multiprocessing
-import os
 import shutil
-import signal
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from ringmap.collection.collector import (
-    NOTHING,
-    STOPPED,
-    Ask,
-    Began,
-    Done,
-    Failed,
-    Job,
-    log_of,
-    run,
-)
-from ringmap.collection.rings import finished_at, ring_of
+from ringmap.collection.collector import NOTHING, Ask, Began, Done, Failed, Message
 from ringmap.collection.seeds import Seeds
-from ringmap.errors import RolloutError
+from ringmap.errors import EnvironmentFault, RolloutError
 
-__all__ = ["THREADS", "Supervisor"]
+__all__ = ["Ending", "Supervisor", "Worker", "Workers"]
 
 log = logging.getLogger("ringmap")
 
-THREADS = "OMP_NUM_THREADS"
-"""The environment variable that OpenMP, MKL, OpenBLAS and PyTorch read."""
-
-_WHERE = "ringmap.collect"
 _MOST_DEATHS = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _LOOK_S = 0.5
-"""How often an exit code is asked for: the end of a process that left children is not told otherwise."""
-_GRACE_S = 1.0
-"""After a signal to stop, before the kill."""
+"""How often an ending is asked for: that of a process that left children is not told otherwise."""
+_COUNT_S = 1.0
+"""How often a ring is asked for that could not be counted."""
 _CLOSING_S = 30.0
 """For closing a world when all is collected."""
-_TAIL_NBYTES, _TAIL_LINES = 8192, 15
 _WIDE = 100
 
 
-class _Seat:
-    """One collector, through all of its processes."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a collector ended.
 
-    def __init__(self, number: int, folder: str) -> None:
+    Args:
+        text: in words, after its name: "was killed by SIGKILL".
+        process: which it was, in brackets, for messages; may be empty.
+        is_clean: it ended by itself, with nothing wrong.
+        hint: if its end was of its own making and it did not say why: where to look.
+    """
+
+    text: str
+    process: str
+    is_clean: bool
+    hint: str | None
+
+
+class Worker(Protocol):
+    """A collector that runs, or ran."""
+
+    @property
+    def place(self) -> str:
+        """Where to look for what it printed, for messages."""
+
+    def hear(self) -> list[Message]:
+        """Return what it said since the last call. Does not wait."""
+
+    def say(self, answer: range | None) -> None:
+        """Answer it; if it has ended, nothing happens."""
+
+    def ending(self) -> Ending | None:
+        """Return how it ended; None while it runs. What it said before can be heard then."""
+
+    def finished(self) -> set[int] | None:
+        """Return what its ring holds of the collection, once it has ended; None: the ring can't be reached now."""
+
+    def tail(self) -> str:
+        """Return its last words, as indented lines."""
+
+    def close(self) -> None:
+        """Let go of one that has ended."""
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class Workers(Protocol[W]):
+    """What collectors run in."""
+
+    def start(self, number: int) -> W:
+        """Start a collector."""
+
+    def wait(self, workers: Sequence[W], timeout_s: float) -> None:
+        """Wait until one of them says something or ends."""
+
+    def stop(self, workers: Sequence[W]) -> None:
+        """End them, and wait for their ends."""
+
+
+class _Seat(Generic[W]):
+    """One collector, through all of its lives."""
+
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.log = log_of(folder, number)
-        self.process: Any = None
-        self.pipe: Connection | None = None
+        self.holder: Hashable = number
+        self.worker: W | None = None
         self.due = 0.0
         self.deaths = 0  # since its last episode
         self.episodes = 0
@@ -76,34 +115,35 @@ class _Seat:
     def name(self) -> str:
         return f"collector {self.number}"
 
-    def tail(self) -> str:
-        """Return the last lines of its log."""
-        with contextlib.suppress(OSError), open(self.log, "rb") as file:
-            file.seek(max(0, os.path.getsize(self.log) - _TAIL_NBYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-            return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
-        return "    (it printed nothing)"
+
+@dataclass(slots=True)
+class _Away(Generic[W]):
+    """A collector that ended, whose ring can't be counted yet."""
+
+    seat: _Seat[W]
+    holder: Hashable
+    worker: W
 
 
-class Supervisor:
+class Supervisor(Generic[W]):
     """Plays what is left of a collection with a number of collectors.
 
     Args:
-        job: what every collector is told.
+        where: the call, for messages.
+        workers: what the collectors run in.
         seeds: what is finished, and what is not.
         collectors: how many.
-        folder: of the logs.
-        context: how the processes start.
         bar: a progress bar.
+        away_s: how long to wait for rings that can't be reached when nothing else is left.
     """
 
     def __init__(
-        self, job: Job, seeds: Seeds, collectors: int, folder: str, context: str, bar: Any
+        self, where: str, workers: Workers[W], seeds: Seeds, collectors: int, bar: Any, away_s: float = 0.0
     ) -> None:  # fmt: skip
-        self._job, self._seeds, self._folder, self._bar = job, seeds, folder, bar
-        self._context: Any = multiprocessing.get_context(context)
-        self._is_spawned = context == "spawn"
-        self._seats = [_Seat(number, folder) for number in range(collectors)]
+        self._where, self._workers, self._seeds, self._bar = where, workers, seeds, bar
+        self._seats = [_Seat[W](number) for number in range(collectors)]
+        self._away: list[_Away[W]] = []
+        self._away_s, self._counted_at, self._idle_since = away_s, 0.0, 0.0
 
     def run(self) -> None:
         """Play until every seed is finished.
@@ -111,63 +151,46 @@ class Supervisor:
         Raises:
             RingmapError: a collector could not begin; its own error.
             RolloutError: it could not begin, with its traceback; or all were given up.
+            EnvironmentFault: what is left is leased to collectors whose rings can't be reached.
             KeyboardInterrupt: the collectors are stopped first.
         """
         try:
             while self._seeds.left:
                 self._start_due()
                 self._hear()
+                if self._away:
+                    self._count_away()
             self._dismiss()
         finally:
-            self._stop()
+            self._workers.stop(self._running)
 
-    # -- processes -----------------------------------------------------------------------------
+    # -- lives ---------------------------------------------------------------------------------
+
+    @property
+    def _running(self) -> list[W]:
+        return [seat.worker for seat in self._seats if seat.worker is not None]
 
     def _start_due(self) -> None:
         now = time.monotonic()
         for seat in self._seats:
-            if seat.process is None and not seat.is_given_up and seat.due <= now:
-                self._start(seat)
-
-    def _start(self, seat: _Seat) -> None:
-        ours, theirs = self._context.Pipe()
-        seat.pipe, seat.failure, seat.waits = ours, None, False
-        process = self._context.Process(
-            target=run, args=(seat.number, self._job, self._folder, theirs), name=f"ringmap-{seat.name}"
-        )  # fmt: skip
-        # A fork server would keep what it is started with, for all of its children.
-        held = _interrupts_held() if self._is_spawned else contextlib.nullcontext()
-        with theirs, held, _environment(self._job.threads):
-            process.start()
-            seat.process = process
+            if seat.worker is None and not seat.is_given_up and seat.due <= now:
+                seat.failure, seat.waits = None, False
+                seat.worker = self._workers.start(seat.number)
 
     def _hear(self) -> None:
         """Wait for something to happen, and answer it."""
-        running = [seat for seat in self._seats if seat.process is not None]
-        dues = [s.due for s in self._seats if s.process is None and not s.is_given_up]
+        dues = [s.due for s in self._seats if s.worker is None and not s.is_given_up]
         left = max(0.0, min([_LOOK_S, *(due - time.monotonic() for due in dues)]))
-        wait([s.pipe for s in running if s.pipe] + [s.process.sentinel for s in running], left)
-        for seat in running:
-            has_ended = (
-                seat.process.exitcode is not None
-            )  # asked first: what it said before is in the pipe
-            self._read(seat)
-            if has_ended:
-                self._bury(seat)
+        seats = [(seat, seat.worker) for seat in self._seats if seat.worker is not None]
+        self._workers.wait([worker for _, worker in seats], left)
+        for seat, worker in seats:
+            ending = worker.ending()  # asked first: what it said before can be heard
+            for message in worker.hear():
+                self._answer(seat, message)
+            if ending is not None:
+                self._bury(seat, worker, ending)
 
-    def _read(self, seat: _Seat) -> None:
-        """Take what a collector says; one that is killed in the middle of a word has ended."""
-        pipe = seat.pipe
-        if pipe is None:
-            return
-        try:
-            while pipe.poll():
-                self._answer(seat, pipe.recv())
-        except (EOFError, OSError):
-            pipe.close()
-            seat.pipe = None
-
-    def _answer(self, seat: _Seat, message: object) -> None:
+    def _answer(self, seat: _Seat[W], message: Message) -> None:
         match message:
             case Ask(waits=waits):
                 seat.waits = True
@@ -177,22 +200,21 @@ class Supervisor:
             case Began():
                 seat.has_begun = True
             case Done(offset=offset):
-                self._seeds.finish(seat.number, offset)
+                self._seeds.finish(seat.holder, offset)
                 self._count(seat, 1)
             case Failed():
                 seat.failure = message
 
-    def _lease(self, seat: _Seat) -> None:
-        if seat.waits and (block := self._seeds.lease(seat.number)) is not None:
+    def _lease(self, seat: _Seat[W]) -> None:
+        if seat.waits and (block := self._seeds.lease(seat.holder)) is not None:
             self._say(seat, block)
 
-    def _say(self, seat: _Seat, answer: range | None) -> None:
+    def _say(self, seat: _Seat[W], answer: range | None) -> None:
         seat.waits = False
-        if seat.pipe is not None:
-            with contextlib.suppress(OSError):  # it died, and its ring will be counted
-                seat.pipe.send(answer)
+        if seat.worker is not None:
+            seat.worker.say(answer)
 
-    def _count(self, seat: _Seat, episodes: int) -> None:
+    def _count(self, seat: _Seat[W], episodes: int) -> None:
         seat.episodes += episodes
         seat.deaths = 0
         if shutil.get_terminal_size().columns >= _WIDE:
@@ -204,31 +226,34 @@ class Supervisor:
 
     # -- deaths --------------------------------------------------------------------------------
 
-    def _bury(self, seat: _Seat) -> None:
+    def _bury(self, seat: _Seat[W], worker: W, ending: Ending) -> None:
         """Count what a collector that ended left in its ring, and decide when it is started again."""
-        code, pid = seat.process.exitcode, seat.process.pid
-        self._forget(seat)
-        if not seat.has_begun and (seat.failure is not None or (code > 0 and code != STOPPED)):
-            self._raise_for(seat, code)
-        finished = finished_at(
-            ring_of(self._job.path, seat.number), self._job.collection, self._job.wait_s
-        )
-        if found := self._seeds.died(seat.number, finished):
+        seat.worker = None
+        worker.close()
+        if not seat.has_begun and (seat.failure is not None or ending.hint is not None):
+            self._raise_for(seat, worker, ending)
+        finished = worker.finished()
+        if finished is None:
+            log.warning(
+                "%s: the ring of %s can't be reached, and keeps its seeds until it can; %s", self._where, seat.name, worker.place
+            )  # fmt: skip
+            self._away.append(_Away(seat, seat.holder, worker))
+            seat.holder = (seat.number, object())
+        elif found := self._seeds.died(seat.holder, finished):
             self._count(seat, found)
         seat.deaths += 1
         if seat.deaths < _MOST_DEATHS:
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (seat.deaths - 1))
             seat.due = time.monotonic() + pause_s
             log.warning(
-                "%s: %s (process %s) %s, and is started again in %.1f s; its log: %s", _WHERE, seat.name, pid, _ending(code),
-                pause_s, seat.log,
+                "%s: %s%s %s, and is started again in %.1f s; %s", self._where, seat.name, ending.process, ending.text, pause_s,
+                worker.place,
             )  # fmt: skip
             return
         seat.is_given_up = True
-        self._seeds.give_up(seat.number)
         text = (
-            f"{_WHERE}: {seat.name} is given up: it ended {_MOST_DEATHS} times without a new episode, the last time it {_ending(code)}; "
-            f"its log: {seat.log}; the last lines:\n{seat.tail()}"
+            f"{self._where}: {seat.name} is given up: it ended {_MOST_DEATHS} times without a new episode, the last time it "
+            f"{ending.text}; {worker.place}; the last lines:\n{worker.tail()}"
         )
         if all(s.is_given_up for s in self._seats):
             raise RolloutError(
@@ -236,118 +261,76 @@ class Supervisor:
                 "once the cause is gone"
             )
         log.warning("%s\nIts seeds go to the others", text)
-        for other in self._seats:
-            self._lease(other)
+        self._give_up(seat.holder)
 
-    def _raise_for(self, seat: _Seat, code: int) -> None:
+    def _give_up(self, holder: Hashable) -> None:
+        self._seeds.give_up(holder)
+        for seat in self._seats:
+            self._lease(seat)
+
+    def _raise_for(self, seat: _Seat[W], worker: W, ending: Ending) -> None:
         """Raise the error of a collector that could not begin: it would not the next time."""
         failure = seat.failure
         if failure is None:
             raise RolloutError(
-                f"{_WHERE}: {seat.name} {_ending(code)} before it began; its traceback was printed, or is in {seat.log}. A script "
-                'that calls ringmap.collect needs `if __name__ == "__main__":` around it'
+                f"{self._where}: {seat.name} {ending.text} before it began; {worker.place}{ending.hint}"
             )
         if failure.error is not None:
-            failure.error.add_note(f"{_WHERE}: in {seat.name}; its log: {seat.log}")
+            failure.error.add_note(f"{self._where}: in {seat.name}; {worker.place}")
             raise failure.error
         raise RolloutError(
-            f"{_WHERE}: {seat.name} could not begin; its log: {seat.log}; its traceback:\n{failure.text}"
+            f"{self._where}: {seat.name} could not begin; {worker.place}; its traceback:\n{failure.text}"
         )
 
-    def _forget(self, seat: _Seat) -> None:
-        seat.process.join()
-        seat.process.close()
-        if seat.pipe is not None:
-            seat.pipe.close()
-        seat.process = seat.pipe = None
+    def _count_away(self) -> None:
+        """Count the rings that can be reached again. What they did not finish goes to all.
+
+        Raises:
+            EnvironmentFault: there is nothing else to wait for, for too long.
+        """
+        now = time.monotonic()
+        if now - self._counted_at < _COUNT_S:
+            return
+        for one in list(self._away):
+            if (finished := one.worker.finished()) is not None:
+                self._away.remove(one)
+                if found := self._seeds.died(one.holder, finished):
+                    self._count(one.seat, found)
+                self._give_up(one.holder)
+        self._counted_at = now = time.monotonic()
+        held = self._seeds.held_by(one.holder for one in self._away)
+        if held < self._seeds.left or not held:
+            self._idle_since = now
+        elif now - self._idle_since > self._away_s:
+            places = "; ".join(sorted({one.worker.place for one in self._away}))
+            raise EnvironmentFault(
+                f"{self._where}: the last {held} seeds are leased to collectors whose rings can't be reached: {places}. What was collected "
+                "stays: bring them back and call it again"
+            )
 
     # -- the end -------------------------------------------------------------------------------
 
     def _dismiss(self) -> None:
         """Tell all that there are no more seeds, and let them close what they have."""
         until = time.monotonic() + _CLOSING_S
-        while running := [seat for seat in self._seats if seat.process is not None]:
-            for seat in running:
+        while running := [(seat, seat.worker) for seat in self._seats if seat.worker is not None]:
+            for seat, _ in running:
                 if seat.waits:
                     self._say(seat, None)
             left = until - time.monotonic()
             if left <= 0:
-                names = ", ".join(seat.name for seat in running)
+                names = ", ".join(seat.name for seat, _ in running)
                 log.warning(
-                    "%s: all is collected, but %s did not end in %.0f s, and is stopped",
-                    _WHERE,
-                    names,
-                    _CLOSING_S,
-                )
+                    "%s: all is collected, but %s did not end in %.0f s, and is stopped", self._where, names, _CLOSING_S
+                )  # fmt: skip
                 return
-            wait([s.pipe for s in running if s.pipe] + [s.process.sentinel for s in running], min(_LOOK_S, left))  # fmt: skip
-            for seat in running:
-                code = seat.process.exitcode
-                self._read(seat)
-                if code is not None:
-                    self._forget(seat)
-                    if code:
-                        log.warning("%s: all is collected, but %s %s as it closed; its log: %s", _WHERE, seat.name, _ending(code), seat.log)  # fmt: skip
-
-    def _stop(self) -> None:
-        """End every process: by a signal that lets it close its world, then by a kill."""
-        processes = [seat.process for seat in self._seats if seat.process is not None]
-        try:
-            for process in processes:
-                process.terminate()
-            until = time.monotonic() + _GRACE_S
-            for process in processes:
-                process.join(max(0.0, until - time.monotonic()))
-        finally:  # a second Ctrl-C comes here, too
-            for process in processes:
-                if process.exitcode is None:  # else its number may be another's by now
-                    _kill_group(process)
-                    process.kill()
-                process.join()
-            for seat in self._seats:
-                if seat.pipe is not None:
-                    seat.pipe.close()
-
-
-def _ending(code: int) -> str:
-    if code == STOPPED:
-        return "was stopped by a signal"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def _kill_group(process: Any) -> None:
-    """Kill a collector with the processes of its environments."""
-    with contextlib.suppress(OSError):  # it has made no group yet
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Let a process that is started here have Ctrl-C blocked until it is ready for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _environment(threads: int | None) -> Iterator[None]:
-    """Let a process that is started here use so many threads: what it imports first may read the variable."""
-    if threads is None:
-        yield
-        return
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = str(threads)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[THREADS]
-        else:
-            os.environ[THREADS] = before
+            self._workers.wait([worker for _, worker in running], min(_LOOK_S, left))
+            for seat, worker in running:
+                ending = worker.ending()
+                for message in worker.hear():
+                    self._answer(seat, message)
+                if ending is not None:
+                    seat.worker = None
+                    worker.close()
+                    if not ending.is_clean:
+                        log.warning("%s: all is collected, but %s %s as it closed; %s", self._where, seat.name, ending.text, worker.place)  # fmt: skip

@@ -12,6 +12,10 @@
     readers      the readers of a learner: found, followed, lost and found again
     memory       arrays that are used again once nobody refers to them
     buffer       ReplayBuffer: parts of a batch put together
+    keeper       an actor on a node: locks the rings there while they are counted
+    census       which seeds the rings of all nodes hold
+    actors       collectors as actors: what they say, where they are, how they end
+    collect      collect: counted, then played under the supervisor of ringmap.collection
 
 Ray does what it has: placing, restarting, transfers, waiting. There is no server, port or protocol here.
 Not here: rows, rings, draws within a node (ringmap.buffers.sharded).

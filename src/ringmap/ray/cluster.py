@@ -24,7 +24,17 @@ from ringmap.storage.directory.entries import Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 
-__all__ = ["Found", "Layout", "Node", "Scan", "nodes_of", "pinned_to", "ray_for", "rings_at"]
+__all__ = [
+    "Found",
+    "Layout",
+    "Node",
+    "Scan",
+    "answer",
+    "nodes_of",
+    "pinned_to",
+    "ray_for",
+    "rings_at",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +58,11 @@ class Found:
 
 @dataclass(slots=True)
 class Scan:
-    """What a node sees. `is_there`: whether any of the folders exists; `problems`: folder -> why it is not read."""
+    """What a node sees. `folders`: those that exist; `problems`: folder -> why it is not read."""
 
     rings: list[Found] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    is_there: bool = False
+    folders: list[str] = field(default_factory=list)
 
 
 def ray_for(where: str) -> Any:
@@ -90,6 +100,21 @@ def pinned_to(node: Node) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node.id, soft=False)
+
+
+def answer(ray: Any, ref: Any, timeout_s: float | None = None) -> Any:
+    """Wait for what a call returns.
+
+    Raises:
+        RingmapError: the call raised it, there.
+        GetTimeoutError, RayError: Ray's own.
+    """
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RingmapError):
+            raise error.cause from error
+        raise
 
 
 class Layout:
@@ -135,7 +160,7 @@ def rings_at(patterns: tuple[str, ...]) -> Scan:
     for folder in [found for pattern in patterns for found in sorted(glob.glob(pattern))]:
         if not disk.is_folder(folder):
             continue
-        scan.is_there = True
+        scan.folders.append(folder)
         for name in sorted(disk.names(folder)):
             ring = os.path.join(folder, name)
             if not disk.exists(Paths(ring).manifest):

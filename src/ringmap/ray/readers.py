@@ -247,7 +247,7 @@ class Readers:
             if away:
                 return f"no clips can be drawn; away are the nodes {', '.join(away)}"
             if not self._roster:
-                absent = [s.node.name for s in stations if not s.scan.is_there]
+                absent = [s.node.name for s in stations if not s.scan.folders]
                 why = f"; the path is not there on {', '.join(absent)}" if absent else ""
                 broken = "".join(
                     f"; {f}: {w}" for s in stations for f, w in s.scan.problems.items()

@@ -1,0 +1,215 @@
+"""Which seeds of a collection the rings of all nodes hold, counted while none of them can be written.
+
+    a   rings of a, locked   0 ... 311        ┐
+    b   rings of b, locked   312 ... 560      ┼─► 0 ... 560 are finished
+    c   away, and noted at a and b            ─► wait for it, then refuse: its seeds would be played twice
+
+Before a collector plays on a node for the first time, the node's folder is noted at all nodes.
+
+Invariants: all locks are held at one moment; a ring counts once, by its uuid; a noted folder that no node sees stops the count.
+Not here: locks and files (keeper.py), who plays what (ringmap.collection.seeds).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from ringmap.collection.collector import Job
+from ringmap.collection.seeds import finished_in
+from ringmap.errors import DamageError, EnvironmentFault, InputError
+from ringmap.ray.cluster import Layout, Node, Scan, answer, nodes_of, pinned_to, rings_at
+from ringmap.ray.keeper import Count, count_at, keeper_on
+from ringmap.ray.roster import assign, copies
+from ringmap.world.progress import Progress
+
+__all__ = ["Census"]
+
+_PAUSE_S = 0.5
+_PATIENCE_S = 30.0
+
+
+class Census:
+    """Counts, and keeps the folders of nodes until it is closed.
+
+    Args:
+        ray: the module.
+        layout: where rings lie.
+        job: whose collection it is.
+        lost: names of nodes whose rings are gone for good.
+    """
+
+    def __init__(self, ray: Any, layout: Layout, job: Job, lost: Iterable[str]) -> None:
+        self._ray, self._layout, self._job, self._lost = ray, layout, job, frozenset(lost)
+        self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
+        self._counter = ray.remote(num_cpus=0, max_retries=0)(count_at)
+        self._keepers: dict[tuple[str, str], tuple[str, Any]] = {}
+        """Folder and host -> the node where its keeper is, and the keeper."""
+        self._nodes: dict[str, str] = {}
+        self._noted: dict[str, str] = {}
+        self._noted_by: list[Any] = []
+        self.homes: dict[str, str] = {}
+        """The name of a ring's directory -> the id of a node that has one."""
+
+    def count(self) -> set[int]:
+        """Return which episodes are finished.
+
+        Raises:
+            LockedError: another call collects, or another process writes a ring.
+            InputError: rings do not fit together, or one is there twice.
+            DamageError: a ring can't be read.
+            EnvironmentFault: a node that holds rings of this collection is away.
+        """
+        until = time.monotonic() + self._job.wait_s
+        while True:
+            seen = self._scanned()
+            counts = self._counted(seen)
+            nodes = {folder: name for count in counts for folder, name in count.nodes.items()}
+            there = {folder for _, scan in seen.values() for folder in scan.folders}
+            away = {f: n for f, n in nodes.items() if f not in there and n not in self._lost}
+            if not away:
+                break
+            self._release()
+            if time.monotonic() >= until:
+                places = ", ".join(f"{folder} of node {name}" for folder, name in away.items())
+                raise EnvironmentFault(
+                    f"{self._job.where}: these folders hold rings of this collection, and no node that is alive sees them: {places}. "
+                    "Their seeds can't be counted: start the node again, or, if its disk is gone, pass its name in lost= to play them "
+                    "again"
+                )
+            time.sleep(_PAUSE_S)
+        progress: dict[str, Progress] = {}
+        for count in counts:
+            progress |= count.progress
+        finished = finished_in(progress, self._job.where)
+        self._release()
+        for ring in progress:
+            nodes.setdefault(os.path.dirname(ring), os.path.basename(os.path.dirname(ring)))
+        self._nodes = {folder: name for folder, name in nodes.items() if folder in there}
+        return finished
+
+    def _scanned(self) -> dict[str, tuple[Node, Scan]]:
+        """Look at all nodes.
+
+        Raises:
+            InputError, DamageError: what they see can't be counted.
+        """
+        asked = {
+            node.id: (node, self._scout.options(scheduling_strategy=pinned_to(node)).remote(self._layout.patterns))
+            for node in nodes_of(self._ray)
+        }  # fmt: skip
+        seen: dict[str, tuple[Node, Scan]] = {}
+        for key, (node, ref) in asked.items():
+            try:
+                seen[key] = node, answer(self._ray, ref, _PATIENCE_S)
+            except (self._ray.exceptions.RayError, TimeoutError):
+                continue  # it is gone, or away
+            for folder, problem in seen[key][1].problems.items():
+                raise DamageError(f"{self._job.where}: node {node.name}: {folder}: {problem}")
+        for one, other in copies(seen):
+            raise InputError(
+                f"{self._job.where}: {one.folder} on host {one.host} and {other.folder} on host {other.host} are the same ring, by a "
+                "copy or a shared disk: its seeds would count twice; move one of them elsewhere"
+            )
+        return seen
+
+    def _counted(self, seen: dict[str, tuple[Node, Scan]]) -> list[Count]:
+        roster, _ = assign(seen, self._layout, {})
+        rings: dict[tuple[str, str], list[str]] = {}
+        for key, folders in roster.items():
+            node = seen[key][0]
+            self._keeper(node)
+            rings.setdefault((self._layout.folder(node), node.host), []).extend(folders)
+            self.homes |= {os.path.basename(folder): node.id for folder in folders}
+        asked = [
+            self._keepers[at][1].take.remote(folders, self._layout.patterns) for at, folders in rings.items()
+        ]  # fmt: skip
+        return [answer(self._ray, ref) for ref in asked]
+
+    def _keeper(self, node: Node) -> Any:
+        folder = self._layout.folder(node)
+        at = folder, node.host
+        if at in self._keepers:
+            home, keeper = self._keepers[at]
+            if home == node.id or any(home == other.id for other in nodes_of(self._ray)):
+                return keeper
+            self._ray.kill(keeper)
+        self._keepers[at] = node.id, keeper_on(self._ray, node, folder, self._job)
+        return self._keepers[at][1]
+
+    def _release(self) -> None:
+        for _, keeper in self._keepers.values():
+            keeper.release.remote()
+
+    def admit(self, node: Node) -> None:
+        """Let collectors play on a node.
+
+        Raises:
+            InputError: the node joined since the count, with episodes of this collection.
+            EnvironmentFault: a disk refuses the note.
+        """
+        keeper, folder = self._keeper(node), self._layout.folder(node)
+        if folder not in self._nodes:
+            look = self._scout.options(scheduling_strategy=pinned_to(node))
+            scan = answer(self._ray, look.remote(self._layout.patterns), _PATIENCE_S)
+            own = [ring.folder for ring in scan.rings if os.path.dirname(ring.folder) == folder]
+            count = answer(self._ray, keeper.take.remote(own, ()))
+            keeper.release.remote()
+            if any(len(progress) for progress in count.progress.values()):
+                raise InputError(
+                    f"{self._job.where}: node {node.name} joined with rings that hold episodes of this collection; call it again, and "
+                    "they are counted"
+                )
+            self._nodes[folder] = node.name
+        if self._nodes == self._noted and keeper in self._noted_by:
+            return
+        self._noted, self._noted_by = dict(self._nodes), []
+        for home, other in list(self._keepers.values()):
+            try:
+                answer(self._ray, other.note.remote(self._nodes))
+            except self._ray.exceptions.RayError:
+                if any(home == alive.id for alive in nodes_of(self._ray)):
+                    raise
+            else:
+                self._noted_by.append(other)
+
+    def finished_at(self, ring: str, node: Node) -> set[int] | None:
+        """Return what a ring holds whose collector has ended; None while no node sees it."""
+        alive = sorted(nodes_of(self._ray), key=lambda other: other.id != node.id)
+        for other in alive:
+            ref = self._counter.options(scheduling_strategy=pinned_to(other)).remote(
+                ring, self._job
+            )
+            found: set[int] | None = self._while_alive(other, ref)
+            if found is not None:
+                return found
+        return None
+
+    def _while_alive(self, node: Node, ref: Any) -> Any:
+        """Return what a task on a node returns; None if the node is going away."""
+        until = time.monotonic() + self._job.wait_s + _PATIENCE_S
+        while not self._ray.wait([ref], timeout=_PAUSE_S)[0]:
+            is_alive = any(node.id == other.id for other in nodes_of(self._ray))
+            if not is_alive or time.monotonic() >= until:
+                return None
+        try:
+            return answer(self._ray, ref)
+        except self._ray.exceptions.RayError:
+            return None
+
+    def close(self) -> None:
+        """End the keepers."""
+        for _, keeper in self._keepers.values():
+            self._ray.kill(keeper)
+        self._keepers = {}
+
+    def __enter__(self) -> Census:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.close()
