@@ -4,6 +4,7 @@ import compileall
 import contextlib
 import faulthandler
 import gc
+import logging
 import multiprocessing
 import os
 import random
@@ -54,9 +55,16 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what is imported by now: it took half a second each time, in hundreds of tests."""
+    """Spare the garbage collector what is imported by now: it took half a second each time, in hundreds of tests.
+
+    Let the loggers of PyTorch hand on what they log: pytest gives its handlers to each of 41 that do not, six times a
+    test.
+    """
     gc.collect()
     gc.freeze()
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
 
 
 def pytest_sessionfinish() -> None:
@@ -127,6 +135,7 @@ def _same_every_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for third parties; our own code takes a Generator
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # Not `torch.manual_seed`: without a GPU it keeps the stack of each call, for a GPU that may come.
+        torch.default_generator.manual_seed(0)
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))

@@ -29,9 +29,15 @@ def run(place: Place) -> list[Table]:
     with place.folder() as folder:
         return [
             _looks(place, folder / "looks"),
-            _batches(place, folder / "pixels", "pixels", (16,), place.size(16_000, 640)),
             _batches(
-                place, folder / "vectors", "vectors", (1, 4, 16, 64), place.size(64_000, 6400)
+                place, folder / "pixels", "pixels", place.size((16,), (4,)), place.size(16_000, 640)
+            ),
+            _batches(
+                place,
+                folder / "vectors",
+                "vectors",
+                place.size((1, 4, 16, 64), (1, 4)),
+                place.size(64_000, 640),
             ),
         ]
 
@@ -78,7 +84,7 @@ def _drawing(concat: ConcatDataset) -> Callable[[], object]:
 def _looks(place: Place, folder: Path) -> Table:
     table = Table("A look at idle rings, before a draw")
     calls = {}
-    for rings in (1, 16, 64):
+    for rings in place.size((1, 16, 64), (1, 4)):
         _fill(folder / f"{rings}", "vectors", rings, place.size(6400, 640))
         buffer = ShardedReplayBuffer(folder / f"{rings}", history_len=HISTORY, seed=0)
         calls[f"{rings} rings"] = buffer.engine.look_everywhere

@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = ["Place"]
+
+Size = TypeVar("Size")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Place:
     scratch: Path
     quick: bool = False
 
-    def size(self, full: int, tiny: int, quick: int | None = None) -> int:
+    def size(self, full: Size, tiny: Size, quick: Size | None = None) -> Size:
         """Return one of them; a quick run has the full size of what names no other."""
         if self.tiny:
             return tiny

@@ -225,9 +225,9 @@ def main():
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.tiny:
         asked.updates = 40
-    kill_half_way(Run(asked, 2 if asked.tiny else 4), asked)
+    kill_half_way(Run(asked, 1 if asked.tiny else 4), asked)
     print("killed with -9: the learner, the supervisor, and with it the collectors", flush=True)
-    Run(asked, 3 if asked.tiny else 4).wait()
+    Run(asked, 2 if asked.tiny else 4).wait()
     check(asked)
     with open(asked.out / "returns.csv", newline="") as file:
         rows = list(csv.DictReader(file))
