@@ -111,7 +111,9 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
     lines = done.stdout.splitlines()
     assert done.returncode == status
     assert lines[:2] == ["+ python3 .ci/versions", "stub .ci/versions"]
-    assert lines[2].startswith("+ python3 -m venv .exits ") and lines[2].endswith(" tests/ray")
+    assert lines[2].startswith("+ python3 -m venv .exits ") and lines[2].endswith(
+        " tests/buffers/test_torchrl_storage.py"
+    )
     assert f"+ {test}" in lines
     assert lines[3].startswith("stub -m venv /")
     assert lines[lines.index(f"+ {test}") + 1].startswith("stub -m venv /")

@@ -42,7 +42,7 @@ def column_name(name: str) -> str:
 
     Example:
         >>> column_name("obs/camera"), column_name(chr(0xD800))
-        ('obs/camera', '%')
+        ('obs/camera', '%ED%A0%80')
     """
     try:
         name.encode()
