@@ -176,3 +176,15 @@ def test_what_it_refuses(tmp_path):
             with pytest.raises(InputError, match=message):
                 writer.write_episode(wrong)
     assert len(load_dataset(tmp_path / "set").lengths) == 0
+
+
+def test_an_episode_that_is_refused_adds_no_task(tmp_path):
+    path = tmp_path / "set"
+    with get_format("lerobot").open_writer(path) as writer:
+        writer.write_episode({**episode(0, 5), "_episode_data": {"task": "pick"}})
+        with pytest.raises(InputError):
+            writer.write_episode({"obs": [[0.0], [1.0]], "_episode_data": {"task": "never"}})
+        writer.write_episode({**episode(1, 5), "_episode_data": {"task": "place"}})
+    found = load_dataset(path, output="numpy")
+    assert [found.load_episode(n)["task"][0] for n in range(2)] == ["pick", "place"]
+    found.close()

@@ -218,3 +218,16 @@ def test_a_recording_of_a_world(tmp_path):
         assert one.rewards.tolist() == [1.0] * len(one)
         assert np.array_equal(one.observations, buf.load_episode(number)["obs"])
     buf.close()
+
+
+def test_texts_of_a_later_block_may_be_wider():
+    for number, word in enumerate(("a", "a longer one")):
+        with get_format("minari").open_writer(home_of("here/texts-v0"), observation="obs") as writer:
+            writer.write_episode({**episode(number, 4), "note": np.array([word] * 5)})
+    found = load_dataset("minari:here/texts-v0", output="numpy")
+    assert [found.load_episode(n)["info/note"][0] for n in range(2)] == ["a", "a longer one"]
+    found.close()
+
+
+def home_of(name):
+    return os.path.join(os.environ["MINARI_DATASETS_PATH"], name)

@@ -155,3 +155,13 @@ def test_their_loader_reads_it(tmp_path):
             assert np.array_equal(item["obs"]["eef"][0], given["obs/eef"][step])
             assert np.array_equal(item["next_obs"]["eye"][0], given["obs/eye"][step + 1])
             at += 1
+
+
+def test_texts_of_a_later_block_may_be_wider(tmp_path):
+    path = tmp_path / "demos.hdf5"
+    for number, word in enumerate(("a", "a longer one")):
+        with get_format("robomimic").open_writer(path) as writer:
+            writer.write_episode({**episode(number, 4), "task": np.array([word] * 5)})
+    found = load_dataset(path, format="robomimic", output="numpy")
+    assert [found.load_episode(n)["task"][0] for n in range(2)] == ["a", "a longer one"]
+    found.close()

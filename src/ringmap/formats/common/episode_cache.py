@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringmap.formats.common.directory import steps_of
+from ringmap.storage.columns.schema import Schema
 
 __all__ = ["CACHE_NBYTES", "EpisodeCache"]
 
@@ -49,21 +50,19 @@ class EpisodeCache:
             return found
 
     def windows(
-        self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int,
-        rows_of: Mapping[str, tuple[tuple[int, ...], Any]],
+        self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int, schema: Schema
     ) -> dict[str, Array]:  # fmt: skip
-        """Read windows of columns, which may span episodes. `rows_of`: shape and dtype of a row of each column."""
+        """Read windows of columns, which may span episodes. Texts are as wide as the widest episode's that is read."""
         rows = steps_of(starts, length, stride)
         flat = rows.ravel()
-        found = {name: np.empty((len(flat), *rows_of[name][0]), rows_of[name][1]) for name in columns}  # fmt: skip
+        specs = {spec.name: spec for spec in schema.columns}
+        found = {n: np.empty((len(flat), *specs[n].shape), specs[n].dtype) for n in columns}
         episodes = np.searchsorted(offsets, flat, side="right") - 1
         for number in np.unique(episodes).tolist():
             there = np.flatnonzero(episodes == number)
             episode = self.episode(number)
             for name in columns:
-                if (
-                    found[name].dtype.kind in "SU"
-                ):  # as wide as the widest episode's: a narrower array cuts texts
+                if found[name].dtype.kind in "SU":  # a narrower array cuts texts
                     wide = np.promote_types(found[name].dtype, episode[name].dtype)
                     found[name] = found[name].astype(wide, copy=False)
                 found[name][there] = episode[name][flat[there] - offsets[number]]

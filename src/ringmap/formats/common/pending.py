@@ -240,8 +240,7 @@ class _Joined:
         self, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
         self._opened()
-        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
-        return self._cache.windows(columns, self._offsets, starts, length, stride, rows_of)
+        return self._cache.windows(columns, self._offsets, starts, length, stride, self.schema)
 
     def _use(self, log: Log) -> None:
         self._log = log

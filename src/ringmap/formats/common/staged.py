@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -47,7 +47,11 @@ from ringmap.formats.common.swap import (
 )
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.records.blobs import encode_data
+
+if TYPE_CHECKING:
+    from ringmap.datasets.stored import ColumnSource
 
 __all__ = ["StagedWriter"]
 
@@ -59,6 +63,9 @@ class StagedWriter(EpisodeWriter):
 
     extends: bool = True
     """Whether `_extend` adds to a dataset; otherwise the whole dataset is exported again."""
+
+    texts_grow: ClassVar[bool] = False
+    """Whether texts may be wider from one episode to the next; otherwise the first episode says how wide they are."""
 
     group_nbytes: ClassVar[int] = 64 << 20
     """The log is moved into the dataset when it is this large."""
@@ -81,9 +88,17 @@ class StagedWriter(EpisodeWriter):
         """Return the names of the files and folders, side by side, of a dataset; the main one first."""
         return [os.path.basename(path)]
 
+    def _source(self, path: str) -> ColumnSource:
+        """Return what reads a dataset, for `_look` and `_stored`."""
+        raise NotImplementedError
+
     def _look(self, path: str) -> tuple[Array, Schema | None]:
         """Return the lengths of a dataset's episodes, and its columns if it has any yet."""
-        raise NotImplementedError
+        source = self._source(path)
+        try:
+            return source.lengths, source.schema if len(source.lengths) else None
+        finally:
+            source.close()
 
     def _open(self, path: str) -> None:
         """Called before the existing dataset is extended; "" for a new one."""
@@ -112,7 +127,21 @@ class StagedWriter(EpisodeWriter):
 
     def _stored(self, path: str) -> Iterable[Record]:
         """Return the episodes of a dataset that can't be extended."""
-        raise NotImplementedError
+        notes, source = self._notes_at(path), self._source(path)
+        try:
+            episodes = zip(source.lengths.tolist(), source.offsets.tolist(), strict=True)
+            for number, (length, first) in enumerate(episodes):
+                rows = source.windows(source.schema.names, np.array([first]), length)
+                columns = {name: values[0] for name, values in rows.items()}
+                data = source.episode_data(number)
+                packed = encode_data(data, type(self).__name__) if data else b""
+                yield Record(number, first, length, Schema.of(columns), columns, packed, notes)
+        finally:
+            source.close()
+
+    def _notes_at(self, path: str) -> dict[str, Any]:
+        """Return the notes of the episodes of a dataset that can't be extended."""
+        return {}
 
     def _rewritten(self, path: str) -> int:
         """Return how many existing bytes `_extend` rewrites: the log grows as large."""
@@ -145,7 +174,7 @@ class StagedWriter(EpisodeWriter):
             else:
                 lengths, schema = self._look(self.path)
             self._open(self.path if schema is not None else "")
-            self._schema = schema
+            self._schema = self._widened(schema)
             self._episodes, self._rows = len(lengths), int(lengths.sum(dtype=np.int64))
             self._log.start(base_of(lengths))
             self._drain_at = self._next_drain()
@@ -176,6 +205,8 @@ class StagedWriter(EpisodeWriter):
             self._close()
 
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
+        if self.texts_grow:
+            episode.schema = Schema.of(episode.columns)
         self._check(episode, where)
         log, before = self._log, (self._schema, self._episodes, self._rows)
         try:
@@ -190,7 +221,7 @@ class StagedWriter(EpisodeWriter):
                     self._episodes, self._rows, episode.length, episode.schema, self._encode(episode), packed,
                     self._notes(),
                 ))  # fmt: skip
-                self._schema = episode.schema
+                self._schema = self._widened(episode.schema)
                 self._episodes += 1
                 self._rows += episode.length
             except BaseException:
@@ -231,6 +262,18 @@ class StagedWriter(EpisodeWriter):
                             "move it away before you overwrite"
                         )
         return True
+
+    def _widened(self, schema: Schema | None) -> Schema | None:
+        """Return the schema that the next episode must fit."""
+        if schema is None or not self.texts_grow:
+            return schema
+        text = np.dtype("U")
+        return Schema(
+            tuple(
+                ColumnSpec(s.name, s.shape, text) if s.dtype.kind == "U" else s
+                for s in schema.columns
+            )
+        )
 
     def _replaces(self, exists: bool) -> bool:
         return exists and self.mode == "overwrite"

@@ -16,7 +16,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = ["Steps", "below", "next_of"]
+__all__ = ["Steps", "below", "check_reward_at", "next_of", "observations_of", "storable"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,6 +38,49 @@ def below(name: str, columns: Iterable[str], where: str = "") -> list[str]:
 def next_of(name: str) -> str:
     """Return the name of the column with the observation that followed."""
     return f"next_{name}"
+
+
+def check_reward_at(reward_at: str, where: str) -> str:
+    """Return where rewards of T + 1 rows stand, "next" or "same".
+
+    Raises:
+        InputError: it is neither.
+    """
+    if reward_at not in ("next", "same"):
+        raise InputError(f"{where}: reward_at must be 'next' or 'same', got {reward_at!r}")
+    return reward_at
+
+
+def observations_of(
+    chosen: str | list[str] | None, usual: tuple[str, ...], top: str, columns: Iterable[str], where: str
+) -> dict[str, str]:  # fmt: skip
+    """Return the columns that are the observation: name here -> name there, which begins with `top`.
+
+    `chosen` is a column with its parts, or a list of columns; None: the first of `usual` that there is.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    if chosen is None:
+        chosen = next((name for name in usual if below(name, columns)), None)
+    if chosen is None:
+        raise InputError(
+            f"{where}: no column {' or '.join(map(repr, usual))}; say which it is: observation='pixels', or a list; there are "
+            f"{list(columns)}"
+        )
+    found: dict[str, str] = {}
+    for name in [chosen] if isinstance(chosen, str) else chosen:
+        base = top if isinstance(chosen, str) else f"{top}/{name}"
+        found |= {old: base + old[len(name) :] for old in below(name, columns, where)}
+    return found
+
+
+def storable(value: Any) -> Any:
+    """Return a value as h5py stores it: arrays of texts as strings of any length."""
+    import h5py
+
+    array = np.asarray(value)
+    return array.astype(h5py.string_dtype()) if array.dtype.kind == "U" and array.ndim else value
 
 
 class Steps:

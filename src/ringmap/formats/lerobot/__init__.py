@@ -180,15 +180,12 @@ class LeRobotSource(DecodingSource):
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
+        cache: EpisodeCache = handle
         specs = {spec.name: spec for spec in self.schema.columns}
-
-        # Texts without a width become as wide as the widest one that is asked for.
-        rows_of = {n: (s.shape, object if s.dtype == "U" else s.dtype) for n, s in specs.items()}
         plain = [name for name in columns if name not in self._videos]
         found = (
-            handle.windows(plain, self.offsets, starts, length, stride, rows_of) if plain else {}
+            cache.windows(plain, self.offsets, starts, length, stride, self.schema) if plain else {}
         )
-        found = {n: v.astype(str) if v.dtype == object else v for n, v in found.items()}
         rows = steps_of(starts, length, stride)
         for name in columns:
             if name in self._videos:

@@ -30,7 +30,7 @@ from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_epis
 from ringmap.formats.lerobot import LeRobot, LeRobotSource
 from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode
-from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.columns.schema import ColumnSpec, as_columns
 
 __all__ = ["LeRobotWriter"]
 
@@ -65,6 +65,8 @@ class LeRobotWriter(StagedWriter):
     Raises:
         InputError: an option is wrong.
     """
+
+    texts_grow = True
 
     def __init__(
         self,
@@ -122,7 +124,8 @@ class LeRobotWriter(StagedWriter):
         if left and not self._told:
             log.warning("%s: LeRobot holds no episode data; left out: %s", where, left)
             self._told = True
-        numbers = [self._tasks.setdefault(str(t), len(self._tasks)) for t in tasks]
+        known = dict(self._tasks)  # the episode may be refused yet
+        numbers = [known.setdefault(str(t), len(known)) for t in tasks]
         stored["timestamp"] = (np.arange(count) / self._fps).astype(np.float32)
         stored["frame_index"] = np.arange(count)
         stored["episode_index"] = np.full(count, self._episodes)
@@ -155,17 +158,13 @@ class LeRobotWriter(StagedWriter):
         return columns
 
     def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
-        episode.schema = Schema.of(
-            episode.columns
-        )  # texts as wide as they are: the next may be wider
         self._stats = {
             s.name: _stats(episode.columns[s.name], is_image(s))
             for s in episode.schema.columns
             if s.dtype.kind != "U"
         }
         super()._store(episode, packed, where)
-        if self._schema is not None:
-            self._schema = Schema(tuple(map(_any_width, self._schema.columns)))
+        self._tasks |= _tasks_in(episode.columns)
 
     def _notes(self) -> dict[str, Any]:
         return {"fps": self._fps, "robot_type": self._robot, "stats": self._stats}
@@ -185,12 +184,8 @@ class LeRobotWriter(StagedWriter):
             FILE + ".new",
         )
 
-    def _look(self, path: str) -> tuple[Array, Schema | None]:
-        source = LeRobotSource(path)
-        source.close()
-        if not len(source.lengths):
-            return source.lengths, None
-        return source.lengths, Schema(tuple(map(_any_width, source.schema.columns)))
+    def _source(self, path: str) -> LeRobotSource:
+        return LeRobotSource(path)
 
     def _open(self, path: str) -> None:
         self._tasks, self._features = {}, {}
@@ -238,9 +233,7 @@ class LeRobotWriter(StagedWriter):
                     row |= {f"videos/{name}/from_timestamp": 0.0, f"videos/{name}/to_timestamp": record.length / fps}  # fmt: skip
             for name, stats in record.notes["stats"].items():
                 row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
-            named: Any = record.columns["task"]
-            numbers: Any = record.columns["task_index"]
-            tasks |= dict(zip(map(str, named), map(int, numbers), strict=True))
+            tasks |= _tasks_in(record.columns)
             rows.append(row)
             tables.append(_table(record, features))
         if not rows:
@@ -270,8 +263,10 @@ def _task_of(data: Mapping[str, Any]) -> Any:
     return None if found is None else np.atleast_1d(found)[0]
 
 
-def _any_width(spec: ColumnSpec) -> ColumnSpec:
-    return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec
+def _tasks_in(columns: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tasks of an episode's steps, with their numbers."""
+    texts, numbers = columns["task"], columns["task_index"]
+    return dict(zip(map(str, texts), map(int, numbers), strict=True))
 
 
 def _features_of(record: Record, fps: int) -> dict[str, Any]:

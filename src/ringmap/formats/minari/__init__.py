@@ -98,8 +98,7 @@ class MinariSource(DirectorySource):
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
         cache: EpisodeCache = handle[1]
-        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
-        return cache.windows(columns, self.offsets, starts, length, stride, rows_of)
+        return cache.windows(columns, self.offsets, starts, length, stride, self.schema)
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         names = self.episode_columns

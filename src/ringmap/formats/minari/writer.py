@@ -23,10 +23,17 @@ from ringmap.errors import InputError
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import FILE, Record
 from ringmap.formats.common.staged import StagedWriter
-from ringmap.formats.common.transitions import Steps, below, next_of
+from ringmap.formats.common.transitions import (
+    Steps,
+    below,
+    check_reward_at,
+    next_of,
+    observations_of,
+    storable,
+)
 from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.minari import Minari, MinariSource
-from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
+from ringmap.storage.columns.schema import as_columns
 
 __all__ = ["MinariWriter"]
 
@@ -58,6 +65,7 @@ class MinariWriter(StagedWriter):
     """
 
     extends = False
+    texts_grow = True
 
     def __init__(
         self,
@@ -75,8 +83,6 @@ class MinariWriter(StagedWriter):
         from minari.serialization import serialize_space
 
         super().__init__(path, mode, progress)
-        if reward_at not in ("next", "same"):
-            raise InputError(f"MinariWriter: reward_at must be 'next' or 'same', got {reward_at!r}")
         self._id = _id_of(self.path)
         try:
             parse_dataset_id(self._id)
@@ -85,7 +91,8 @@ class MinariWriter(StagedWriter):
                 f"MinariWriter: {self.path}: the folder names the dataset, and {self._id!r} is no id of Minari; name it "
                 "as in minari:kitchen/mixed-v0"
             ) from None
-        self._observation, self._action, self._reward_at = observation, action, reward_at
+        self._observation, self._action = observation, action
+        self._reward_at = check_reward_at(reward_at, "MinariWriter")
         given = {"observation_space": observation_space, "action_space": action_space}
         self._spaces = {name: serialize_space(s) for name, s in given.items() if s is not None}
 
@@ -130,18 +137,10 @@ class MinariWriter(StagedWriter):
 
     def _parts(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
         """Return the columns of observations and actions: name in the dataset -> name in the episode."""
-        chosen: str | list[str] | None = self._observation
-        if chosen is None:
-            chosen = next((n for n in ("observation", "obs") if below(n, columns)), None)
-        if chosen is None:
-            raise InputError(
-                f"{where}: no column 'observation' or 'obs'; say which it is: observation='pixels', or a list; there are "
-                f"{list(columns)}"
-            )
-        found: dict[str, str] = {}
-        for name in [chosen] if isinstance(chosen, str) else chosen:
-            base = "observation" if isinstance(chosen, str) else f"observation/{name}"
-            found |= {base + old[len(name) :]: old for old in below(name, columns, where)}
+        observed = observations_of(
+            self._observation, ("observation", "obs"), "observation", columns, where
+        )
+        found = {new: old for old, new in observed.items()}
         found |= {
             "action" + old[len(self._action) :]: old for old in below(self._action, columns, where)
         }
@@ -160,14 +159,6 @@ class MinariWriter(StagedWriter):
                     f"{where}: column {spec.name!r} is {spec.dtype} {spec.shape}, which Minari has no space for"
                 )
 
-    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
-        episode.schema = Schema.of(
-            episode.columns
-        )  # texts as wide as they are: the next may be wider
-        super()._store(episode, packed, where)
-        if self._schema is not None:
-            self._schema = Schema(tuple(_any_width(spec) for spec in self._schema.columns))
-
     def _notes(self) -> dict[str, Any]:
         return dict(self._spaces)
 
@@ -179,33 +170,13 @@ class MinariWriter(StagedWriter):
     def _owns(self, relative: str) -> bool:
         return relative.split(os.sep)[0] in ("data", FILE, FILE + ".new")
 
-    def _look(self, path: str) -> tuple[Array, Schema | None]:
-        source = MinariSource(path)
-        try:
-            return source.lengths, source.schema if len(source.lengths) else None
-        finally:
-            source.close()
+    def _source(self, path: str) -> MinariSource:
+        return MinariSource(path)
 
-    def _stored(self, path: str) -> Iterable[Record]:
-        from ringmap.storage.records.blobs import encode_data
-
+    def _notes_at(self, path: str) -> dict[str, Any]:
         with open(os.path.join(path, "data", "metadata.json")) as file:
             known = json.load(file)
-        spaces = {name: known[name] for name in ("observation_space", "action_space")}
-        source = MinariSource(path)
-        try:
-            for number, (length, first) in enumerate(
-                zip(source.lengths, source.offsets, strict=True)
-            ):
-                rows = source.windows(source.schema.names, np.array([first]), int(length))
-                columns = {name: values[0] for name, values in rows.items()}
-                data = source.episode_data(number)
-                packed = encode_data(data, type(self).__name__) if data else b""
-                yield Record(
-                    number, int(first), int(length), Schema.of(columns), columns, packed, spaces
-                )
-        finally:
-            source.close()
+        return {name: known[name] for name in ("observation_space", "action_space")}
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         import minari
@@ -249,7 +220,7 @@ class MinariWriter(StagedWriter):
                 ]
             )  # fmt: skip
             if data:
-                flat = {name: _attribute(value) for name, value in _flat(data).items()}
+                flat = {name: storable(value) for name, value in _flat(data).items()}
                 storage.update_episode_metadata([flat], [number])
 
 
@@ -258,10 +229,6 @@ def _id_of(path: str) -> str:
     root = os.path.expanduser(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets")
     below = os.path.relpath(path, os.path.realpath(root))
     return os.path.basename(path) if below.startswith(os.pardir) else below
-
-
-def _any_width(spec: ColumnSpec) -> ColumnSpec:
-    return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec
 
 
 def _nested(name: str, columns: Mapping[str, Any]) -> Any:
@@ -326,10 +293,3 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             else {prefix + name: value}
         )
     return found
-
-
-def _attribute(value: Any) -> Any:
-    import h5py
-
-    array = np.asarray(value)
-    return array.astype(h5py.string_dtype()) if array.dtype.kind == "U" and array.ndim else value

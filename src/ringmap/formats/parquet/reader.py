@@ -119,11 +119,8 @@ class ParquetSource(DirectorySource):
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
-        rows_of = {spec.name: (spec.shape, spec.dtype) for spec in self.schema.columns}
-        found: dict[str, Array] = handle.windows(
-            columns, self._offsets, starts, length, stride, rows_of
-        )
-        return found
+        cache: EpisodeCache = handle
+        return cache.windows(columns, self._offsets, starts, length, stride, self.schema)
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         packed = self._packed[episode]

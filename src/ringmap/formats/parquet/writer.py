@@ -23,7 +23,6 @@ from ringmap.formats.media.images import check_image_format, encode
 from ringmap.formats.parquet import MARKER, Parquet
 from ringmap.formats.parquet.reader import FOOTER, ParquetSource, files_of
 from ringmap.formats.parquet.table import arrow_schema, episode_shapes, table_of
-from ringmap.storage.columns.schema import Schema
 
 __all__ = ["ParquetWriter"]
 
@@ -73,10 +72,8 @@ class ParquetWriter(StagedWriter):
         data = name.startswith("data-") and name.endswith(".parquet")
         return data or relative in (MARKER, FILE, FILE + ".new")
 
-    def _look(self, path: str) -> tuple[Array, Schema | None]:
-        source = ParquetSource(path)
-        source.close()
-        return source.lengths, source.schema if len(source.lengths) else None
+    def _source(self, path: str) -> ParquetSource:
+        return ParquetSource(path)
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         columns: dict[str, Array | Encoded] = dict(episode.columns)

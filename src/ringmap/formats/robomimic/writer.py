@@ -16,11 +16,16 @@ from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.common.log import Record
 from ringmap.formats.common.staged import StagedWriter
-from ringmap.formats.common.transitions import Steps, below, next_of
+from ringmap.formats.common.transitions import (
+    Steps,
+    check_reward_at,
+    next_of,
+    observations_of,
+    storable,
+)
 from ringmap.formats.episode import EPISODE_DATA_KEY, CheckedEpisode, split_episode_data
 from ringmap.formats.robomimic import SPLITS, THEIRS, Robomimic, RobomimicSource
-from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
-from ringmap.storage.records.blobs import encode_data
+from ringmap.storage.columns.schema import as_columns
 
 __all__ = ["RobomimicWriter"]
 
@@ -52,6 +57,7 @@ class RobomimicWriter(StagedWriter):
     """
 
     extends = False
+    texts_grow = True
 
     def __init__(
         self,
@@ -66,12 +72,9 @@ class RobomimicWriter(StagedWriter):
         progress: bool = False,
     ) -> None:
         super().__init__(path, mode, progress)
-        if reward_at not in ("next", "same"):
-            raise InputError(
-                f"RobomimicWriter: reward_at must be 'next' or 'same', got {reward_at!r}"
-            )
         self._observation, self._action = observation, action
-        self._reward_at, self._final_row = reward_at, final_row
+        self._reward_at = check_reward_at(reward_at, "RobomimicWriter")
+        self._final_row = final_row
         self._env_args = json.dumps(dict(env_args)) if env_args is not None else ""
 
     # -- episodes ----------------------------------------------------------------------------
@@ -115,17 +118,8 @@ class RobomimicWriter(StagedWriter):
 
     def _observations(self, columns: Mapping[str, Array], where: str) -> dict[str, str]:
         """Return column -> its name in the file."""
-        chosen: str | list[str] | None = self._observation
-        if chosen is None:
-            chosen = next((n for n in ("obs", "observation") if below(n, columns)), None)
-        if chosen is None:
-            raise InputError(
-                f"{where}: no column 'obs' or 'observation'; say which it is: observation='pixels', or a list; there are "
-                f"{list(columns)}"
-            )
-        if isinstance(chosen, str):
-            return {old: "obs" + (old[len(chosen) :] or "/flat") for old in below(chosen, columns, where)}  # fmt: skip
-        return {old: f"obs/{old}" for name in chosen for old in below(name, columns, where)}
+        found = observations_of(self._observation, ("obs", "observation"), "obs", columns, where)
+        return {old: "obs/flat" if new == "obs" else new for old, new in found.items()}
 
     def _check(self, episode: CheckedEpisode, where: str) -> None:
         for spec in episode.schema.columns:
@@ -138,14 +132,6 @@ class RobomimicWriter(StagedWriter):
                     "numbers, flags, text, or arrays of them"
                 )
 
-    def _store(self, episode: CheckedEpisode, packed: bytes, where: str) -> None:
-        episode.schema = Schema.of(
-            episode.columns
-        )  # texts as wide as they are: the next may be wider
-        super()._store(episode, packed, where)
-        if self._schema is not None:
-            self._schema = Schema(tuple(map(_any_width, self._schema.columns)))
-
     def _notes(self) -> dict[str, Any]:
         return {"env_args": self._env_args}
 
@@ -157,28 +143,14 @@ class RobomimicWriter(StagedWriter):
     def _owns(self, relative: str) -> bool:
         return True
 
-    def _look(self, path: str) -> tuple[Array, Schema | None]:
-        source = RobomimicSource(path)
-        try:
-            return source.lengths, source.schema if len(source.lengths) else None
-        finally:
-            source.close()
+    def _source(self, path: str) -> RobomimicSource:
+        return RobomimicSource(path)
 
-    def _stored(self, path: str) -> Iterable[Record]:
+    def _notes_at(self, path: str) -> dict[str, Any]:
         import h5py
 
         with h5py.File(path, "r") as file:
-            notes = {"env_args": str(file["data"].attrs.get("env_args", ""))}
-        source = RobomimicSource(path)
-        try:
-            for number, (length, first) in enumerate(zip(source.lengths, source.offsets, strict=True)):  # fmt: skip
-                rows = source.windows(source.schema.names, np.array([first]), int(length))
-                columns = {name: values[0] for name, values in rows.items()}
-                data = source.episode_data(number)
-                packed = encode_data(data, type(self).__name__) if data else b""
-                yield Record(number, int(first), int(length), Schema.of(columns), columns, packed, notes)  # fmt: skip
-        finally:
-            source.close()
+            return {"env_args": str(file["data"].attrs.get("env_args", ""))}
 
     def _export(self, path: str, episodes: Iterable[Record]) -> None:
         import h5py
@@ -195,23 +167,12 @@ class RobomimicWriter(StagedWriter):
                         for split in np.atleast_1d(value).tolist():
                             splits.setdefault(split, []).append(f"demo_{number}")
                     else:
-                        demo.attrs[name] = _plain(value)
+                        demo.attrs[name] = storable(value)
                 for name, rows in record.columns.items():
-                    demo.create_dataset(THEIRS.get(name, name), data=_plain(rows))
+                    demo.create_dataset(THEIRS.get(name, name), data=storable(rows))
                 total += record.length
                 env_args = env_args or record.notes.get("env_args", "")
             data.attrs["total"] = total
             data.attrs["env_args"] = env_args or "{}"
             for split, names in splits.items():
                 file.create_dataset(f"mask/{split}", data=np.array(names, "S"))
-
-
-def _plain(value: Any) -> Any:
-    import h5py
-
-    array = np.asarray(value)
-    return array.astype(h5py.string_dtype()) if array.dtype.kind == "U" and array.ndim else value
-
-
-def _any_width(spec: ColumnSpec) -> ColumnSpec:
-    return ColumnSpec(spec.name, spec.shape, np.dtype("U")) if spec.dtype.kind == "U" else spec
