@@ -1,6 +1,7 @@
 """The real lerobot loads what we wrote: frames, pictures, tasks, statistics, episodes."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -63,10 +64,12 @@ def theirs():
     pytest.importorskip("datasets", reason="datasets is not installed (extra exits)")
     from tests.exits.torchvision_stand_in import install
 
-    install()
+    names = install()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    return lambda path: LeRobotDataset("us/set", root=path, video_backend="pyav")
+    yield lambda path: LeRobotDataset("us/set", root=path, video_backend="pyav")
+    for name in names:
+        del sys.modules[name]
 
 
 def check_theirs(found, numbers):
@@ -187,4 +190,14 @@ def test_an_episode_that_is_refused_adds_no_task(tmp_path):
         writer.write_episode({**episode(1, 5), "_episode_data": {"task": "place"}})
     found = load_dataset(path, output="numpy")
     assert [found.load_episode(n)["task"][0] for n in range(2)] == ["pick", "place"]
+    found.close()
+
+
+def test_a_task_of_a_later_block_may_be_longer(tmp_path):
+    path = tmp_path / "set"
+    for number, task in enumerate(("pick", "place the green cube on the red one")):
+        with get_format("lerobot").open_writer(path) as writer:
+            writer.write_episode({**episode(number, 5), "_episode_data": {"task": task}})
+    found = load_dataset(path, output="numpy")
+    assert found.load_episode(1)["task"][0] == "place the green cube on the red one"
     found.close()

@@ -222,7 +222,9 @@ def test_a_recording_of_a_world(tmp_path):
 
 def test_texts_of_a_later_block_may_be_wider():
     for number, word in enumerate(("a", "a longer one")):
-        with get_format("minari").open_writer(home_of("here/texts-v0"), observation="obs") as writer:
+        with get_format("minari").open_writer(
+            home_of("here/texts-v0"), observation="obs"
+        ) as writer:
             writer.write_episode({**episode(number, 4), "note": np.array([word] * 5)})
     found = load_dataset("minari:here/texts-v0", output="numpy")
     assert [found.load_episode(n)["info/note"][0] for n in range(2)] == ["a", "a longer one"]

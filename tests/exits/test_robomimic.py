@@ -165,3 +165,14 @@ def test_texts_of_a_later_block_may_be_wider(tmp_path):
     found = load_dataset(path, format="robomimic", output="numpy")
     assert [found.load_episode(n)["task"][0] for n in range(2)] == ["a", "a longer one"]
     found.close()
+
+
+def test_a_column_of_another_length_is_refused(tmp_path):
+    path = tmp_path / "demos.hdf5"
+    write(path, [0])
+    with h5py.File(path, "r+") as file:
+        rows = file["data/demo_0/actions"][:]
+        del file["data/demo_0/actions"]
+        file["data/demo_0/actions"] = np.concatenate([rows, rows[:1]])
+    with pytest.raises(CorruptError, match=r"actions has 5 rows, expected 4"):
+        load_dataset(path, format="robomimic", output="numpy").load_episode(0)

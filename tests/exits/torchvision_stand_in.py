@@ -29,7 +29,7 @@ class VideoReader:
 
 
 def install():
-    """Stand in, if the real one does not import."""
+    """Stand in, if the real one does not import; return the names of the modules, which other libraries must not find."""
     import datasets  # noqa: F401  looks whether torchvision is there
 
     try:
@@ -37,7 +37,7 @@ def install():
     except Exception:
         pass
     else:
-        return
+        return ()
     made = {n: types.ModuleType(n) for n in ("torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")}  # fmt: skip
     for name, module in made.items():
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -49,3 +49,4 @@ def install():
     top.transforms.v2.Transform = torch.nn.Module
     top.transforms.v2.functional = made["torchvision.transforms.v2.functional"]
     sys.modules.update(made)
+    return tuple(made)

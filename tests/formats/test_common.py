@@ -17,8 +17,9 @@ from ringmap.data import (
     load_dataset,
     merge,
 )
-from ringmap.errors import LockedError, ReadOnlyError, ReplacedError
+from ringmap.errors import CorruptError, LockedError, ReadOnlyError, ReplacedError
 from ringmap.formats.common import disk
+from ringmap.formats.zarr.writer import ZarrWriter
 from ringmap.testing.datasets import make_episode, make_episodes
 from tests.formats.killing import (
     FOLDERS,
@@ -368,3 +369,17 @@ def test_an_evicted_buffer_says_so(tmp_path):
     with pytest.raises(ReplacedError, match="evicted"):
         dataset[0]
     assert load_dataset(tmp_path / "buf").get_col_data("x").tolist() == list(range(6, 12))
+
+
+def test_a_dataset_that_lost_an_episode_keeps_its_log(tmp_path, monkeypatch):
+    """A format that adds fewer episodes than it was given is found out while they can still be read."""
+    path = tmp_path / "made.zarr"
+    write(path, "zarr", make_episodes((3,)))
+    with monkeypatch.context() as patch:
+        real = ZarrWriter._extend
+        patch.setattr(ZarrWriter, "_extend", lambda self, at, eps: real(self, at, list(eps)[:-1]))
+        with pytest.raises(CorruptError, match="holds 2 episodes after 2 were added to 1; its log"):
+            write(path, "zarr", make_episodes((4, 5)))
+    found = load_dataset(path)
+    assert sorted(found.lengths.tolist()) == [3, 4, 5]
+    found.close()

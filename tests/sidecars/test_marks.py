@@ -28,6 +28,7 @@ from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read import marked
 from ringmap.storage.sidecars import marks as sidecar
+from ringmap.storage.sidecars.base import Copied, Home
 from ringmap.storage.sidecars.marks import MarkFile
 
 
@@ -146,6 +147,9 @@ def test_what_is_damaged_is_said_and_left(tmp_path):
         file.write_text(json.dumps(body))
         with pytest.raises(NewerVersionError):
             marks.all()
+        os.truncate(file, (64 << 20) + 1)
+        with pytest.raises(CorruptError, match="more than 67,108,864 bytes"):
+            marks.all()
         file.unlink()
         file.symlink_to(tmp_path / "elsewhere")
         with pytest.raises(CorruptError, match="symbolic link"):
@@ -212,6 +216,48 @@ def test_marks_of_evicted_episodes_go(tmp_path):
         assert [mark["position"] for mark in told] == [50, 60, 90]
         with pytest.raises(ClipIndexError, match="episode_spans"):
             Marks(buf).set(0, flags="bad")
+
+
+def test_a_copy_leaves_out_the_marks_of_what_came_later(tmp_path):
+    with fill(tmp_path / "b", range(3)) as buf:
+        for position in (0, 20):
+            Marks(buf).set(position, flags="bad")
+        owner = next(iter(json.loads((tmp_path / "b/marks.json").read_text())["marks"]))
+        uuid = bytes.fromhex(owner)
+        (tmp_path / "c").mkdir()
+        homes = [Home(Disk(), str(tmp_path / name), uuid, 100) for name in "bc"]
+        MarkFile.copy(*homes, Copied(tail=0, head=20, newest=None), None)
+        copied = MarkFile(Disk(), str(tmp_path / "c/marks.json"), owner)
+        assert sorted(copied.read()) == [0]
+
+
+def test_a_signal_handler_may_mark(tmp_path, monkeypatch):
+    """In the middle of another change it is refused, and both files and marks stay whole."""
+    monkeypatch.setattr(sidecar, "_WAIT_S", 0.05)
+    with fill(tmp_path / "b", range(3)) as buf:
+        marks, told = Marks(buf), []
+
+        def handler(*_):
+            try:
+                marks.set(20, flags="bad")
+            except LockedError:
+                told.append("locked")
+
+        def replace(disk, path, data, *args, real=Disk.replace_file, **options):
+            if not told:
+                told.append("struck")
+                signal.raise_signal(signal.SIGUSR1)
+            return real(disk, path, data, *args, **options)
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            monkeypatch.setattr(Disk, "replace_file", replace)
+            marks.set(10, flags="bad")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert told == ["struck", "locked"]
+        marks.set(20, flags="bad")
+        assert sorted(marks.all()) == [10, 20]
 
 
 def test_a_reader_keeps_what_it_does_not_know_yet(tmp_path):
