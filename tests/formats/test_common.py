@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import signal
+import threading
 
 import gymnasium
 import numpy as np
@@ -17,8 +19,9 @@ from ringmap.data import (
     load_dataset,
     merge,
 )
-from ringmap.errors import CorruptError, LockedError, ReadOnlyError, ReplacedError
+from ringmap.errors import CorruptError, LockedError, ReadOnlyError, ReplacedError, RoleError
 from ringmap.formats.common import disk
+from ringmap.formats.common import writer as writing
 from ringmap.formats.zarr.writer import ZarrWriter
 from ringmap.testing.datasets import make_episode, make_episodes
 from tests.formats.killing import (
@@ -383,3 +386,65 @@ def test_a_dataset_that_lost_an_episode_keeps_its_log(tmp_path, monkeypatch):
     found = load_dataset(path)
     assert sorted(found.lengths.tolist()) == [3, 4, 5]
     found.close()
+
+
+# -- threads and signal handlers ---------------------------------------------------------------------
+
+
+def struck(path, name, monkeypatch):
+    """Return what a signal handler is told that writes in the middle of a write, and the lengths afterwards."""
+    told, kind = [], []
+    with get_format(name).open_writer(path, **LOSSLESS[name]) as writer:
+
+        def handler(*_):
+            try:
+                writer.write_episode(make_episode(0, 5))
+                told.append("written")
+            except RoleError as error:
+                told.append(str(error))
+
+        real = type(writer)._store
+
+        def store(self, *args):
+            if not kind:
+                kind.append(self)
+                signal.raise_signal(signal.SIGUSR1)
+            return real(self, *args)
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(type(writer), "_store", store)
+                writer.write_episode(make_episode(0, 3))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        writer.write_episode(make_episode(0, 4))
+    return told, [len(where) for where in wheres(path)[0]]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_signal_handler_in_the_middle_of_a_write_is_refused(tmp_path, name, monkeypatch):
+    (told,), lengths = struck(place(tmp_path, name, "made"), name, monkeypatch)
+    assert "in the middle of another write of the same thread" in told
+    assert lengths == [3, 4]
+
+
+def test_control_a_handler_that_is_let_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "is_mine", lambda lock: False)
+    assert struck(tmp_path / "made.zarr", "zarr", monkeypatch)[0] == ["written"]
+
+
+def test_threads_wait_for_each_other(tmp_path):
+    path, count = tmp_path / "made.zarr", 12
+    with get_format("zarr").open_writer(path) as writer:
+        threads = [
+            threading.Thread(
+                target=lambda: writer.write_episodes(with_data([make_episode(0, 3)] * count))
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(wheres(path)[0]) == 4 * count

@@ -10,6 +10,7 @@ Not here: files. `StagedWriter` (staged.py) is this for formats that are exporte
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from typing import Any, Self
 from ringmap.errors import ReadOnlyError, RoleError
 from ringmap.formats.episode import CheckedEpisode, check_episode, validate_write_mode
 from ringmap.storage.columns.schema import Schema
+from ringmap.storage.read.handle import is_mine
 from ringmap.storage.records.blobs import encode_data
 
 __all__ = ["EpisodeWriter"]
@@ -38,8 +40,8 @@ class EpisodeWriter:
         LockedError: on entering, while another writer is at work; for HDF5, while the file is open elsewhere at all.
         UnknownFormatError, CorruptError: on entering, if the dataset can't be appended to.
 
-    Processes and threads: one writer at a time, which a lock sees to, one thread at a time. Killed at any moment, it
-    leaves every episode readable whose call had returned; a power cut may cost what was written since the block began.
+    Processes and threads: one writer at a time, which a lock sees to. Threads wait for each other; a signal handler in the
+    middle of a write of the same thread is refused. Killed at any moment, the writer leaves every episode readable whose call had returned; a power cut may cost what was written since the block began.
     """
 
     _schema: Schema | None = None
@@ -51,6 +53,7 @@ class EpisodeWriter:
         self.mode = validate_write_mode(mode)
         self.progress = progress
         self._owner: int | None = None
+        self._writing = threading.RLock()
 
     # -- what a subclass supplies ------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class EpisodeWriter:
                 changes nothing.
 
         Raises:
-            RoleError: outside of a `with` block.
+            RoleError: outside of a `with` block, or within another write of the same thread.
             InputError: it does not fit the schema of the first episode; nothing was written.
             OSError: the disk is full or failed; nothing was written, and the next call may work.
         """
@@ -113,10 +116,16 @@ class EpisodeWriter:
             raise ReadOnlyError(
                 f"{where}: {self.path} belongs to process {self._owner}, not to its fork"
             )
-        episode = check_episode(self._as_stored(ep_data), self._schema, where)
-        if episode is not None:
-            packed = encode_data(episode.data, where) if episode.data else b""
-            self._store(episode, packed, where)
+        if is_mine(self._writing):
+            raise RoleError(
+                f"{where}: {self.path}: called in the middle of another write of the same thread, as by a signal handler; "
+                "let the handler note what it has, and write it afterwards"
+            )
+        with self._writing:
+            episode = check_episode(self._as_stored(ep_data), self._schema, where)
+            if episode is not None:
+                packed = encode_data(episode.data, where) if episode.data else b""
+                self._store(episode, packed, where)
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
         """Append episodes as they come, each safe when the next one is asked for.

@@ -147,6 +147,7 @@ class MarkFile(Sidecar):
             CorruptError, NewerVersionError: the file can't be read; it is left as it is.
             LockedError: another process holds the lock for ten seconds.
             EnvironmentFault: the place can't be written.
+            ReplacedError: the buffer's directory was removed, renamed or replaced.
         """
         with self._locked():
             every = _read(self.disk, self.path)
@@ -159,6 +160,7 @@ class MarkFile(Sidecar):
 
     @contextmanager
     def _locked(self) -> Any:
+        self.disk.check_held("Marks.set")  # the lock is taken by path
         path = self.path + ".lock"
         if (kind := self.disk.kind(path)) and kind != "missing":
             raise NotAFileError(path, kind)
@@ -173,6 +175,7 @@ class MarkFile(Sidecar):
         except OSError as error:
             raise self._refused(error) from error
         try:
+            self.disk.check_held("Marks.set")
             yield
         finally:
             lock.release(force=True)
