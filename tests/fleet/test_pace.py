@@ -580,7 +580,8 @@ def test_a_file_of_another_fleet(tmp_path, name):
     else:
         shutil.copy(source / name, target / name)
     with pytest.raises(
-        InputError, match=f"{name}.* belongs to fleet .* copied from elsewhere; remove .*two/pace"
+        InputError,
+        match=f"{name}.* belongs to fleet .* copied from elsewhere; stop the fleet and remove .*two/pace",
     ):
         Pace(tmp_path / "two", **NUMBERS, timeout_s=0.01).draw(8)
     shutil.rmtree(target)  # as the message says

@@ -233,17 +233,18 @@ def test_a_copy_leaves_out_the_marks_of_what_came_later(tmp_path):
 
 
 def test_a_directory_that_was_replaced_is_not_marked(tmp_path):
-    with pytest.raises(ReplacedError), fill(tmp_path / "b", range(3)) as buf:
-        marks = Marks(buf)
-        marks.set(0, flags="bad")
-        (tmp_path / "b").rename(tmp_path / "old")
-        fill(tmp_path / "b", range(3)).close()
-        before = (tmp_path / "old/marks.json").read_bytes()
-        with pytest.raises(ReplacedError, match="Marks.set: .* was replaced by another one"):
-            marks.set(10, flags="bad")
-        assert (tmp_path / "old/marks.json").read_bytes() == before
-        assert not list((tmp_path / "b").glob("marks*"))
-        buf.flush()  # refused, too
+    buf = fill(tmp_path / "b", range(3))
+    marks = Marks(buf)
+    marks.set(0, flags="bad")
+    (tmp_path / "b").rename(tmp_path / "old")
+    fill(tmp_path / "b", range(3)).close()
+    before = (tmp_path / "old/marks.json").read_bytes()
+    with pytest.raises(ReplacedError, match=r"Marks.set: .* was replaced by another one"):
+        marks.set(10, flags="bad")
+    assert (tmp_path / "old/marks.json").read_bytes() == before
+    assert not list((tmp_path / "b").glob("marks*"))
+    with pytest.raises(ReplacedError):
+        buf.close()
 
 
 def test_a_signal_handler_may_mark(tmp_path, monkeypatch):

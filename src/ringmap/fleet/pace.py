@@ -366,7 +366,7 @@ class Pace:
             if found and found != ours:
                 raise InputError(
                     f"{where}: {path} is of a fleet with other numbers: {found}, expected {ours}; give all of them the same, or "
-                    f"remove {self._folder} while none of them runs, to count anew"
+                    f"stop all of them and remove {self._folder} to count from zero"
                 )
             if theirs and theirs != known:
                 raise self._foreign(path, theirs, known, where)
@@ -401,7 +401,7 @@ class Pace:
     def _foreign(self, path: str, theirs: str, known: str, where: str) -> InputError:
         return InputError(
             f"{where}: {path} belongs to fleet {theirs}, and {self.path} is {f'fleet {known}' if known else 'none yet'}: it was copied "
-            f"from elsewhere; remove {self._folder} while nothing runs, to count anew, or copy the whole directory, with {_FLEET}"
+            f"from elsewhere; stop the fleet and remove {self._folder} to count from zero, or copy the whole directory, with {_FLEET}"
         )
 
     @contextlib.contextmanager
