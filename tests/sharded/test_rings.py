@@ -339,7 +339,8 @@ def test_raise(three):
 
 
 def _collect(folder, name, ready, first):
-    ring = ReplayBuffer(300, path=folder / name, spare_rows=64)
+    # A ring of 300 steps goes round in a millisecond: a reader may then be overtaken ten times in a row.
+    ring = ReplayBuffer(6000, path=folder / name, spare_rows=1024)
     number = first
     while True:
         ring.write_episode(episode(number, 20 + number % 13))
