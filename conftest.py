@@ -37,7 +37,12 @@ if os.access(RAM, os.W_OK) and shutil.disk_usage(RAM).free >= NEEDED_NBYTES:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the package before the first process imports it, so that none writes while it is looked at."""
+    """Compile the package before the first process imports it, so that none writes while it is looked at.
+
+    Let Ctrl-C interrupt, also where the tests are a job in the background of a script: its processes ignore it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).parent / "src", quiet=2)
 

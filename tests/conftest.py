@@ -64,12 +64,3 @@ def made_once(tmp_path_factory):
         return json.loads(file.read_text())
 
     return get
-
-
-@pytest.fixture(scope="session")
-def forked():
-    """Return what runs programs in forks of one process, which has imported what takes long to import."""
-    from tests.house.forked import Forked
-
-    with Forked() as process:
-        yield process

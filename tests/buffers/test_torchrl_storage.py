@@ -25,7 +25,7 @@ from ringmap.data import ReplayBuffer as Episodes
 from ringmap.data import to_torchrl, torchrl_storage
 from ringmap.errors import InputError, RoleError
 from tests import ROOT
-from tests.house.test_docs_blocks import FENCE
+from tests.programs.test_docs_blocks import FENCE
 
 TensorDict = tensordict.TensorDict
 

@@ -1,4 +1,4 @@
-"""The main job notices what it is there to notice. `tests/house` runs it whole."""
+"""The main job notices what it is there to notice. `tests/programs` runs it whole."""
 
 import argparse
 import gc

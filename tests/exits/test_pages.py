@@ -8,7 +8,7 @@ import pytest
 
 from tests import ROOT
 from tests.house import PYTHON
-from tests.house.test_docs_blocks import FENCE
+from tests.programs.test_docs_blocks import FENCE
 
 NEEDS = {
     "use-stable-baselines3": ["stable_baselines3"],

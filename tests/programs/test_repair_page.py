@@ -3,7 +3,7 @@
 import re
 
 from tests import ROOT
-from tests.house.test_docs_blocks import run_page
+from tests.programs.test_docs_blocks import run_page
 
 PAGE = (ROOT / "docs/how-to/inspect-and-repair.md").read_text()
 SHOWN = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -6,7 +6,7 @@
 What differs from run to run (sizes on disk, rates, processes, times, uuids) is compared by its kind alone. Where that does
 not do, `...` in a line stands for any text, and as a line for any lines.
 
-`python -m tests.house.console docs/reference/cli.md` writes what is printed today into a page.
+`python -m tests.programs.console docs/reference/cli.md` writes what is printed today into a page.
 """
 
 import json
@@ -99,8 +99,8 @@ def run(body):
 
 def rewrite(page, folder):
     """Write what is printed today into a page; what matches stays."""
-    from tests.house.forked import Forked
-    from tests.house.test_docs_blocks import FENCE, run_page
+    from tests.programs.forked import Forked
+    from tests.programs.test_docs_blocks import FENCE, run_page
 
     noted = Path(folder, "noted")
     noted.write_text("")

@@ -26,7 +26,7 @@ import warnings
 from pathlib import Path
 
 from tests import ROOT
-from tests.house.console import LISTENER
+from tests.programs.console import LISTENER
 
 PRELOADED = [
     "PIL.Image", "gymnasium", "h5py", "matplotlib.figure", "numcodecs", "numpy", "pydantic", "rich.console",
@@ -40,7 +40,7 @@ class Forked:
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.house.forked"],
+            [sys.executable, "-m", "tests.programs.forked"],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         return self

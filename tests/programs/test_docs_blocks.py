@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.house import console
-from tests.house.forked import Forked
+from tests.programs import console
+from tests.programs.forked import Forked
 
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=ticks) *$",
