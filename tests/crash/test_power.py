@@ -158,7 +158,7 @@ FOUND = {
 }  # fmt: skip
 
 
-EVERY = pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.campaign)])
+EVERY = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign)])
 
 
 @EVERY

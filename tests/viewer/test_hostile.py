@@ -1,4 +1,4 @@
-"""Every hostile directory of `tests/hostile` is shown: the server answers, in little time, and shows nothing from outside."""
+"""Hostile directories of `tests/hostile` are shown: the server answers, in little time, and shows nothing from outside."""
 
 import importlib.util
 import os
@@ -18,13 +18,13 @@ SECONDS = 10
 pytestmark = pytest.mark.filterwarnings("ignore")  # of zarr and h5py, about what they are given
 
 
-@pytest.fixture(scope="module")
-def shelf():
-    """The paths of hostile things, each in a folder of its own with one outside beside it."""
+@pytest.fixture(scope="module", params=[3, pytest.param(1, marks=pytest.mark.campaign)])
+def shelf(request):
+    """The paths of every so many hostile things, each in a folder of its own with one outside beside it."""
     made, kept = [], {}
     with ram_folder() as home, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, case in enumerate(CASES.values()):
+        for number, case in list(enumerate(CASES.values()))[:: request.param]:
             kind = case.kind
             if kind in NEEDS and importlib.util.find_spec(NEEDS[kind]) is None:
                 continue
