@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
@@ -69,6 +70,11 @@ class ClipReader(Forkable):
         rng: redraws clips that were evicted before they could be read.
     """
 
+    is_plain = True
+    """Whether the rows of a clip follow from its anchor alone, and from the bounds of its episode."""
+    capacity: int | None = None
+    """The number of newest clips that count; None: all."""
+
     def __init__(self, source: Handle, rng: np.random.Generator) -> None:
         self.source = source
         self.rng = rng
@@ -82,6 +88,12 @@ class ClipReader(Forkable):
         with self.source.memory:
             index = self.index.of(cut.span, cut.least, cut.across)
             return Pinned(index.base, index.end, index.numbering, self.source.head)
+
+    def window(self, cut: Cut) -> ClipRange:
+        """Return the clips that exist now, for samplers. O(1)."""
+        with self.source.memory:
+            index = self.index.of(cut.span, cut.least, cut.across)
+            return ClipRange(self.source, index, before=cut.before)
 
     def at(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,

@@ -16,19 +16,21 @@ Not here: which transitions are drawn (buffer.py), next observations without a r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.buffers.steps import ROW, StepRing
+from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.gather import PINNED
+from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.clips.threads import take
+from ringmap.errors import NoClipsError
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
 from ringmap.storage.ring.extremes import all_true, highest
@@ -58,18 +60,76 @@ class _Found(NamedTuple):
         return found
 
 
-@dataclass(frozen=True)
-class TransitionReader:
-    """Reads transitions of `n_step` steps, discounted by `gamma`."""
+class TransitionReader(ClipReader):
+    """Reads transitions of `n_step` steps, discounted by `gamma`: the clips of a ring of rows, of which the newest count.
 
-    ring: StepRing
-    columns: TransitionColumns
-    following: NextObservations
-    n_step: int
-    gamma: float
+    Args:
+        source: as for `ClipReader`.
+        rng: as for `ClipReader`.
+        columns: of the ring.
+        following: finds next observations that are no rows.
+        capacity: the number of transitions that count.
+        n_step: number of rewards summed.
+        gamma: their discount.
+    """
 
-    def read(
-        self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, asked: bool = False
+    is_plain = False
+
+    def __init__(
+        self, source: Handle, rng: np.random.Generator, columns: TransitionColumns, following: NextObservations,
+        capacity: int, n_step: int, gamma: float,
+    ) -> None:  # fmt: skip
+        super().__init__(source, rng)
+        self.columns, self.following = columns, following
+        self.capacity: int = capacity
+        self.n_step, self.gamma = n_step, gamma
+
+    # -- which transitions -------------------------------------------------------------------
+
+    def window(self, cut: Cut = ROW) -> ClipRange:
+        """Return the transitions that count now, numbered from the oldest. O(1)."""
+        with self.source.memory:
+            return ClipRange(self.source, self.index.of(1), self.capacity, has_episodes=False)
+
+    def pin(self, cut: Cut) -> Pinned:
+        """Return the transitions that count now. O(1) when nothing changed."""
+        with self.source.memory:
+            now = self.window()
+            return Pinned(now.base, now.end, now.index.numbering, now.head)
+
+    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Array | None:
+        """Return the positions of `count` transitions drawn uniformly, or None when there are none."""
+        with self.source.memory:
+            now = self.window()
+            return now.index.draw(count, rng, base=now.base) if now.count else None
+
+    def starts(self, positions: Array, cut: Cut) -> Array:
+        """Tell for each position whether a transition that counts stands there: rows are stored for longer."""
+        with self.source.memory:
+            return super().starts(positions, cut) & (positions >= self.window().low)
+
+    def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
+        """Return the positions of the transitions with these numbers; one that counts no more is redrawn."""
+        positions = super().place(numbers, pinned, cut)
+        with self.source.memory:
+            old = positions < self.window().low
+        return self._replaced(positions, old, cut) if old.any() else positions
+
+    def _redraw(self, count: int, cut: Cut) -> Array:
+        """Return the positions of `count` transitions drawn uniformly in place of others, and count them."""
+        positions = self.draw(count, cut, self.rng)
+        if positions is None:
+            raise NoClipsError(
+                f"{self.source.folder}: no rows are left to draw from; add some first"
+            )
+        self.num_redraws += count
+        return positions
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def at(
+        self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, threads: int = 1,
+        asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
@@ -77,25 +137,25 @@ class TransitionReader:
             positions: int64 `(B,)`.
             cut: always that of single rows.
             out: column -> array to fill and return, as `layout` says; missing columns are returned in new arrays.
+            threads: maximum number of threads for the copy of stacks.
             asked: whether `want` was called for them.
 
         Raises:
+            NoClipsError: no transition is left to draw.
             LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        engine = self.ring.buffer.engine
-        source = engine.source
-        found = self._gather(source, positions, out, asked)
+        source = self.source
+        found = self._transitions(source, positions, out, asked, threads)
         bad = lost(source, found.oldest, found.good)
         if bad is not None:
-            self._read_again(source, found, positions, bad)
-        engine.pins.count_redraws(engine.readers[0].num_redraws)
+            self._read_transitions_again(source, found, positions, bad)
+        batch = found.batch
         if out is None:
-            batch = found.batch
             return {name: batch[name] for name in self._names}
         for name, into in out.items():
-            if into is not found.batch[name]:
-                np.copyto(into, found.batch[name])
-        return {name: out.get(name, found.batch[name]) for name in self._names}
+            if into is not batch[name]:
+                np.copyto(into, batch[name])
+        return {name: out.get(name, batch[name]) for name in self._names}
 
     @cached_property
     def _of_row(self) -> list[str]:
@@ -118,33 +178,16 @@ class TransitionReader:
     @cached_property
     def _names(self) -> list[str]:
         """Names of the columns of a batch, in order."""
-        return list(self.layout(ROW, 0))
+        return list(self.columns.layout(0, self.n_step == 1))
 
-    def anchors(self, ids: Array, cut: Cut = ROW) -> Array:
-        """Return the positions of the transitions with these ids, or of PINNED + position; an evicted one is redrawn.
-
-        Raises:
-            NoClipsError: none is left to draw.
-        """
-        engine = self.ring.engine
-        if not len(ids) or int(ids.max()) < PINNED:
-            engine.source  # noqa: B018 - a fork opens another reader
-            ids = ids + max(0, engine.pins.of(engine.reader, cut).count - self.ring.capacity)
-        positions = engine.anchors(ids, cut)
-        old = positions < self.ring.oldest
-        if old.any():  # rows are stored for longer than they count
-            positions[old] = self._drawn(int(old.sum()))
-        return positions
-
-    def layout(self, cut: Cut, size: int) -> Layout:
+    def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of each column of a batch."""
         return self.columns.layout(size, self.n_step == 1)
 
     def want(self, positions: Array, cut: Cut = ROW) -> None:
         """Ask the disk for transitions that are to be read soon, if that pays off."""
-        source = self.ring.engine.source
-        rows = source.rows
-        if rows is not None and rows.large and self.ring.engine.reader.watch.is_cold:
+        rows = self.source.rows
+        if rows is not None and rows.large and self.watch.is_cold:
             slots = positions % rows.ring.rows
             lanes, earlier = self._heads(rows, slots)
             if self.columns.stack is not None:
@@ -161,18 +204,15 @@ class TransitionReader:
             return lanes, np.zeros(len(slots), np.uint8)
         return lanes, rows.by_name[self.columns.stack.column.name].take(slots)
 
-    def _drawn(self, count: int) -> Array:
-        """Return the positions of transitions drawn in place of others."""
-        engine = self.ring.engine
-        engine.reader.num_redraws += count
-        return self.ring.draw(count, engine.rng)
-
-    def _read_again(self, source: Handle, found: _Found, positions: Array, bad: Array) -> None:
+    def _read_transitions_again(
+        self, source: Handle, found: _Found, positions: Array, bad: Array
+    ) -> None:
+        """Redraw the bad ones of a batch, and read them."""
         newest, head = found.newest, found.head
 
         def gather(which: Array) -> Array | None:
             nonlocal head
-            again = self._gather(source, positions[which])
+            again = self._transitions(source, positions[which])
             for name, values in again.batch.items():
                 found.batch[name][which] = values
             newest[which], head = again.newest, again.head
@@ -184,7 +224,8 @@ class TransitionReader:
             # A step of the newest call, read while another call came, has a following row now.
             stays = newest[which] & (at >= source.tail) & (source.head != head)
             gone = np.flatnonzero(~stays)
-            at[gone] = self._drawn(len(gone))
+            if len(gone):
+                at[gone] = self._redraw(len(gone), ROW)
             return at
 
         advice = "raise capacity, or ask for smaller batches"
@@ -192,16 +233,19 @@ class TransitionReader:
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""
-        source = self.ring.engine.source
+        source = self.source
         source.refresh()
         rows = source.rows
         assert rows is not None
         last = np.array([head - 1])
         count = abs(int(rows.take("lanes", last)[0]))
-        if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
+        if not 0 < count <= self.capacity or head - count < source.newest_tail():
             return None
         positions = np.arange(head - count, head)
-        found = replace(self, n_step=1)._gather(source, positions)
+        single = TransitionReader(
+            source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma
+        )
+        found = single._transitions(source, positions)
         if lost(source, found.oldest, found.good) is not None:
             return None
         led_to = {name: found.batch[f"next_{name}"] for name in self.columns.observed}
@@ -232,17 +276,17 @@ class TransitionReader:
         stack.blank([found[name] for name in self.columns.stacked], earlier, 1)
         return found, earlier
 
-    def _gather(
-        self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False
+    def _transitions(
+        self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False,
+        threads: int = 1,
     ) -> _Found:  # fmt: skip
         rows, columns = source.rows, self.columns
         stack, is_single = columns.stack, self.n_step == 1
         assert rows is not None
-        watch = self.ring.buffer.engine.readers[0].watch
         if rows.large:
             if not asked:
                 self.want(positions)
-            watch.begin()
+            self.watch.begin()
         with source.memory:
             head, live = source.head, source.live
             # Without an episode another thread cleared the buffer meanwhile.
@@ -257,7 +301,7 @@ class TransitionReader:
             at = stack.positions(positions, lanes, earlier)
             oldest = at[:, 0]
             out = self._room(len(positions)) if out is None else out
-            stacks = self._frames(rows, at, out, "", head)
+            stacks = self._frames(rows, at, out, "", head, threads)
             stack.blank(list(stacks.values()), earlier)
             batch |= stacks
 
@@ -306,11 +350,13 @@ class TransitionReader:
                 earlier = of(stack.column.name, last)
                 here = stack.positions(last, lanes, earlier)
             then = np.where(on, after, last)[:, None]
-            stacks = self._frames(rows, np.concatenate([here[:, 1:], then], 1), out, "next_", head)
+            stacks = self._frames(
+                rows, np.concatenate([here[:, 1:], then], 1), out, "next_", head, threads
+            )
             stack.blank(list(stacks.values()), earlier, 1)
             batch |= stacks
         if rows.large:
-            watch.end()
+            self.watch.end()
         good: Array | None = None
         if not all_true(on):
             good, apart = on.copy(), np.flatnonzero(~on)
@@ -340,11 +386,11 @@ class TransitionReader:
         return made
 
     def _frames(
-        self, rows: Rows, at: Array, out: dict[str, Array] | None, prefix: str, head: int
+        self, rows: Rows, at: Array, out: dict[str, Array] | None, prefix: str, head: int,
+        threads: int,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
-        slots, threads = at % rows.ring.rows, self.ring.engine.num_threads
-        found = {}
+        slots, found = at % rows.ring.rows, {}
         for name in self.columns.stacked:
             into = None if out is None else out.get(prefix + name)
             found[prefix + name] = take(rows.by_name[name], slots, into, threads, head)
