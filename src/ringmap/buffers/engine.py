@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
@@ -69,6 +70,7 @@ __all__ = ["Engine", "door"]
 log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Nest = Callable[[dict[str, Any]], dict[str, Any]]
 MakeReader = Callable[[Handle, np.random.Generator], ClipReader]
 
 _WHERE = "ReplayBuffer"
@@ -110,6 +112,9 @@ class Engine(Forkable):
         >>> engine.read(positions, cut)["obs"].shape, engine.source.head
         ((3, 1), 10)
     """
+
+    nest: Nest | None = None
+    """What nests the columns of an item, or of a batch, as a caller sees them; None: they stay flat."""
 
     sources: list[Handle]
     """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
@@ -359,6 +364,10 @@ class Engine(Forkable):
             with clear_reads(_WHERE, reader.source.folder):
                 raise
         self.pins.count_redraws(reader.num_redraws)
+        return batch
+
+    def shown(self, batch: Batch[Any]) -> Batch[Any]:
+        """Return a drawn batch of flat columns in the form that a caller sees."""
         return batch
 
     def want(self, positions: Array, cut: Cut) -> None:

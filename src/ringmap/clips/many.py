@@ -92,8 +92,10 @@ def gather_many(
         return _gather_plain(pieces, cut, size, batch, threads, fail)
     bad = []
     for piece in pieces:
+        # Clips of one ring alone need no second copy.
+        whole = batch if len(piece.places) == size else None
         try:
-            found = piece.reader.at(piece.anchors, piece.cut, None, threads)
+            found = piece.reader.at(piece.anchors, piece.cut, whole, threads)
         except LappedError:
             raise
         except RING_FAULTS as error:
@@ -105,6 +107,8 @@ def gather_many(
             continue
         for name, values in found.items():
             into = batch.get(name)
+            if into is values:
+                continue
             if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
                 into = batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
             into[piece.places] = values
@@ -113,7 +117,7 @@ def gather_many(
 
 def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
     """Tell whether the rows of all clips follow from their anchors alone; if not, a ring redraws its bad clips by itself."""
-    if cut.needs_bounds:
+    if cut.needs_bounds or not all(piece.reader.is_plain for piece in pieces):
         return False
     sources = [piece.reader.source for piece in pieces]
     return all(source.live.chains is None and source.rows is not None for source in sources)

@@ -563,7 +563,7 @@ class TransitionReplayBuffer(LoaderDataset):
     @property
     def transform(self) -> Any:
         """What nests an item, if observations are nested."""
-        return self._columns.nested if any(tree.is_nested for tree in self._columns.trees) else None
+        return self._columns.nested if self._columns.is_nested else None
 
     def __getitem__(self, idx: Any) -> Any:
         """Return one transition, as `sample` does without the first axis, in NumPy; with a list of ids the batch.
