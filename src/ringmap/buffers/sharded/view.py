@@ -245,10 +245,9 @@ class ShardedView(PinnedView):
     def _cut_for(
         self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
     ) -> Cut | None:  # fmt: skip
-        cut = super()._cut_for(window, columns, anchors, drop_all_padded)
-        if cut is not self._cut:
-            self._buffer.episodes_only("view(window=...)")
-        return cut
+        if drop_all_padded or any(given is not None for given in (window, columns, anchors)):
+            self._buffer.episodes_only("view(window=, columns=, anchors=)")
+        return super()._cut_for(window, columns, anchors, drop_all_padded)
 
     def _view_of(self, ep: int) -> tuple[BufferView, int]:
         self._buffer.episodes_only("load_episode")
