@@ -13,6 +13,7 @@ Not here: which clips are requested (samplers), which steps they hold (cut.py), 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,12 @@ class ClipReader(Forkable):
         if cut.added:
             self.plan_of(cut, source.rows).settle(batch, out)
         return batch
+
+    def read_together(
+        self, pieces: Sequence[Any], size: int, batch: dict[str, Array], threads: int, fail: Callable[[Any, Exception], None]
+    ) -> list[Array] | None:  # fmt: skip
+        """Do what `gather_many` does, for this ring and others at once; None: clips of its kind are read ring by ring."""
+        return None
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""

@@ -26,14 +26,14 @@ from ringmap.errors import ClosedError, DamageError, LappedError, NoClipsError, 
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.read_live import is_live, lost
 
-__all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
+__all__ = ["APART_NBYTES", "RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
 """What a ring that is gone or damaged raises: the others can still be read."""
 
-_APART_NBYTES = 1 << 12
+APART_NBYTES = 1 << 12
 """Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
 
 _Made = tuple[str, Array, Array, bool]
@@ -90,12 +90,16 @@ def gather_many(
     """
     if are_plain(pieces, cut):
         return _gather_plain(pieces, cut, size, batch, threads, fail)
+    if len(pieces) > 1:
+        gathered = pieces[0].reader.read_together(pieces, size, batch, threads, fail)
+        if gathered is not None:
+            return gathered
     bad = []
     for piece in pieces:
-        # Clips of one ring alone need no second copy.
-        whole = batch if len(piece.places) == size else None
+        is_whole = len(piece.places) == size  # and needs no second copy
         try:
-            found = piece.reader.at(piece.anchors, piece.cut, whole, threads)
+            out = batch if batch and is_whole else None
+            found = piece.reader.at(piece.anchors, piece.cut, out, threads)
         except LappedError:
             raise
         except RING_FAULTS as error:
@@ -108,6 +112,9 @@ def gather_many(
         for name, values in found.items():
             into = batch.get(name)
             if into is values:
+                continue
+            if into is None and is_whole:
+                batch[name] = values
                 continue
             if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
                 into = batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
@@ -156,7 +163,7 @@ def _gather_plain(
         whole = into.reshape(size, *steps.shape[1:], *spec.shape)
         clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))
         nbytes += clip_nbytes
-        is_ranked = len(pieces) > 1 and (clip_nbytes < _APART_NBYTES or not column.is_quick_apart)
+        is_ranked = len(pieces) > 1 and (clip_nbytes < APART_NBYTES or not column.is_quick_apart)
         if is_ranked:
             beside = np.empty((len(anchors), *whole.shape[1:]), whole.dtype)
             ranked.append((beside, whole))

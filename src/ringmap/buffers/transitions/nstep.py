@@ -15,7 +15,7 @@ Not here: which transitions are drawn (buffer.py), next observations without a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,16 +24,18 @@ import numpy as np
 from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.rows import RowsOfMany, RowsOfOne, are_live
+from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import ClipReader, Pinned
-from ringmap.clips.threads import take
-from ringmap.errors import NoClipsError
+from ringmap.clips.many import RING_FAULTS, Piece
+from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import lost, read_again
-from ringmap.storage.ring.extremes import all_true, highest
+from ringmap.storage.read.read_live import is_live, lost, read_again
+from ringmap.storage.ring.extremes import all_true
 
 __all__ = ["TransitionReader"]
 
@@ -50,7 +52,7 @@ class _Found(NamedTuple):
     good: Array | None
     oldest: Array
     after: Array
-    stop: int
+    stop: Any
     head: int
 
     @property
@@ -267,7 +269,7 @@ class TransitionReader(ClipReader):
         positions = np.arange(head - count, head)
         lanes, earlier = self._heads(rows, positions % rows.ring.rows)
         at = stack.positions(positions, lanes, earlier)[:, 1:]
-        if at.size and (at.min() < source.tail or not _are_live(source, at.reshape(-1)).all()):
+        if at.size and (at.min() < source.tail or not are_live(source, at).all()):
             return None
         found = dict(frames)
         for name in self.columns.stacked:
@@ -280,46 +282,49 @@ class TransitionReader(ClipReader):
         self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False,
         threads: int = 1,
     ) -> _Found:  # fmt: skip
-        rows, columns = source.rows, self.columns
-        stack, is_single = columns.stack, self.n_step == 1
-        assert rows is not None
-        if rows.large:
+        """Return the transitions at these positions of the ring, as they are now."""
+        assert source.rows is not None
+        is_large = bool(source.rows.large)
+        if is_large:
             if not asked:
                 self.want(positions)
             self.watch.begin()
-        with source.memory:
-            head, live = source.head, source.live
-            # Without an episode another thread cleared the buffer meanwhile.
-            stop: int = live.stop if live.first < live.last else head
-            dense = live.is_dense
+        if self.columns.stack is not None and out is None:
+            out = self._room(len(positions))
+        found = self._sums(RowsOfOne(source, self.following), positions, out, threads)
+        if is_large:
+            self.watch.end()
+        return found
+
+    def _sums(
+        self, rows: RowsOfOne | RowsOfMany, positions: Array, out: dict[str, Array] | None, threads: int
+    ) -> _Found:  # fmt: skip
+        columns, stack, is_single = self.columns, self.columns.stack, self.n_step == 1
+        stop = rows.stop
         names = self._of_row
-        batch = dict(zip(names, rows.take_all(names, positions, head), strict=True))
+        batch = dict(zip(names, rows.take(names, positions), strict=True))
         lanes = np.abs(batch.pop("lanes")).astype(np.int64)
         at = oldest = positions
         if stack is not None:
             earlier = batch.pop(stack.column.name)
             at = stack.positions(positions, lanes, earlier)
             oldest = at[:, 0]
-            out = self._room(len(positions)) if out is None else out
-            stacks = self._frames(rows, at, out, "", head, threads)
-            stack.blank(list(stacks.values()), earlier)
-            batch |= stacks
+            batch |= self._stacks(rows, at, out, "", threads, stack, earlier)
 
         def of(name: str, at: Array) -> Array:
-            return rows.take_all([name], at, head)[0]
+            return rows.take([name], at)[0]
 
         def next_of(at: Array, names: list[str]) -> tuple[Array, Array, list[Array]]:
             """Return the positions after some rows; which of these are rows with their next observations; and columns of these."""
             after = at + lanes
-            if len(after) and highest(after) < stop:
-                then, *values = rows.take_all(names, after, head)
+            inside = after < stop
+            if all_true(inside):
+                then, *values = rows.take(names, after, "next_")
                 found: Array = then == lanes
             else:  # the newest call, or rows damaged by a power cut
-                inside = after < stop
-                where = np.where(inside, after, at)
-                then, *values = rows.take_all(names, where, head)
+                then, *values = rows.take(names, np.where(inside, after, at), "next_")
                 found = inside & (then == lanes)
-            return after, (found if dense else found & _are_live(source, after)), values
+            return after, (found if rows.is_dense else found & rows.are_live(after)), values
 
         last = positions
         if is_single:
@@ -328,16 +333,13 @@ class TransitionReader(ClipReader):
             rewards = batch["rewards"].astype(np.float64)
             discounts = np.full(len(positions), self.gamma)
             for power in range(1, self.n_step):
-                ended = (
-                    of("dones", last)
-                    | of("truncated", last)
-                    | (last < positions + (power - 1) * lanes)
-                )
+                dones, truncated = rows.take(["dones", "truncated"], last)
+                ended = dones | truncated | (last < positions + (power - 1) * lanes)
                 on = ~ended & next_of(last, ["lanes"])[1]
                 if not on.any():
                     break
                 last = np.where(on, last + lanes, last)
-                rewards[on] += self.gamma**power * of("rewards", last[on])
+                rewards[on] += self.gamma**power * of("rewards", last)[on]
                 discounts[on] *= self.gamma
             batch["rewards"] = rewards.astype(np.float32)
             batch["dones"] = of("dones", last).astype(np.float32)
@@ -349,28 +351,83 @@ class TransitionReader(ClipReader):
             if not is_single:
                 earlier = of(stack.column.name, last)
                 here = stack.positions(last, lanes, earlier)
-            then = np.where(on, after, last)[:, None]
-            stacks = self._frames(
-                rows, np.concatenate([here[:, 1:], then], 1), out, "next_", head, threads
-            )
-            stack.blank(list(stacks.values()), earlier, 1)
-            batch |= stacks
-        if rows.large:
-            self.watch.end()
+            then = np.concatenate([here[:, 1:], np.where(on, after, last)[:, None]], 1)
+            batch |= self._stacks(rows, then, out, "next_", threads, stack, earlier)
         good: Array | None = None
         if not all_true(on):
             good, apart = on.copy(), np.flatnonzero(~on)
-            known, led_to = self.following.find(source, last[apart], head)
-            good[apart[known]] = True
+            known, led_to = rows.find(last, apart)
+            known = apart[known]
+            good[known] = True
             for name, values in led_to.items():
                 into = batch[f"next_{name}"]
+                places = rows.places(into)
                 if name in columns.stacked:
                     into = into[:, -1]
-                into[apart[known]] = values
-        if stack is not None and not dense:
-            stored = np.logical_and.reduce(_are_live(source, at.reshape(-1)).reshape(at.shape), 1)
+                into[known if places is None else places[known]] = values
+        if stack is not None and not rows.is_dense:
+            stored = np.logical_and.reduce(rows.are_live(at), 1)
             good = stored if good is None else good & stored
-        return _Found(batch, good, oldest, after, stop, head)
+        return _Found(batch, good, oldest, after, stop, rows.head)
+
+    def read_together(
+        self, pieces: Sequence[Piece], size: int, batch: dict[str, Array], threads: int,
+        fail: Callable[[Piece, Exception], None],
+    ) -> list[Array] | None:  # fmt: skip
+        """Copy the transitions of this ring and others into a batch, as `gather_many` does. A bad one is read again by its own ring."""
+        readers = [piece.reader for piece in pieces]
+        sources = [
+            (r.source, r.following)
+            for r in readers
+            if isinstance(r, TransitionReader) and r.source.rows is not None
+        ]
+        if len(sources) < len(pieces):
+            return None
+        if self.columns.stack is not None:
+            for name, values in self._room(size).items():
+                batch.setdefault(name, values)
+        rows = RowsOfMany(sources, [piece.places for piece in pieces], batch, size, threads)
+        large = [reader for reader in readers if reader.source.rows and reader.source.rows.large]
+        for number, piece in enumerate(pieces if large else ()):
+            try:
+                piece.reader.want(piece.anchors, piece.cut)
+            except RING_FAULTS as error:
+                rows.faults[number] = error
+        for reader in large:
+            reader.watch.begin()
+        anchors = np.concatenate([piece.anchors for piece in pieces])
+        found = self._sums(rows, anchors, batch, threads)
+        for name in self._names:
+            rows.put(name, found.batch[name])
+        batch.update({name: batch.pop(name) for name in self._names})  # wide ones came first
+        for reader in large:
+            reader.watch.end()
+        bad, starts = [], [start for start, _ in rows.bounds]
+        lowest = np.minimum.reduceat(found.oldest, starts).tolist()
+        for number, (piece, (start, stop)) in enumerate(zip(pieces, rows.bounds, strict=True)):
+            good = None if found.good is None else found.good[start:stop]
+            try:
+                if number in rows.faults:
+                    raise rows.faults[number]
+                if (good is None or all_true(good)) and is_live(
+                    piece.reader.source, lowest[number]
+                ):
+                    continue
+                gone = lost(piece.reader.source, found.oldest[start:stop], good)
+                if gone is not None:
+                    which = np.flatnonzero(gone)
+                    again = piece.anchors[which]
+                    for name, values in piece.reader.at(again, piece.cut).items():
+                        batch[name][piece.places[which]] = values
+                    piece.anchors[which] = again
+            except LappedError:
+                raise
+            except RING_FAULTS as error:
+                fail(piece, error)
+                bad.append(piece.places)
+            except NoClipsError:  # it was cleared
+                bad.append(piece.places)
+        return bad
 
     def _room(self, size: int) -> dict[str, Array]:
         """Return arrays for both stacks of each leaf, in one block.
@@ -385,24 +442,14 @@ class TransitionReader(ClipReader):
             )
         return made
 
-    def _frames(
-        self, rows: Rows, at: Array, out: dict[str, Array] | None, prefix: str, head: int,
-        threads: int,
+    def _stacks(
+        self, rows: RowsOfOne | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int,
+        stack: FrameStack, earlier: Array,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
-        slots, found = at % rows.ring.rows, {}
+        found = {}
         for name in self.columns.stacked:
             into = None if out is None else out.get(prefix + name)
-            found[prefix + name] = take(rows.by_name[name], slots, into, threads, head)
+            values = found[prefix + name] = rows.take_frames(name, at, prefix, into, threads)
+            stack.blank([values], earlier, int(bool(prefix)), rows.places(values))
         return found
-
-
-def _are_live(source: Handle, positions: Array) -> Array:
-    """Tell which positions are stored: repairs and power cuts leave gaps."""
-    with source.memory:
-        starts, lengths = source.live.starts, source.live.lengths
-        if not len(starts):
-            return np.zeros(len(positions), np.bool_)
-        index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
-        live: Array = (positions >= starts[index]) & (positions < starts[index] + lengths[index])
-        return live
