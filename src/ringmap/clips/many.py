@@ -26,14 +26,14 @@ from ringmap.errors import ClosedError, DamageError, LappedError, NoClipsError, 
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.read_live import is_live, lost
 
-__all__ = ["APART_NBYTES", "RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
+__all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
 """What a ring that is gone or damaged raises: the others can still be read."""
 
-APART_NBYTES = 1 << 12
+_APART_NBYTES = 1 << 12
 """Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
 
 _Made = tuple[str, Array, Array, bool]
@@ -163,7 +163,7 @@ def _gather_plain(
         whole = into.reshape(size, *steps.shape[1:], *spec.shape)
         clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))
         nbytes += clip_nbytes
-        is_ranked = len(pieces) > 1 and (clip_nbytes < APART_NBYTES or not column.is_quick_apart)
+        is_ranked = len(pieces) > 1 and (clip_nbytes < _APART_NBYTES or not column.is_quick_apart)
         if is_ranked:
             beside = np.empty((len(anchors), *whole.shape[1:]), whole.dtype)
             ranked.append((beside, whole))

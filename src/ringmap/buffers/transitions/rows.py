@@ -20,13 +20,16 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.transitions.next_observations import NextObservations
-from ringmap.clips.many import APART_NBYTES, RING_FAULTS
+from ringmap.clips.many import RING_FAULTS
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.read.handle import Handle
 
 __all__ = ["RowsOfMany", "RowsOfOne", "are_live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_WIDE_NBYTES = 1 << 14
+"""Bytes of a value from which a call for each, right to its place, takes less time than a second copy of all."""
 
 
 class RowsOfOne:
@@ -102,8 +105,10 @@ class RowsOfMany:
 
     def _is_wide(self, name: str, at: Array) -> bool:
         column = self._rings[0].rows.by_name[name]
+        if at.ndim == 1 and not column.spec.shape:  # a scalar is needed in the order of the ranks
+            return False
         nbytes = column.spec.row_nbytes * (at.size // max(1, len(at)))
-        return nbytes >= APART_NBYTES and column.is_quick_apart
+        return nbytes >= _WIDE_NBYTES and column.is_quick_apart
 
     def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
         """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
