@@ -236,9 +236,10 @@ class MemmapColumn:
                     f"{file.path}: column file was cut since it was opened; run ringmap.check on the buffer"
                 )
             shape = (self.rows, *self.spec.shape)
-            view = np.empty(shape, self.spec.dtype)
             if self._row:
                 view = raw.view(self.spec.dtype).reshape(shape)
+            else:
+                view = np.empty(shape, self.spec.dtype)
             self._map = view
             if self._file is not file:  # closed meanwhile: not cached, but this read goes on
                 self._map = None
