@@ -19,6 +19,7 @@ from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.clips.gather import PINNED
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import InputError, NoClipsError, ReplacedError
+from ringmap.ray.reader import Reader
 from ringmap.samplers import PrioritizedSampler, UniformSampler
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
@@ -714,6 +715,14 @@ def test_what_is_about_episodes_is_refused(steps, call):
     buf = steps(rings="a").open()
     with pytest.raises(InputError, match="transitions"):
         call(buf)
+
+
+def test_a_reader_of_ray_refuses_them(steps):
+    fleet = steps(rings="a")
+    reader = Reader({})
+    reader.look((str(fleet.folder / "*"),), (str(fleet.folder / "a"),), [])
+    with pytest.raises(InputError, match="only episodes are read over Ray"):
+        reader.read(4, pickle.dumps({}))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.sharded.buffer import Shard, ShardedReplayBuffer
-from ringmap.errors import ClosedError, NoClipsError
+from ringmap.errors import ClosedError, InputError, NoClipsError
 from ringmap.ray.cluster import Node, Scan, pinned_to, rings_at
 
 __all__ = ["PLAIN", "Part", "Reader", "Report", "started_on"]
@@ -97,6 +97,7 @@ class Reader:
 
         Raises:
             NoClipsError: there are none.
+            InputError: the rings hold transitions.
         """
         while True:
             buffer = self._buffer
@@ -109,6 +110,11 @@ class Reader:
                     raise
 
     def _read(self, buffer: ShardedReplayBuffer, size: int, request: bytes) -> Part:
+        if buffer.engine.transitions is not None:
+            raise InputError(
+                "ringmap.ray.ReplayBuffer: the rings hold transitions, and only episodes are read over Ray; read them on the machine "
+                "where they are, ringmap.data.ShardedReplayBuffer(path)"
+            )
         wanted = pickle.loads(request)
         # Of this thread, which takes no other call before Ray has stored what it returns here.
         known = self._out.setdefault((threading.get_ident(), request), {})
