@@ -110,7 +110,8 @@ class Calls:
             assert (self.ring.take("actions", ids) == ids).all()
         if proven.any():
             for n_step in (1, 3):
-                self.buf._reader = replace(self.buf._reader, n_step=n_step, gamma=1.0)
+                self.buf.n_step, self.buf.gamma = n_step, 1.0
+                self.buf._set_up(self.ring)
                 batch = self.buf.sample(len(ids))
                 drawn, after = batch["actions"], batch["next_observations"]
                 assert (drawn == ids)[proven].all(), f"{drawn} of {ids}, from {since} on"

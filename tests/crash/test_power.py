@@ -409,7 +409,7 @@ def test_control(run, monkeypatch, name):
             monkeypatch.setattr(*wrong[key])
     options = {key: wrong[key] for key in ("cheats", "boots", "share") if key in wrong}
     tried = 0
-    warms = (0, 7) if steps in (SCRIPT, CHUNKS) else (6,)
+    warms = (7, 0) if steps in (SCRIPT, CHUNKS) else (6,)
     for every, warm, seed in itertools.product(samples(name), warms, range(3)):
         case = Case(
             power,

@@ -5,6 +5,7 @@ import pytest
 from ringmap import ReplayBuffer
 from ringmap.errors import ReplacedError
 from tests.buffers.steps import episode
+from tests.disks import ram_folder
 
 
 class Fleet:
@@ -58,3 +59,10 @@ def three(fleet):
         for _ in range(2 + number):
             fleet.write(name, 10 + fleet.next)
     return fleet
+
+
+@pytest.fixture
+def fast():
+    """A folder where a sync costs nothing, if there is one: then no writer waits for a disk."""
+    with ram_folder() as folder:
+        yield folder

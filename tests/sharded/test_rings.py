@@ -240,7 +240,10 @@ def test_rings_on_a_network_file_system(three, tmp_path, monkeypatch):
 def test_transitions_are_no_episodes(three):
     TransitionReplayBuffer(64, (3,), path=three.folder / "d", device=None).close()
     buf = open_all(three)
-    assert "holds transitions" in problems(buf)["d"]
+    assert (
+        "d holds transitions, the rings before it episodes; give rings of one schema"
+        in problems(buf)["d"]
+    )
     prove(buf.sample(100), three.lengths, 3)
 
 

@@ -151,12 +151,12 @@ def test_more_calls_before_any_copy(fast, monkeypatch, n_step, reads):
 
 def test_the_strikes_find_frames_that_were_overwritten(fast, monkeypatch):
     """The control: only the newest row of a stack is looked at again."""
-    gather = TransitionReader._gather
+    gather = TransitionReader._transitions
 
     def newest_alone(self, source, positions, *args):
         return gather(self, source, positions, *args)._replace(oldest=positions)
 
-    monkeypatch.setattr(TransitionReader, "_gather", newest_alone)
+    monkeypatch.setattr(TransitionReader, "_transitions", newest_alone)
     assert strikes(monkeypatch, fast, 1, True) > 0
 
 

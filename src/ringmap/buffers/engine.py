@@ -21,13 +21,14 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
@@ -69,6 +70,8 @@ __all__ = ["Engine", "door"]
 log = logging.getLogger("ringmap")
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Nest = Callable[[dict[str, Any]], dict[str, Any]]
+MakeReader = Callable[[Handle, np.random.Generator], ClipReader]
 
 _WHERE = "ReplayBuffer"
 
@@ -110,6 +113,9 @@ class Engine(Forkable):
         ((3, 1), 10)
     """
 
+    nest: Nest | None = None
+    """What nests the columns of an item, or of a batch, as a caller sees them; None: they stay flat."""
+
     sources: list[Handle]
     """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child."""
     readers: list[ClipReader]
@@ -127,6 +133,7 @@ class Engine(Forkable):
         self.pins = Pins()
         self._draws = self._draws_stored = 0
         self._draws_as: int | None = None
+        self._make_reader: MakeReader = ClipReader
         self._hold([] if source is None else [source])
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
@@ -148,11 +155,20 @@ class Engine(Forkable):
 
     def _hold(self, sources: list[Handle]) -> None:
         self.sources = sources
-        self.readers = [ClipReader(source, self.rng) for source in sources]
+        self.readers = [self._make_reader(source, self.rng) for source in sources]
         self._episodes = [StoredEpisodes(source) for source in sources]
         self._pid = os.getpid()
         self.is_closed = False
         self.pins.clear()
+
+    def read_with(self, make: MakeReader) -> None:
+        """Read clips with readers of another kind from now on, also after a fork.
+
+        Args:
+            make: returns a reader of a ring; it may not hold this engine, or both would live until the garbage collector comes.
+        """
+        self._make_reader = make
+        self.readers = [make(source, self.rng) for source in self.sources]
 
     # -- rings and roles ---------------------------------------------------------------------
 
@@ -270,10 +286,8 @@ class Engine(Forkable):
 
     def window(self, cut: Cut) -> ClipRange:
         """Return the clips of a cut that exist now, for samplers. O(1)."""
-        source = self.source
-        with source.memory:
-            index = self.readers[0].index.of(cut.span, cut.least, cut.across)
-            return ClipRange(source, index, before=cut.before)
+        self.source  # noqa: B018 - a closed one says so
+        return self.readers[0].window(cut)
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; an evicted clip is replaced by a
@@ -350,6 +364,10 @@ class Engine(Forkable):
             with clear_reads(_WHERE, reader.source.folder):
                 raise
         self.pins.count_redraws(reader.num_redraws)
+        return batch
+
+    def shown(self, batch: Batch[Any]) -> Batch[Any]:
+        """Return a drawn batch of flat columns in the form that a caller sees."""
         return batch
 
     def want(self, positions: Array, cut: Cut) -> None:

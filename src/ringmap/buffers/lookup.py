@@ -10,7 +10,7 @@ Not here: which clips exist and how they are copied (engine.py), what ids mean t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
+from ringmap.buffers.nested import flat
 from ringmap.clips.cut import Cut
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
@@ -94,15 +95,16 @@ class ClipBuffer(Protocol):
 def one(buffer: ClipBuffer, number: int) -> dict[str, Any]:
     """Return one clip."""
     block = _read(buffer, np.array([number]))
-    clip = {name: values[0] for name, values in block.items()}
-    return clip if buffer.transform is None else buffer.transform(clip)
+    clip, change = {name: values[0] for name, values in block.items()}, _changing(buffer)
+    return clip if change is None else change(clip)
 
 
 def several(buffer: ClipBuffer, ids: Array) -> list[Any]:
     """Return a list of clips over one block, which is shared memory in a worker."""
-    if buffer.transform is not None:
+    change = _changing(buffer)
+    if change is not None:
         batch = ClipBatch(_read(buffer, ids), len(ids))
-        return [as_clip(buffer.transform(dict(clip))) for clip in batch]
+        return [as_clip(change(dict(clip))) for clip in batch]
     return of_columns(_read(buffer, ids, _room(buffer, len(ids))), len(ids))
 
 
@@ -114,10 +116,30 @@ def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
     if worker() is not None:
         ForkingPickler.register(Batch, _send)
     if buffer.transform is None:
-        return batch
-    clips = [buffer.transform(dict(clip)) for clip in ClipBatch(batch, len(ids))]
-    columns = {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
-    return Batch(columns, batch.ids)
+        nest = buffer.engine.nest
+        return batch if nest is None else Batch(nest(batch), batch.ids)
+    change = _changing(buffer)
+    assert change is not None
+    clips = [change(dict(clip)) for clip in ClipBatch(batch, len(ids))]
+    return Batch(_stacked(clips) if clips else {}, batch.ids)
+
+
+def _changing(buffer: ClipBuffer) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    """Return what makes an item of flat columns what a caller sees; None: it is that already."""
+    nest, transform = buffer.engine.nest, buffer.transform
+    if nest is None or transform is None:
+        return transform if nest is None else nest
+    return lambda clip: transform(nest(clip))
+
+
+def _stacked(clips: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return items as a batch; a nested one of nested ones."""
+    return {
+        name: _stacked([clip[name] for clip in clips])
+        if isinstance(value, dict)
+        else np.stack([clip[name] for clip in clips])
+        for name, value in clips[0].items()
+    }
 
 
 def _read(buffer: ClipBuffer, ids: Array, out: dict[str, Array] | None = None) -> dict[str, Array]:
@@ -144,6 +166,8 @@ def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> di
         InputError: one does not fit.
     """
     where, schema, layout = "ReplayBuffer.sample", engine.schema, engine.layout(cut, size)
+    if engine.nest is not None:
+        out, _ = flat(out, where)
     for name, array in out.items():
         if name not in layout and name in cut.added:
             continue

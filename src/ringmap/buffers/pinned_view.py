@@ -193,7 +193,7 @@ class PinnedView(Dataset):
         into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
         positions, weigh = self.draw(batch_size, step)
         columns = self.engine.read(positions, self.cut, into)
-        return Batch(columns, positions, weigh and weigh(positions))
+        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions)))
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 2, to: str = "numpy",
@@ -202,7 +202,8 @@ class PinnedView(Dataset):
         """Return an endless iterator over `sample(batch_size)`, as `ReplayBuffer.batches` does."""
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            return drawn_ahead(self.clips, partial(self.draw, size), self.cut, count)
+            ahead = drawn_ahead(self.clips, partial(self.draw, size), self.cut, count)
+            return map(self.engine.shown, ahead)
 
         return Batches(self.sample, ahead, batch_size, steps, prefetch, to, device, pin_memory)
 

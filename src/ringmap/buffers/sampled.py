@@ -259,7 +259,7 @@ class Sampled(Dataset):
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
             draw = partial(self.engine.draw, clips, size, cut)
-            return drawn_ahead(self.clips, draw, cut, count)
+            return map(self.engine.shown, drawn_ahead(self.clips, draw, cut, count))
 
         pace = self.pace
         wait = None if pace is None else partial(pace.draw, int(batch_size) * cut.widest)
@@ -314,7 +314,7 @@ class Sampled(Dataset):
             batch = self._sample(cut, self, batch_size, step, out)
             if not self._told_short:
                 self._told_short = True
-                warn_unreached(self.lengths, self.cut, "ReplayBuffer.sample")
+                warn_unreached(self._anchor_lengths(), self.cut, "ReplayBuffer.sample")
             return batch
         wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
         counted = 0
@@ -365,7 +365,7 @@ class Sampled(Dataset):
         into = None if out is None else fitting(out, self.engine, size, cut)
         positions, weigh = self.engine.draw(clips, size, cut, step)
         columns = self.engine.read(positions, cut, into)
-        return Batch(columns, positions, weigh and weigh(positions))
+        return self.engine.shown(Batch(columns, positions, weigh and weigh(positions)))
 
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Set the priorities of clips: `sampler.update_priorities`, for a sampler with priorities.

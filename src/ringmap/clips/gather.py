@@ -13,10 +13,12 @@ Not here: which clips are requested (samplers), which steps they hold (cut.py), 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
@@ -69,6 +71,11 @@ class ClipReader(Forkable):
         rng: redraws clips that were evicted before they could be read.
     """
 
+    is_plain = True
+    """Whether the rows of a clip follow from its anchor alone, and from the bounds of its episode."""
+    capacity: int | None = None
+    """The number of newest clips that count; None: all."""
+
     def __init__(self, source: Handle, rng: np.random.Generator) -> None:
         self.source = source
         self.rng = rng
@@ -82,6 +89,12 @@ class ClipReader(Forkable):
         with self.source.memory:
             index = self.index.of(cut.span, cut.least, cut.across)
             return Pinned(index.base, index.end, index.numbering, self.source.head)
+
+    def window(self, cut: Cut) -> ClipRange:
+        """Return the clips that exist now, for samplers. O(1)."""
+        with self.source.memory:
+            index = self.index.of(cut.span, cut.least, cut.across)
+            return ClipRange(self.source, index, before=cut.before)
 
     def at(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
@@ -114,6 +127,12 @@ class ClipReader(Forkable):
         if cut.added:
             self.plan_of(cut, source.rows).settle(batch, out)
         return batch
+
+    def read_together(
+        self, pieces: Sequence[Any], size: int, batch: dict[str, Array], threads: int, fail: Callable[[Any, Exception], None]
+    ) -> list[Array] | None:  # fmt: skip
+        """Do what `gather_many` does, for this ring and others at once; None: clips of its kind are read ring by ring."""
+        return None
 
     def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""

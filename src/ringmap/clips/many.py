@@ -90,10 +90,16 @@ def gather_many(
     """
     if are_plain(pieces, cut):
         return _gather_plain(pieces, cut, size, batch, threads, fail)
+    if len(pieces) > 1:
+        gathered = pieces[0].reader.read_together(pieces, size, batch, threads, fail)
+        if gathered is not None:
+            return gathered
     bad = []
     for piece in pieces:
+        is_whole = len(piece.places) == size  # and needs no second copy
         try:
-            found = piece.reader.at(piece.anchors, piece.cut, None, threads)
+            out = batch if batch and is_whole else None
+            found = piece.reader.at(piece.anchors, piece.cut, out, threads)
         except LappedError:
             raise
         except RING_FAULTS as error:
@@ -105,6 +111,11 @@ def gather_many(
             continue
         for name, values in found.items():
             into = batch.get(name)
+            if into is values:
+                continue
+            if into is None and is_whole:
+                batch[name] = values
+                continue
             if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
                 into = batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
             into[piece.places] = values
@@ -113,7 +124,7 @@ def gather_many(
 
 def are_plain(pieces: Sequence[Piece], cut: Cut) -> bool:
     """Tell whether the rows of all clips follow from their anchors alone; if not, a ring redraws its bad clips by itself."""
-    if cut.needs_bounds:
+    if cut.needs_bounds or not all(piece.reader.is_plain for piece in pieces):
         return False
     sources = [piece.reader.source for piece in pieces]
     return all(source.live.chains is None and source.rows is not None for source in sources)

@@ -366,7 +366,7 @@ class FormatTests(DatasetTests):
         Args:
             tmp_path: an empty folder.
             kept: episodes that are there.
-            places: how many system calls to kill before, evenly; None: all of them.
+            places: how many system calls to kill before, evenly, the last one first; None: all of them.
             stop: whether one loss is enough.
 
         Returns:
@@ -390,7 +390,7 @@ class FormatTests(DatasetTests):
 
         whole = len(killed(1 << 30).calls)
         lost = []
-        for at in range(0, whole, 1 if places is None else -(-whole // places)):
+        for at in range(whole - 1, -1, -1 if places is None else whole // -places):
             outcome = killed(at)
             try:
                 self._check_killed(path, episodes, kept + told.stat().st_size)

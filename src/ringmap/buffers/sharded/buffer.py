@@ -4,6 +4,8 @@
     runs/replay/collector-1   <- another                 -> ShardedReplayBuffer("runs/replay") in the learner
     runs/replay/collector-2   <- joins later
 
+Rings hold episodes, or transitions: then there are no episodes and windows, and a batch is that of a `TransitionReplayBuffer`.
+
 Invariants: nothing is written; a ring is read by its own protocol, so no reader waits for a writer; episodes are numbered ring by
 ring, in the order in which the rings joined.
 Not here: draws and gathers (engine.py), finding rings (rings.py).
@@ -20,8 +22,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ringmap.buffers.options import check_reads, positive, sendable
+from ringmap.buffers.batch import Batch
+from ringmap.buffers.options import check_reads, fraction, positive, sendable
 from ringmap.buffers.pinned_view import split
+from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
@@ -29,8 +33,10 @@ from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.sharded.retiring import Retiring, idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings, as_paths
 from ringmap.buffers.sharded.view import ShardedView
+from ringmap.clips.cut import Cut
 from ringmap.clips.many import RING_FAULTS
 from ringmap.clips.samplers.base import Sampler
+from ringmap.clips.wanted import Wanted
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Transform
 from ringmap.datasets.batch import worker
@@ -54,9 +60,9 @@ class Shard:
     Args:
         name: of its directory; in a list or a glob its path.
         path: its directory.
-        episodes: stored now.
-        steps: stored now.
-        clips: stored now, of the buffer's history.
+        episodes: stored now; 0 for transitions.
+        steps: stored now; transitions that count.
+        clips: stored now, of the buffer's history; transitions that count.
         written: steps ever written.
         writer: who writes it: `alive`, `host`, `pid`; None for a ring that can't be read.
         idle_s: seconds since its last commit; None before the first.
@@ -84,6 +90,11 @@ class ShardedReplayBuffer(Sampled):
     Each ring is the directory of a `ReplayBuffer`, with a writer of its own. Rings that are added later join without a restart; one
     that is gone, damaged or of other columns is left out, and the others go on.
 
+    All rings may be directories of `TransitionReplayBuffer` instead. Then batches, items and views hold transitions, with the columns
+    that a `TransitionReplayBuffer` gives, as NumPy arrays; `out` may be an earlier batch, nested as it is. An n-step sum stays in its
+    ring. `history_len`, `frameskip`, windows and all that is about episodes are refused. In a view the transitions that were committed
+    together stand for an episode, so `split` parts these.
+
     Args:
         paths: a directory whose children are rings (other children are passed over), a glob, or a list of rings. In the first two
             cases, and in a list whose rings are not all there yet, new rings join: at `refresh`, and at a draw at most a second later.
@@ -110,10 +121,12 @@ class ShardedReplayBuffer(Sampled):
         seed: of the generator.
         threads: as for `ReplayBuffer`.
         reads: as for `ReplayBuffer`.
+        n_step: of transitions, as for `TransitionReplayBuffer`; None: 1.
+        gamma: of transitions, as for `TransitionReplayBuffer`; None: 0.99.
 
     Raises:
-        InputError: an argument is wrong; the same ring twice, by a link or a copy; the path is a ring itself; a `PrioritizedSampler` by
-            rank, or with `weights`.
+        InputError: an argument is wrong, or is for rings of the other kind; the same ring twice, by a link or a copy; the path is a ring
+            itself; a `PrioritizedSampler` by rank, or with `weights`.
         LockedError: another learner holds `state`.
         NoClipsError: no ring is there after `wait_s` seconds.
         DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
@@ -137,6 +150,21 @@ class ShardedReplayBuffer(Sampled):
         (2, 34, (8, 4))
         >>> [(shard.name, shard.steps, shard.problem) for shard in buf.shards]
         [('0', 20, None), ('1', 20, None)]
+
+        Transitions:
+
+        >>> from ringmap import TransitionReplayBuffer
+        >>> for number in range(2):
+        ...     ring = TransitionReplayBuffer(100, obs_shape=(3,), path=f"steps/{number}", device=None)
+        ...     for t in range(10):
+        ...         ring.add(np.full(3, t), action := number, 1.0, np.full(3, t + 1), t == 9)
+        ...     ring.close()
+        >>> buf = ShardedReplayBuffer("steps", n_step=3, gamma=0.5, seed=0)
+        >>> batch = buf.sample(8)
+        >>> len(buf), {name: values.shape for name, values in batch.items()}
+        (20, {'observations': (8, 3), 'actions': (8,), 'rewards': (8,), 'next_observations': (8, 3), 'dones': (8,), 'discounts': (8,)})
+        >>> bool((batch["rewards"] <= 1.75).all()), sorted(set(batch["actions"].tolist()))
+        (True, [0, 1])
     """
 
     engine: ShardEngine
@@ -147,12 +175,14 @@ class ShardedReplayBuffer(Sampled):
         weights: Weights = "clips", on_bad: str = "quarantine", wait_s: float = 10.0,
         state: str | os.PathLike[str] | None = None, retire_after: Mapping[str, float] | None = None,
         pace: Pace | None = None, seed: int | None = None, threads: int | None = None, reads: str = "map",
+        n_step: int | None = None, gamma: float | None = None,
     ) -> None:  # fmt: skip
         where = "ShardedReplayBuffer"
         for name, value in (
             ("history_len", history_len),
             ("frameskip", frameskip),
             ("threads", threads),
+            ("n_step", n_step),
         ):
             if value is not None:
                 positive(where, name, value)
@@ -161,7 +191,16 @@ class ShardedReplayBuffer(Sampled):
         if not wait_s >= 0:
             raise InputError(f"{where}: wait_s must not be negative, got {wait_s!r}")
         check_reads(reads, where)
-        rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers())
+        if gamma is not None:
+            fraction(where, "gamma", gamma)
+        sums = {n: v for n, v in (("n_step", n_step), ("gamma", gamma)) if v is not None}
+        given = (("history_len", history_len), ("frameskip", frameskip))
+        asked = next((f"{name}={value}" for name, value in given if value not in (None, 1)), None)
+        if asked is not None and sums:
+            raise InputError(
+                f"{where}: {asked} is for rings of episodes, {' and '.join(sums)} for transitions; give those that fit the rings"
+            )
+        rings = Rings(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked)
         shares, retiring = (
             _weights(weights),
             None if retire_after is None else Retiring(retire_after),
@@ -197,6 +236,8 @@ class ShardedReplayBuffer(Sampled):
                 episodes, steps, written = live.num_episodes, live.num_steps, int(source.head)
             idle = idle_s(ring) if source.seq else None
             clips, redraws = ring.reader.pin(cut).count, ring.reader.num_redraws
+            if not isinstance(ring.buffer, ReplayBuffer):
+                episodes, steps = 0, clips
             counts = episodes, steps, clips, written
             writer = writer_of(ring.folder)
             played = _policy_step(ring) if episodes else None
@@ -300,29 +341,55 @@ class ShardedReplayBuffer(Sampled):
 
     @property
     def schema(self) -> Schema | None:
-        """The columns with their per-step shapes and dtypes; None before the first episode of any ring."""
+        """The columns of the rings with their per-step shapes and dtypes; None before the first episode of any ring."""
         return self.engine.schema
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns in order; [] before the first episode of any ring."""
+        """Names of the columns in order, of transitions with the next observations; [] before the first episode of any ring."""
         schema = self.engine.schema
+        if self.engine.transitions is not None:
+            return list(self.engine.layout(self.cut, 0))
         return [] if schema is None else schema.names
 
     @property
     def num_episodes(self) -> int:
         """Number of stored episodes."""
-        return sum(ring.buffer.num_episodes for ring in self.engine.each())
+        return sum(ring.episodes.num_episodes for ring in self._of_episodes("num_episodes"))
 
     @property
     def num_steps_stored(self) -> int:
-        """Number of stored steps."""
-        return sum(ring.buffer.num_steps_stored for ring in self.engine.each())
+        """Number of stored steps; of transitions those that count."""
+        if self.engine.transitions is not None:
+            return sum(ring.reader.pin(self.cut).count for ring in self.engine.each())
+        return sum(ring.episodes.num_steps_stored for ring in self.engine.each())
+
+    def __len__(self) -> int:
+        if self.engine.transitions is not None:
+            return self.num_valid_ends()
+        return super().__len__()
+
+    def episodes_only(self, what: str) -> None:
+        """Raise if the rings hold transitions; `what`: the method to name.
+
+        Raises:
+            InputError: they do.
+        """
+        if self.engine.transitions is not None:
+            raise InputError(
+                f"ShardedReplayBuffer.{what}: the rings {self.engine.rings.where} hold transitions, not episodes; read them with sample, "
+                "batches, pass_sampler or by id"
+            )
+
+    def _of_episodes(self, what: str) -> Iterator[Ring]:
+        """Yield the rings, which hold episodes."""
+        self.episodes_only(what)
+        return self.engine.each()
 
     @property
     def lengths(self) -> Array:
         """Steps of each episode, ring by ring, oldest first in each, int32. Makes a copy: O(episodes)."""
-        parts = [ring.buffer.lengths for ring in self.engine.each()]
+        parts = [ring.episodes.lengths for ring in self._of_episodes("lengths")]
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     @property
@@ -339,8 +406,8 @@ class ShardedReplayBuffer(Sampled):
     def clip_indices(self) -> Sequence[tuple[int, int]]:
         """The `(episode, first step)` of every clip. Makes a list: O(clips)."""
         found, before = list[tuple[int, int]](), 0
-        for ring in self.engine.each():
-            counts = self.cut.counts(ring.buffer.lengths)
+        for ring in self._of_episodes("clip_indices"):
+            counts = self.cut.counts(ring.episodes.lengths)
             for ep, count in enumerate(counts.tolist(), before):
                 found += [(ep, step) for step in range(count)]
             before += len(counts)
@@ -354,7 +421,7 @@ class ShardedReplayBuffer(Sampled):
     def _home(self, ep: int) -> tuple[Ring, int]:
         local = ep
         for ring in self.engine.each():
-            count = ring.buffer.num_episodes
+            count = ring.episodes.num_episodes
             if local < count:
                 return ring, local
             local -= count
@@ -363,7 +430,8 @@ class ShardedReplayBuffer(Sampled):
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the episode data of the stored episodes, in order of first use."""
-        names = (name for ring in self.engine.each() for name in ring.buffer.episode_column_names)
+        rings = self._of_episodes("get_episode_data")
+        names = (name for ring in rings for name in ring.episodes.episode_column_names)
         return list(dict.fromkeys(names))
 
     def get_episode_data(
@@ -381,10 +449,10 @@ class ShardedReplayBuffer(Sampled):
         found = {name: [None] * len(numbers) for name in names}
         before = 0
         for ring in self.engine.each():
-            count = ring.buffer.num_episodes
+            count = ring.episodes.num_episodes
             places = ((numbers >= before) & (numbers < before + count)).nonzero()[0]
             if len(places):
-                data = ring.buffer.get_episode_data(numbers[places] - before)
+                data = ring.episodes.get_episode_data(numbers[places] - before)
                 for name, values in data.items():
                     for place, value in zip(places.tolist(), values, strict=True):
                         found[name][place] = value
@@ -397,8 +465,8 @@ class ShardedReplayBuffer(Sampled):
         Raises:
             CorruptError: rows differ from what was stored.
         """
-        for ring in list(self.engine.each()):
-            yield from ring.buffer.episodes()
+        for ring in list(self._of_episodes("episodes")):
+            yield from ring.episodes.episodes()
 
     def load_episode(self, episode_idx: int) -> dict[str, Array]:
         """Return one episode, every column dense `(T, ...)`, verified by its checksum.
@@ -407,13 +475,14 @@ class ShardedReplayBuffer(Sampled):
             ClipIndexError: there is no such episode.
             CorruptError: its rows differ from what was stored.
         """
+        self.episodes_only("load_episode")
         ring, local = self._home(self._episode_number(episode_idx))
-        found = ring.buffer.load_episode(local)
+        found = ring.episodes.load_episode(local)
         return {name: found[name] for name in self.column_names}
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Array]:
         ring, local = self._home(self._episode_number(ep))
-        return ring.buffer.load_steps(local, start, end)
+        return ring.episodes.load_steps(local, start, end)
 
     def check(self) -> list[Finding]:
         """Return the faults of all open rings, each finding with its file; empty when sound. Reads all rows.
@@ -436,10 +505,31 @@ class ShardedReplayBuffer(Sampled):
         Raises:
             InputError, FileExistsError: as `ReplayBuffer.dump`.
         """
+        self.episodes_only("dump")
         chosen = resolve_format(path, format, mode=mode, where="ShardedReplayBuffer.dump")
         with chosen.open_writer(path, mode=mode, **writer_options) as writer:
             for episode in self.episodes():
                 writer.write_episode(episode)
+
+    # -- draws --------------------------------------------------------------------------------
+
+    def _cut_of(self, wanted: Wanted, where: str) -> tuple[Cut, Any]:
+        if not wanted.is_plain:
+            if self.engine.schema is None:
+                self.engine.refresh()
+            self.episodes_only(f"{where.rpartition('.')[2]}(window=, columns=, anchors=)")
+        return super()._cut_of(wanted, where)
+
+    def _sample(
+        self, cut: Cut, clips: Any, size: int, step: int | None = None,
+        out: Mapping[str, Array] | None = None,
+    ) -> Batch[Array]:  # fmt: skip
+        if out is not None and self.engine.transitions is not None:  # an earlier batch
+            out = {name: array for name, array in out.items() if name not in ("ids", "weights")}
+        return super()._sample(cut, clips, size, step, out)
+
+    def _anchor_lengths(self) -> Array:
+        return np.empty(0, np.int32) if self.engine.transitions is not None else self.lengths
 
     # -- passes and views ---------------------------------------------------------------------
 
@@ -507,6 +597,11 @@ class ShardedReplayBuffer(Sampled):
     def __repr__(self) -> str:
         where = self.engine.rings.where
         with contextlib.suppress(ClosedError):
+            if self.engine.transitions is not None:
+                return (
+                    f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, transitions={self.num_steps_stored}, "
+                    f"n_step={self.engine.rings.n_step}, columns={self.column_names}, {where})"
+                )
             return (
                 f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self.num_episodes}, "
                 f"steps={self.num_steps_stored}, history_len={self.num_steps}, frameskip={self.frameskip}, "
@@ -530,6 +625,8 @@ def _weights(weights: Any) -> Weights:
 
 def _policy_step(ring: Ring) -> int | None:
     """Return which weights played the newest episode of a ring, None if it does not say, or is gone by now."""
+    if not isinstance(ring.buffer, ReplayBuffer):
+        return None
     with contextlib.suppress(*RING_FAULTS, ClipIndexError):
         step = ring.buffer.get_episode_data(-1).get(POLICY_STEP, [None])[0]
         return None if step is None else int(step)

@@ -62,6 +62,8 @@ class ClipTable:
                 self.counts[place] = ring.reader.pin(cut).count
                 return
             starts, counts = live.starts, cut.counts(live.lengths)
+            if ring.reader.capacity is not None:
+                starts, counts = _newest(starts, counts, ring.reader.capacity)
             self._firsts[place] = joined(ring.number, starts + cut.before)
         ends = self._ends[place] = np.cumsum(counts)
         self.counts[place] = ends[-1] if len(ends) else 0
@@ -97,3 +99,22 @@ class ClipTable:
         starts = np.where(episodes > 0, ends[episodes - 1], 0)
         found.append((int(rings[0]), firsts[episodes] + (numbers - starts)))
         return found
+
+
+def _newest(starts: Array, counts: Array, most: int) -> tuple[Array, Array]:
+    """Leave out the oldest clips, so that at most so many are left: of a ring of rows only the newest count.
+
+    Example:
+        >>> [v.tolist() for v in _newest(np.array([10, 20, 30]), np.array([5, 5, 5]), 7)]
+        [[23, 30], [2, 5]]
+    """
+    ends = counts.cumsum()
+    over = int(ends[-1]) - most if len(ends) else 0
+    if over <= 0:
+        return starts, counts
+    first = int(ends.searchsorted(over, side="right"))
+    starts, counts = starts[first:].copy(), counts[first:].copy()
+    left = int(ends[first]) - over
+    starts[0] += counts[0] - left
+    counts[0] = left
+    return starts, counts

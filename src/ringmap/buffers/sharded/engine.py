@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ringmap.buffers.engine import NO_SAMPLER, Engine
+from ringmap.buffers.batch import Batch
+from ringmap.buffers.engine import NO_SAMPLER, Engine, Nest
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
 from ringmap.buffers.sharded.clip_table import ClipTable
@@ -31,6 +32,7 @@ from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
+from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED
@@ -153,12 +155,45 @@ class ShardEngine(Engine):
             self._begin()
         self.members.start_once()
 
+    # -- transitions --------------------------------------------------------------------------
+
+    @property
+    def transitions(self) -> TransitionColumns | None:
+        """The columns of rings of transitions; None: they hold episodes, or it is not known yet."""
+        self.check_open()
+        return self.rings.columns
+
+    @property
+    def nest(self) -> Nest | None:  # type: ignore[override]
+        """What nests transitions, if observations are nested."""
+        columns = self.rings.columns
+        return None if columns is None or not columns.is_nested else columns.nested
+
+    def shown(self, batch: Batch[Any]) -> Batch[Any]:
+        """Return a drawn batch as `TransitionReplayBuffer.sample` does, if it holds transitions."""
+        columns = self.rings.columns
+        if columns is None:
+            return batch
+        if batch.weights is not None:
+            batch["ids"], batch["weights"] = batch.ids, batch.weights
+        return Batch(columns.nested(batch), batch.ids, batch.weights)
+
+    def _refuse_clips(self, cut: Cut) -> None:
+        """Raise if clips of several steps are asked for, and there are only transitions."""
+        if cut.span != 1 and self.rings.columns is not None:
+            raise InputError(
+                f"{_WHERE}: draws single transitions, got history_len={cut.history} * frameskip={cut.frameskip}"
+            )
+
+    # -- clips --------------------------------------------------------------------------------
+
     def count(self, cut: Cut, shared: bool = True) -> int:
         """Return how many clips of a cut exist, at the last refresh."""
         return self._moment(cut, shared).clips
 
     def _moment(self, cut: Cut, shared: bool = True) -> Moment:
         self.check_open()
+        self._refuse_clips(cut)
         return self.moments.of(cut, shared and not self._is_drawing)
 
     def _only_known(self) -> bool:
@@ -267,6 +302,7 @@ class ShardEngine(Engine):
     ) -> tuple[Array, Weigh | None]:
         """Draw `size` clips, as `Engine.draw` does."""
         self.look_everywhere()
+        self._refuse_clips(cut)
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
             ids = self.draw_positions(size, cut)
@@ -394,6 +430,8 @@ class ShardEngine(Engine):
             call_functions(batch, cut, size)
         if cut.added and batch:
             self._settle(batch, cut, out)
+        if out is not None and self.rings.columns is not None:
+            batch = {name: batch[name] for name in self.layout(cut, size)}
         if worker() is not None:
             self.pins.count_redraws(self._own_redraws())
         return batch
@@ -480,6 +518,8 @@ class ShardEngine(Engine):
         schema = self.schema
         if schema is None:
             return {}
+        if self.rings.columns is not None:
+            return self.rings.columns.layout(size, self.rings.n_step == 1)
         computed = self._layouts.get(id(cut), (cut, {}))[1]
         added = {name: ((size, *shape), dtype) for name, (shape, dtype) in computed.items()}
         return {**cut.layout(schema, size), **added}
@@ -524,14 +564,17 @@ class ShardEngine(Engine):
 
     def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
+        held = "episodes" if self.rings.columns is None else "transitions"
         if isinstance(self.weights, Mapping) and not any(
-            self.weights.get(ring.name) and len(ring.buffer.lengths) for ring in self.members.open
+            self.weights.get(ring.name) and ring.source.live.num_steps for ring in self.members.open
         ):
             names = [ring.name for ring in self.members.open]
-            return f"weights={dict(self.weights)!r} give no weight to a ring with episodes; there are {names}"
+            return f"weights={dict(self.weights)!r} give no weight to a ring with {held}; there are {names}"
         if not self.members.open:
             return f"no ring {self.rings.where} can be read{self.rings.why}; start a collector"
-        lengths = [ring.buffer.lengths for ring in self.members.open]
+        if held == "transitions":
+            return f"0 transitions are stored {self.rings.where}; add some first (readers see them with the commit: flush())"
+        lengths = [ring.episodes.lengths for ring in self.members.open]
         return cut.why_none(np.concatenate(lengths))
 
     # -- roles and copies ---------------------------------------------------------------------
@@ -617,7 +660,7 @@ class ShardEngine(Engine):
         rings = self.rings
         return {
             "paths": rings.paths, "options": rings.options, "on_bad": rings.on_bad, "uuids": list(rings.numbers.uuids),
-            "schema": rings.schema, "reward_at": rings.reward_at, "weights": self.weights, "threads": self.threads,
+            "schema": rings.schema, "reward_at": rings.reward_at, "sums": rings.sums, "asked": rings.asked, "weights": self.weights, "threads": self.threads,
             "sampler": sendable(_WHERE, "sampler", self.sampler.given), "loader_state": self.pins.loader_state,
             "state": None if self.state is None else self.state.path,
         }  # fmt: skip
@@ -626,7 +669,9 @@ class ShardEngine(Engine):
     def received(cls, state: Mapping[str, Any]) -> ShardEngine:
         """Return an engine of this process from what another process sent."""
         numbers = RingNumbers(state["uuids"])
-        rings = Rings(state["paths"], state["options"], state["on_bad"], numbers)
+        rings = Rings(
+            state["paths"], state["options"], state["on_bad"], numbers, state["sums"], state["asked"]
+        )  # fmt: skip
         rings.schema, rings.reward_at = state["schema"], state["reward_at"]
         kept = None if state["state"] is None else LearnerState(state["state"], write=False)
         engine = cls(

@@ -139,7 +139,7 @@ class Members:
 
     def _catch_up(self, seen: list[Glance]) -> bool:
         known, rings, changed = self._seen, self.open, False
-        failed = list[tuple[Ring, Exception]]()
+        failed, again = list[tuple[Ring, Exception]](), list[Ring]()
         for place, ring in enumerate(rings):
             if known is not None and seen[place] is not None and seen[place] == known[place]:
                 continue
@@ -148,13 +148,16 @@ class Members:
                 refreshed = ring.source.refresh()
                 changed |= refreshed or (known is not None and seen[place] is not None)
                 self.changes[place] += 1
-                if not ring.is_checked:
-                    self.rings.compare(ring)
+                if not ring.is_checked and not self.rings.compare(ring):
+                    again.append(ring)
             except (InputError, *RING_FAULTS) as error:
                 failed.append((ring, error))
         self._seen = None if None in seen else seen
         for ring, fault in failed:  # now that places have no meaning any more
             self.drop(ring, fault)
+        for ring in again:
+            self.leave(ring)
+            self._next_turn = self._next_scan = 0.0  # it is opened now
         return changed
 
     def _take_turn(self, now: float, scan: bool) -> None:

@@ -5,6 +5,9 @@
                 |            v          v
                 +<------- Problem: looked at again after 1, 2, 4, ... 60 s
 
+A ring holds episodes or transitions, as its columns say. Where they are not known yet, it is opened as one of episodes, and again as
+one of transitions when they come.
+
 Invariants: no two open rings have the same uuid; all have the columns of the first one; whoever calls `scan` or `set_aside` hears
 of a change by a new `open`.
 Not here: draws and gathers (engine.py), what users see of a ring (buffer.py).
@@ -24,6 +27,7 @@ from typing import Any
 from ringmap.buffers.options import Options
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.gather import ClipReader
 from ringmap.datasets.batch import worker
@@ -46,16 +50,22 @@ _FIRST_S, _LAST_S = 1.0, 60.0
 class Ring:
     """One open ring.
 
-    `number`: see numbers.py; `name`: as users know it; `buffer`: reads it alone.
+    `number`: see numbers.py; `name`: as users know it; `buffer`: reads it alone; `episodes`: the same, of a ring of episodes.
     """
 
     number: int
     name: str
     folder: str
     uuid: bytes
-    buffer: ReplayBuffer
+    buffer: ReplayBuffer | TransitionReplayBuffer
     is_checked: bool = False
     """Whether it was compared with the others: what its writer settles with the first episode is not known before."""
+
+    @property
+    def episodes(self) -> ReplayBuffer:
+        """The buffer of a ring of episodes."""
+        assert isinstance(self.buffer, ReplayBuffer)
+        return self.buffer
 
     @property
     def source(self) -> Handle:
@@ -64,7 +74,7 @@ class Ring:
 
     @property
     def reader(self) -> ClipReader:
-        """Reads its clips."""
+        """Reads its clips, or its transitions."""
         return self.buffer.engine.reader
 
 
@@ -87,16 +97,20 @@ class Rings:
 
     Args:
         paths: a directory whose children are rings, a glob, or a list of rings.
-        options: passed to `ReplayBuffer.open` for each.
+        options: for each ring, to open it.
         on_bad: "quarantine" or "raise".
         numbers: of the rings.
+        sums: n_step and gamma of transitions, where the caller gave them.
+        asked: the argument of the caller that only rings of episodes have, for a message; None: there is none.
     """
 
     def __init__(
-        self, paths: Any, options: Mapping[str, Any], on_bad: str, numbers: RingNumbers
-    ) -> None:
+        self, paths: Any, options: Mapping[str, Any], on_bad: str, numbers: RingNumbers,
+        sums: Mapping[str, Any], asked: str | None,
+    ) -> None:  # fmt: skip
         self.paths = paths
         self.options = dict(options)
+        self.sums, self.asked = dict(sums), asked
         self.on_bad = on_bad
         self.numbers = numbers
         self.open: tuple[Ring, ...] = ()
@@ -105,9 +119,25 @@ class Rings:
         """By folder."""
         self.schema: Schema | None = None
         self.reward_at: str | None = None
+        self._columns: tuple[Schema | None, TransitionColumns | None] = None, None
         self._is_settled = False
+        self._wrong_call: Exception | None = None
         self._told: set[tuple[str, str]] = set()
         self._delays: dict[str, tuple[float, float]] = {}  # by folder: seconds, and when
+
+    @property
+    def columns(self) -> TransitionColumns | None:
+        """The columns of transitions; None for rings of episodes, and while no columns are known."""
+        schema, known = self.schema, self._columns
+        if known[0] is not schema:
+            found = _of_transitions(schema)
+            known = self._columns = schema, found
+        return known[1]
+
+    @property
+    def n_step(self) -> int:
+        """Number of rewards summed per transition."""
+        return int(self.sums.get("n_step", 1))
 
     @property
     def where(self) -> str:
@@ -172,56 +202,97 @@ class Rings:
         self, name: str, folder: str, now: float, is_first: bool, only_known: bool
     ) -> None:  # fmt: skip
         try:
-            uuid = read_manifest(Disk(), folder).uuid
+            manifest = read_manifest(Disk(), folder)
+            uuid = manifest.uuid
             for other in self.open:
                 if other.uuid == uuid:
-                    raise InputError(
-                        f"{_WHERE}: {folder} and {other.folder} are the same ring (uuid {uuid.hex()}), by a link or a copy; "
+                    raise self._wrong(
+                        f"{folder} and {other.folder} are the same ring (uuid {uuid.hex()}), by a link or a copy; "
                         "give each ring once, and copy rings with ReplayBuffer.snapshot"
                     )
             if only_known and uuid not in self.numbers:
                 return
-            buffer = ReplayBuffer.open(folder, **self.options)
+            buffer = self._opened(folder, manifest.schema)
             try:
                 ring = Ring(self.numbers.of(uuid), name, folder, uuid, buffer)
-                self.compare(ring)
+                if not self.compare(ring):  # its columns came meanwhile
+                    buffer.close()
+                    return
             except BaseException:
                 buffer.close()
                 raise
         except (RingmapError, OSError) as error:
-            if isinstance(error, InputError) and is_first and "same ring" in str(error):
+            if is_first and error is self._wrong_call:
                 raise
             self._put_aside(name, folder, error, now)
             return
         self.problems.pop(folder, None)
         self.open = tuple(sorted((*self.open, ring), key=lambda ring: ring.number))
 
-    def compare(self, ring: Ring) -> None:
+    def _opened(
+        self, folder: str, schema: Schema | None
+    ) -> ReplayBuffer | TransitionReplayBuffer:  # fmt: skip
+        """Open a ring, given its columns."""
+        if _of_transitions(schema) is None:
+            return ReplayBuffer.open(folder, **self.options)
+        return TransitionReplayBuffer.open(folder, device=None, **self.options, **self.sums)
+
+    def _wrong(self, message: str) -> InputError:
+        """Return an error of the caller: at the opening it is raised, whatever `on_bad` says."""
+        self._wrong_call = InputError(f"{_WHERE}: {message}")
+        return self._wrong_call
+
+    def _check_call(self, is_transitions: bool, folder: str) -> None:
+        """Raise if the caller's arguments are for rings of the other kind than the first one."""
+        if is_transitions and self.asked is not None:
+            raise self._wrong(
+                f"{self.asked}, but {folder} holds transitions, which are single steps; leave it out (the writer's frame_stack= makes "
+                "stacks)"
+            )
+        if not is_transitions and self.sums:
+            given = " and ".join(f"{name}={value!r}" for name, value in self.sums.items())
+            raise self._wrong(
+                f"{given} is for transitions, but {folder} holds episodes; leave it out, and draw with sample(window={{...: NStep(...)}})"
+            )
+
+    def compare(self, ring: Ring) -> bool:
         """Compare the columns of a ring with those of the others, once it has some.
 
+        Returns:
+            False for a ring that was opened before it was known to hold transitions: it must be opened again.
+
         Raises:
-            InputError: they differ, or they are of another kind of buffer.
+            InputError: they differ, or are not those that the caller asked for.
         """
         schema = ring.source.schema
         if ring.is_checked or schema is None:
-            return
-        if TransitionColumns.are(schema.names):
-            raise InputError(
-                f"{_WHERE}: {ring.folder} holds transitions; open it with TransitionReplayBuffer"
-            )
-        if self.schema is None:
+            return True
+        is_transitions, known = _of_transitions(schema) is not None, self.schema
+        if is_transitions and isinstance(ring.buffer, ReplayBuffer):
+            return False
+        if known is None:
+            self._check_call(is_transitions, ring.folder)
             self.schema = schema
-        elif set(schema.columns) != set(self.schema.columns):
-            differ = sorted(map(str, set(schema.columns) ^ set(self.schema.columns)))
+        elif is_transitions != (self.columns is not None):
+            kinds = ("transitions", "episodes")
+            here, there = kinds if is_transitions else kinds[::-1]
+            raise InputError(
+                f"{_WHERE}: {ring.folder} holds {here}, the rings before it {there}; give rings of one schema"
+            )
+        elif set(schema.columns) != set(known.columns):
+            differ = sorted(map(str, set(schema.columns) ^ set(known.columns)))
             raise InputError(
                 f"{_WHERE}: {ring.folder} has other columns than the rings before it ({', '.join(differ)} on one side only); give "
                 "rings of one schema"
             )
+        if is_transitions:
+            ring.is_checked = True
+            return True
         if not ring.source.seq:
-            return
+            return True
         stored = Options.remembered(ring.source.manifest.settings, ring.folder).reward_at
-        if stored != ring.buffer.reward_at:  # it was opened before its writer said so
-            ring.buffer.reward_at = stored
+        if stored != ring.episodes.reward_at:  # it was opened before its writer said so
+            ring.episodes.reward_at = stored
         if not self._is_settled:
             self.reward_at, self._is_settled = stored, True
         elif stored != self.reward_at:
@@ -229,6 +300,7 @@ class Rings:
                 f"{_WHERE}: {ring.folder} has reward_at={stored!r}, the rings before it {self.reward_at!r}; give rings of one kind"
             )
         ring.is_checked = True
+        return True
 
     def leave(self, ring: Ring) -> None:
         """Close a ring that was removed on purpose: it is no problem."""
@@ -280,6 +352,13 @@ class Rings:
         rings, self.open = self.open, ()
         for ring in rings:
             ring.buffer.close()
+
+
+def _of_transitions(schema: Schema | None) -> TransitionColumns | None:
+    """Return the columns of transitions; None if they are others, or not known."""
+    if schema is None or not TransitionColumns.are(schema.names):
+        return None
+    return TransitionColumns(schema)
 
 
 def as_paths(paths: Any) -> str | tuple[str, ...]:

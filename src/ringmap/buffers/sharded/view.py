@@ -10,12 +10,13 @@ Not here: rows (engine.py), the view of one ring (buffers/view.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringmap.buffers.pinned_view import PinnedView
+from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.engine import ShardEngine
 from ringmap.buffers.sharded.numbers import joined
 from ringmap.buffers.sharded.rings import Ring
@@ -23,6 +24,7 @@ from ringmap.buffers.view import BufferView
 from ringmap.clips.cut import Cut
 from ringmap.clips.many import groups
 from ringmap.clips.samplers.base import Weigh
+from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.ring.chains import WholeEpisodes
@@ -57,6 +59,20 @@ class _Part(NamedTuple):
     def over(self, ring: Ring, cut: Cut | None) -> BufferView:
         """Return the view of its ring alone."""
         return BufferView(ring.buffer, self.starts, self.lengths, cut, self.stored, self.is_part)
+
+    @classmethod
+    def of(cls, ring: Ring) -> _Part:
+        """Return the episodes that a ring holds now; of transitions those of each commit are one."""
+        if not isinstance(ring.buffer, ReplayBuffer):
+            now = ring.buffer.moment()
+            return cls(ring.number, now.starts, now.lengths, None)
+        source = ring.source
+        with source.memory:
+            live = source.live
+            if live.chains is None:
+                return cls(ring.number, live.starts.copy(), live.lengths.copy(), None)
+            whole = live.whole
+            return cls(ring.number, whole.names, whole.lengths, (whole, np.arange(len(whole))))
 
 
 class ShardedView(PinnedView):
@@ -97,18 +113,7 @@ class ShardedView(PinnedView):
     @classmethod
     def of(cls, buffer: Any, cut: Cut | None = None) -> ShardedView:
         """Return a view of all that is stored, as of the last refresh."""
-        parts = []
-        for ring in buffer.engine.each():
-            source = ring.source
-            with source.memory:
-                live = source.live
-                if live.chains is None:
-                    parts.append(_Part(ring.number, live.starts.copy(), live.lengths.copy(), None))
-                else:
-                    whole = live.whole
-                    every = whole, np.arange(len(whole))
-                    parts.append(_Part(ring.number, whole.names, whole.lengths, every))
-        return cls(buffer, parts, cut=cut)
+        return cls(buffer, [_Part.of(ring) for ring in buffer.engine.each()], cut=cut)
 
     @property
     def engine(self) -> ShardEngine:
@@ -237,7 +242,15 @@ class ShardedView(PinnedView):
 
     # -- episodes -----------------------------------------------------------------------------
 
+    def _cut_for(
+        self, window: WindowSpec | None, columns: Iterable[str] | None, anchors: Any, drop_all_padded: bool
+    ) -> Cut | None:  # fmt: skip
+        if drop_all_padded or any(given is not None for given in (window, columns, anchors)):
+            self._buffer.episodes_only("view(window=, columns=, anchors=)")
+        return super()._cut_for(window, columns, anchors, drop_all_padded)
+
     def _view_of(self, ep: int) -> tuple[BufferView, int]:
+        self._buffer.episodes_only("load_episode")
         part = self._parts[int(self._home[ep])]
         ring = self.engine.members.of(part.number)
         if ring is None:

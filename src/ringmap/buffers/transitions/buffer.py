@@ -224,9 +224,12 @@ class TransitionReplayBuffer(LoaderDataset):
         self._following = NextObservations(
             owned.disk, owned.folder, owned.manifest, self._columns.observed
         )
-        self._reader = TransitionReader(
-            ring, self._columns, self._following, self.n_step, self.gamma
-        )
+        ring.engine.read_with(
+            partial(
+                TransitionReader, columns=self._columns, following=self._following, capacity=self.capacity,
+                n_step=self.n_step, gamma=self.gamma,
+            )
+        )  # fmt: skip
         self._led_to = _NOWHERE
         row = sum(
             spec.row_nbytes
@@ -483,7 +486,7 @@ class TransitionReplayBuffer(LoaderDataset):
                 f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}"
             )
         positions, weigh = self._draw(batch_size, step, "sample")
-        columns: dict[str, Any] = self._reader.read(positions)
+        columns: dict[str, Any] = self.engine.read(positions, ROW)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
             columns["ids"], columns["weights"] = positions, weights
@@ -548,13 +551,19 @@ class TransitionReplayBuffer(LoaderDataset):
 
     @property
     def clips(self) -> Clips:
-        """What finds and reads transitions."""
-        return self._reader
+        """What finds and reads transitions: the engine."""
+        return self.engine
+
+    @property
+    def _reader(self) -> TransitionReader:
+        reader = self.engine.readers[0]
+        assert isinstance(reader, TransitionReader)
+        return reader
 
     @property
     def transform(self) -> Any:
         """What nests an item, if observations are nested."""
-        return self._columns.nested if any(tree.is_nested for tree in self._columns.trees) else None
+        return self._columns.nested if self._columns.is_nested else None
 
     def __getitem__(self, idx: Any) -> Any:
         """Return one transition, as `sample` does without the first axis, in NumPy; with a list of ids the batch.
@@ -568,8 +577,8 @@ class TransitionReplayBuffer(LoaderDataset):
             ids = clip_ids(idx, where)
             if self.transform is None:
                 return lookup.mapping(self, self._checked(ids))
-            positions = self._reader.anchors(self._checked(ids))
-            return Batch(self._columns.nested(self._reader.read(positions)), positions)
+            positions = self.engine.anchors(self._checked(ids), ROW)
+            return Batch(self._columns.nested(self.engine.read(positions, ROW)), positions)
         number = clip_id(idx, where, has_batches=True)
         return lookup.one(self, int(self._checked(np.array([number]))[0]))
 

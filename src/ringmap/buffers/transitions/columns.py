@@ -288,7 +288,8 @@ class TransitionColumns:
         return {name: ((size, *shape), dtype) for name, (shape, dtype) in found.items()}
 
     @cached_property
-    def _is_nested(self) -> bool:
+    def is_nested(self) -> bool:
+        """Whether observations are nested."""
         return any(tree.is_nested for tree in self.trees)
 
     def nested(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +297,7 @@ class TransitionColumns:
 
         Where observations are not nested, that is the batch itself.
         """
-        if not self._is_nested:
+        if not self.is_nested:
             return batch
         first, *others = self.trees
         made = {_OBS: first.nest(batch), "actions": batch["actions"], "rewards": batch["rewards"]}

@@ -15,23 +15,27 @@ Not here: which transitions are drawn (buffer.py), next observations without a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.buffers.steps import ROW, StepRing
+from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.rows import RowsOfMany, RowsOfOne, are_live
+from ringmap.buffers.transitions.stacks import FrameStack
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.gather import PINNED
-from ringmap.clips.threads import take
+from ringmap.clips.gather import ClipReader, Pinned
+from ringmap.clips.many import RING_FAULTS, Piece
+from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.read.read_live import lost, read_again
-from ringmap.storage.ring.extremes import all_true, highest
+from ringmap.storage.read.read_live import is_live, lost, read_again
+from ringmap.storage.ring.extremes import all_true
 
 __all__ = ["TransitionReader"]
 
@@ -48,7 +52,7 @@ class _Found(NamedTuple):
     good: Array | None
     oldest: Array
     after: Array
-    stop: int
+    stop: Any
     head: int
 
     @property
@@ -58,18 +62,76 @@ class _Found(NamedTuple):
         return found
 
 
-@dataclass(frozen=True)
-class TransitionReader:
-    """Reads transitions of `n_step` steps, discounted by `gamma`."""
+class TransitionReader(ClipReader):
+    """Reads transitions of `n_step` steps, discounted by `gamma`: the clips of a ring of rows, of which the newest count.
 
-    ring: StepRing
-    columns: TransitionColumns
-    following: NextObservations
-    n_step: int
-    gamma: float
+    Args:
+        source: as for `ClipReader`.
+        rng: as for `ClipReader`.
+        columns: of the ring.
+        following: finds next observations that are no rows.
+        capacity: the number of transitions that count.
+        n_step: number of rewards summed.
+        gamma: their discount.
+    """
 
-    def read(
-        self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, asked: bool = False
+    is_plain = False
+
+    def __init__(
+        self, source: Handle, rng: np.random.Generator, columns: TransitionColumns, following: NextObservations,
+        capacity: int, n_step: int, gamma: float,
+    ) -> None:  # fmt: skip
+        super().__init__(source, rng)
+        self.columns, self.following = columns, following
+        self.capacity: int = capacity
+        self.n_step, self.gamma = n_step, gamma
+
+    # -- which transitions -------------------------------------------------------------------
+
+    def window(self, cut: Cut = ROW) -> ClipRange:
+        """Return the transitions that count now, numbered from the oldest. O(1)."""
+        with self.source.memory:
+            return ClipRange(self.source, self.index.of(1), self.capacity, has_episodes=False)
+
+    def pin(self, cut: Cut) -> Pinned:
+        """Return the transitions that count now. O(1) when nothing changed."""
+        with self.source.memory:
+            now = self.window()
+            return Pinned(now.base, now.end, now.index.numbering, now.head)
+
+    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Array | None:
+        """Return the positions of `count` transitions drawn uniformly, or None when there are none."""
+        with self.source.memory:
+            now = self.window()
+            return now.index.draw(count, rng, base=now.base) if now.count else None
+
+    def starts(self, positions: Array, cut: Cut) -> Array:
+        """Tell for each position whether a transition that counts stands there: rows are stored for longer."""
+        with self.source.memory:
+            return super().starts(positions, cut) & (positions >= self.window().low)
+
+    def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
+        """Return the positions of the transitions with these numbers; one that counts no more is redrawn."""
+        positions = super().place(numbers, pinned, cut)
+        with self.source.memory:
+            old = positions < self.window().low
+        return self._replaced(positions, old, cut) if old.any() else positions
+
+    def _redraw(self, count: int, cut: Cut) -> Array:
+        """Return the positions of `count` transitions drawn uniformly in place of others, and count them."""
+        positions = self.draw(count, cut, self.rng)
+        if positions is None:
+            raise NoClipsError(
+                f"{self.source.folder}: no rows are left to draw from; add some first"
+            )
+        self.num_redraws += count
+        return positions
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def at(
+        self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, threads: int = 1,
+        asked: bool = False,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
@@ -77,25 +139,25 @@ class TransitionReader:
             positions: int64 `(B,)`.
             cut: always that of single rows.
             out: column -> array to fill and return, as `layout` says; missing columns are returned in new arrays.
+            threads: maximum number of threads for the copy of stacks.
             asked: whether `want` was called for them.
 
         Raises:
+            NoClipsError: no transition is left to draw.
             LappedError: the writer overtook this reader ten times in a row without progress.
         """
-        engine = self.ring.buffer.engine
-        source = engine.source
-        found = self._gather(source, positions, out, asked)
+        source = self.source
+        found = self._transitions(source, positions, out, asked, threads)
         bad = lost(source, found.oldest, found.good)
         if bad is not None:
-            self._read_again(source, found, positions, bad)
-        engine.pins.count_redraws(engine.readers[0].num_redraws)
+            self._read_transitions_again(source, found, positions, bad)
+        batch = found.batch
         if out is None:
-            batch = found.batch
             return {name: batch[name] for name in self._names}
         for name, into in out.items():
-            if into is not found.batch[name]:
-                np.copyto(into, found.batch[name])
-        return {name: out.get(name, found.batch[name]) for name in self._names}
+            if into is not batch[name]:
+                np.copyto(into, batch[name])
+        return {name: out.get(name, batch[name]) for name in self._names}
 
     @cached_property
     def _of_row(self) -> list[str]:
@@ -118,33 +180,16 @@ class TransitionReader:
     @cached_property
     def _names(self) -> list[str]:
         """Names of the columns of a batch, in order."""
-        return list(self.layout(ROW, 0))
+        return list(self.columns.layout(0, self.n_step == 1))
 
-    def anchors(self, ids: Array, cut: Cut = ROW) -> Array:
-        """Return the positions of the transitions with these ids, or of PINNED + position; an evicted one is redrawn.
-
-        Raises:
-            NoClipsError: none is left to draw.
-        """
-        engine = self.ring.engine
-        if not len(ids) or int(ids.max()) < PINNED:
-            engine.source  # noqa: B018 - a fork opens another reader
-            ids = ids + max(0, engine.pins.of(engine.reader, cut).count - self.ring.capacity)
-        positions = engine.anchors(ids, cut)
-        old = positions < self.ring.oldest
-        if old.any():  # rows are stored for longer than they count
-            positions[old] = self._drawn(int(old.sum()))
-        return positions
-
-    def layout(self, cut: Cut, size: int) -> Layout:
+    def layout(self, cut: Cut, schema: Schema, size: int) -> Layout:
         """Return the shape and dtype of each column of a batch."""
         return self.columns.layout(size, self.n_step == 1)
 
     def want(self, positions: Array, cut: Cut = ROW) -> None:
         """Ask the disk for transitions that are to be read soon, if that pays off."""
-        source = self.ring.engine.source
-        rows = source.rows
-        if rows is not None and rows.large and self.ring.engine.reader.watch.is_cold:
+        rows = self.source.rows
+        if rows is not None and rows.large and self.watch.is_cold:
             slots = positions % rows.ring.rows
             lanes, earlier = self._heads(rows, slots)
             if self.columns.stack is not None:
@@ -161,18 +206,15 @@ class TransitionReader:
             return lanes, np.zeros(len(slots), np.uint8)
         return lanes, rows.by_name[self.columns.stack.column.name].take(slots)
 
-    def _drawn(self, count: int) -> Array:
-        """Return the positions of transitions drawn in place of others."""
-        engine = self.ring.engine
-        engine.reader.num_redraws += count
-        return self.ring.draw(count, engine.rng)
-
-    def _read_again(self, source: Handle, found: _Found, positions: Array, bad: Array) -> None:
+    def _read_transitions_again(
+        self, source: Handle, found: _Found, positions: Array, bad: Array
+    ) -> None:
+        """Redraw the bad ones of a batch, and read them."""
         newest, head = found.newest, found.head
 
         def gather(which: Array) -> Array | None:
             nonlocal head
-            again = self._gather(source, positions[which])
+            again = self._transitions(source, positions[which])
             for name, values in again.batch.items():
                 found.batch[name][which] = values
             newest[which], head = again.newest, again.head
@@ -184,7 +226,8 @@ class TransitionReader:
             # A step of the newest call, read while another call came, has a following row now.
             stays = newest[which] & (at >= source.tail) & (source.head != head)
             gone = np.flatnonzero(~stays)
-            at[gone] = self._drawn(len(gone))
+            if len(gone):
+                at[gone] = self._redraw(len(gone), ROW)
             return at
 
         advice = "raise capacity, or ask for smaller batches"
@@ -192,16 +235,19 @@ class TransitionReader:
 
     def led_to(self, head: int) -> dict[str, Array] | None:
         """Return the next observations of the call that ended at `head`, by leaf, from what was stored since; None if evicted."""
-        source = self.ring.engine.source
+        source = self.source
         source.refresh()
         rows = source.rows
         assert rows is not None
         last = np.array([head - 1])
         count = abs(int(rows.take("lanes", last)[0]))
-        if not 0 < count <= self.ring.capacity or head - count < source.newest_tail():
+        if not 0 < count <= self.capacity or head - count < source.newest_tail():
             return None
         positions = np.arange(head - count, head)
-        found = replace(self, n_step=1)._gather(source, positions)
+        single = TransitionReader(
+            source, self.rng, self.columns, self.following, self.capacity, 1, self.gamma
+        )
+        found = single._transitions(source, positions)
         if lost(source, found.oldest, found.good) is not None:
             return None
         led_to = {name: found.batch[f"next_{name}"] for name in self.columns.observed}
@@ -223,7 +269,7 @@ class TransitionReader:
         positions = np.arange(head - count, head)
         lanes, earlier = self._heads(rows, positions % rows.ring.rows)
         at = stack.positions(positions, lanes, earlier)[:, 1:]
-        if at.size and (at.min() < source.tail or not _are_live(source, at.reshape(-1)).all()):
+        if at.size and (at.min() < source.tail or not are_live(source, at).all()):
             return None
         found = dict(frames)
         for name in self.columns.stacked:
@@ -232,50 +278,53 @@ class TransitionReader:
         stack.blank([found[name] for name in self.columns.stacked], earlier, 1)
         return found, earlier
 
-    def _gather(
-        self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False
+    def _transitions(
+        self, source: Handle, positions: Array, out: dict[str, Array] | None = None, asked: bool = False,
+        threads: int = 1,
     ) -> _Found:  # fmt: skip
-        rows, columns = source.rows, self.columns
-        stack, is_single = columns.stack, self.n_step == 1
-        assert rows is not None
-        watch = self.ring.buffer.engine.readers[0].watch
-        if rows.large:
+        """Return the transitions at these positions of the ring, as they are now."""
+        assert source.rows is not None
+        is_large = bool(source.rows.large)
+        if is_large:
             if not asked:
                 self.want(positions)
-            watch.begin()
-        with source.memory:
-            head, live = source.head, source.live
-            # Without an episode another thread cleared the buffer meanwhile.
-            stop: int = live.stop if live.first < live.last else head
-            dense = live.is_dense
+            self.watch.begin()
+        if self.columns.stack is not None and out is None:
+            out = self._room(len(positions))
+        found = self._sums(RowsOfOne(source, self.following), positions, out, threads)
+        if is_large:
+            self.watch.end()
+        return found
+
+    def _sums(
+        self, rows: RowsOfOne | RowsOfMany, positions: Array, out: dict[str, Array] | None, threads: int
+    ) -> _Found:  # fmt: skip
+        columns, stack, is_single = self.columns, self.columns.stack, self.n_step == 1
+        stop = rows.stop
         names = self._of_row
-        batch = dict(zip(names, rows.take_all(names, positions, head), strict=True))
+        batch = dict(zip(names, rows.take(names, positions), strict=True))
         lanes = np.abs(batch.pop("lanes")).astype(np.int64)
         at = oldest = positions
         if stack is not None:
             earlier = batch.pop(stack.column.name)
             at = stack.positions(positions, lanes, earlier)
             oldest = at[:, 0]
-            out = self._room(len(positions)) if out is None else out
-            stacks = self._frames(rows, at, out, "", head)
-            stack.blank(list(stacks.values()), earlier)
-            batch |= stacks
+            batch |= self._stacks(rows, at, out, "", threads, stack, earlier)
 
         def of(name: str, at: Array) -> Array:
-            return rows.take_all([name], at, head)[0]
+            return rows.take([name], at)[0]
 
         def next_of(at: Array, names: list[str]) -> tuple[Array, Array, list[Array]]:
             """Return the positions after some rows; which of these are rows with their next observations; and columns of these."""
             after = at + lanes
-            if len(after) and highest(after) < stop:
-                then, *values = rows.take_all(names, after, head)
+            inside = after < stop
+            if all_true(inside):
+                then, *values = rows.take(names, after, "next_")
                 found: Array = then == lanes
             else:  # the newest call, or rows damaged by a power cut
-                inside = after < stop
-                where = np.where(inside, after, at)
-                then, *values = rows.take_all(names, where, head)
+                then, *values = rows.take(names, np.where(inside, after, at), "next_")
                 found = inside & (then == lanes)
-            return after, (found if dense else found & _are_live(source, after)), values
+            return after, (found if rows.is_dense else found & rows.are_live(after)), values
 
         last = positions
         if is_single:
@@ -284,16 +333,13 @@ class TransitionReader:
             rewards = batch["rewards"].astype(np.float64)
             discounts = np.full(len(positions), self.gamma)
             for power in range(1, self.n_step):
-                ended = (
-                    of("dones", last)
-                    | of("truncated", last)
-                    | (last < positions + (power - 1) * lanes)
-                )
+                dones, truncated = rows.take(["dones", "truncated"], last)
+                ended = dones | truncated | (last < positions + (power - 1) * lanes)
                 on = ~ended & next_of(last, ["lanes"])[1]
                 if not on.any():
                     break
                 last = np.where(on, last + lanes, last)
-                rewards[on] += self.gamma**power * of("rewards", last[on])
+                rewards[on] += self.gamma**power * of("rewards", last)[on]
                 discounts[on] *= self.gamma
             batch["rewards"] = rewards.astype(np.float32)
             batch["dones"] = of("dones", last).astype(np.float32)
@@ -305,26 +351,83 @@ class TransitionReader:
             if not is_single:
                 earlier = of(stack.column.name, last)
                 here = stack.positions(last, lanes, earlier)
-            then = np.where(on, after, last)[:, None]
-            stacks = self._frames(rows, np.concatenate([here[:, 1:], then], 1), out, "next_", head)
-            stack.blank(list(stacks.values()), earlier, 1)
-            batch |= stacks
-        if rows.large:
-            watch.end()
+            then = np.concatenate([here[:, 1:], np.where(on, after, last)[:, None]], 1)
+            batch |= self._stacks(rows, then, out, "next_", threads, stack, earlier)
         good: Array | None = None
         if not all_true(on):
             good, apart = on.copy(), np.flatnonzero(~on)
-            known, led_to = self.following.find(source, last[apart], head)
-            good[apart[known]] = True
+            known, led_to = rows.find(last, apart)
+            known = apart[known]
+            good[known] = True
             for name, values in led_to.items():
                 into = batch[f"next_{name}"]
+                places = rows.places(into)
                 if name in columns.stacked:
                     into = into[:, -1]
-                into[apart[known]] = values
-        if stack is not None and not dense:
-            stored = np.logical_and.reduce(_are_live(source, at.reshape(-1)).reshape(at.shape), 1)
+                into[known if places is None else places[known]] = values
+        if stack is not None and not rows.is_dense:
+            stored = np.logical_and.reduce(rows.are_live(at), 1)
             good = stored if good is None else good & stored
-        return _Found(batch, good, oldest, after, stop, head)
+        return _Found(batch, good, oldest, after, stop, rows.head)
+
+    def read_together(
+        self, pieces: Sequence[Piece], size: int, batch: dict[str, Array], threads: int,
+        fail: Callable[[Piece, Exception], None],
+    ) -> list[Array] | None:  # fmt: skip
+        """Copy the transitions of this ring and others into a batch, as `gather_many` does. A bad one is read again by its own ring."""
+        readers = [piece.reader for piece in pieces]
+        sources = [
+            (r.source, r.following)
+            for r in readers
+            if isinstance(r, TransitionReader) and r.source.rows is not None
+        ]
+        if len(sources) < len(pieces):
+            return None
+        if self.columns.stack is not None:
+            for name, values in self._room(size).items():
+                batch.setdefault(name, values)
+        rows = RowsOfMany(sources, [piece.places for piece in pieces], batch, size, threads)
+        large = [reader for reader in readers if reader.source.rows and reader.source.rows.large]
+        for number, piece in enumerate(pieces if large else ()):
+            try:
+                piece.reader.want(piece.anchors, piece.cut)
+            except RING_FAULTS as error:
+                rows.faults[number] = error
+        for reader in large:
+            reader.watch.begin()
+        anchors = np.concatenate([piece.anchors for piece in pieces])
+        found = self._sums(rows, anchors, batch, threads)
+        for name in self._names:
+            rows.put(name, found.batch[name])
+        batch.update({name: batch.pop(name) for name in self._names})  # wide ones came first
+        for reader in large:
+            reader.watch.end()
+        bad, starts = [], [start for start, _ in rows.bounds]
+        lowest = np.minimum.reduceat(found.oldest, starts).tolist()
+        for number, (piece, (start, stop)) in enumerate(zip(pieces, rows.bounds, strict=True)):
+            good = None if found.good is None else found.good[start:stop]
+            try:
+                if number in rows.faults:
+                    raise rows.faults[number]
+                if (good is None or all_true(good)) and is_live(
+                    piece.reader.source, lowest[number]
+                ):
+                    continue
+                gone = lost(piece.reader.source, found.oldest[start:stop], good)
+                if gone is not None:
+                    which = np.flatnonzero(gone)
+                    again = piece.anchors[which]
+                    for name, values in piece.reader.at(again, piece.cut).items():
+                        batch[name][piece.places[which]] = values
+                    piece.anchors[which] = again
+            except LappedError:
+                raise
+            except RING_FAULTS as error:
+                fail(piece, error)
+                bad.append(piece.places)
+            except NoClipsError:  # it was cleared
+                bad.append(piece.places)
+        return bad
 
     def _room(self, size: int) -> dict[str, Array]:
         """Return arrays for both stacks of each leaf, in one block.
@@ -339,24 +442,14 @@ class TransitionReader:
             )
         return made
 
-    def _frames(
-        self, rows: Rows, at: Array, out: dict[str, Array] | None, prefix: str, head: int
+    def _stacks(
+        self, rows: RowsOfOne | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int,
+        stack: FrameStack, earlier: Array,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""
-        slots, threads = at % rows.ring.rows, self.ring.engine.num_threads
         found = {}
         for name in self.columns.stacked:
             into = None if out is None else out.get(prefix + name)
-            found[prefix + name] = take(rows.by_name[name], slots, into, threads, head)
+            values = found[prefix + name] = rows.take_frames(name, at, prefix, into, threads)
+            stack.blank([values], earlier, int(bool(prefix)), rows.places(values))
         return found
-
-
-def _are_live(source: Handle, positions: Array) -> Array:
-    """Tell which positions are stored: repairs and power cuts leave gaps."""
-    with source.memory:
-        starts, lengths = source.live.starts, source.live.lengths
-        if not len(starts):
-            return np.zeros(len(positions), np.bool_)
-        index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
-        live: Array = (positions >= starts[index]) & (positions < starts[index] + lengths[index])
-        return live

@@ -1,0 +1,234 @@
+"""The rows that a batch of transitions is summed from: of one ring, or of several at once.
+
+    transitions      t0 t1 t2 t3 t4           RowsOfOne: as they were asked for
+    ranked           t1 t4 | t3 | t0 t2       RowsOfMany: ring by ring; `places` 1 4 3 0 2
+                     ring 0  1    2
+
+What is computed for each transition is computed for all of them at once; a column takes one copy for each ring. Wide values are copied
+to their places in the batch, others are put there at the end by one copy more.
+
+Invariants: a ring that fails is noted, and its values mean nothing; no ring waits for another.
+Not here: which rows are read (nstep.py), the looks before and after (clips/many.py, nstep.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.clips.many import RING_FAULTS
+from ringmap.clips.threads import SPLIT_NBYTES, take, together
+from ringmap.storage.read.handle import Handle
+
+__all__ = ["RowsOfMany", "RowsOfOne", "are_live"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_WIDE_NBYTES = 1 << 14
+"""Bytes of a value from which a call for each, right to its place, takes less time than a second copy of all."""
+
+
+class RowsOfOne:
+    """The rows of one ring, as of now.
+
+    `head`: of the ring; `stop`: where the newest call ended; `is_dense`: whether all positions up to there are stored.
+    """
+
+    def __init__(self, source: Handle, following: NextObservations) -> None:
+        assert source.rows is not None
+        self.source, self.rows, self.following = source, source.rows, following
+        with source.memory:
+            self.head, live = source.head, source.live
+            # Without an episode another thread cleared the buffer meanwhile.
+            self.stop: int = live.stop if live.first < live.last else self.head
+            self.is_dense = live.is_dense
+
+    def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
+        """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
+        return self.rows.take_all(names, at, self.head)
+
+    def take_frames(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+        """Return the stacks of frames at these positions `(B, size)`, in `into` if it is an array."""
+        return take(self.rows.by_name[name], at % self.rows.ring.rows, into, threads, self.head)
+
+    def are_live(self, at: Array) -> Array:
+        """Tell which positions are stored."""
+        return are_live(self.source, at)
+
+    def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
+        return self.following.find(self.source, last[which], self.head)
+
+    def places(self, values: Array) -> Array | None:
+        """Return where the values of each transition are in an array of the batch; None: in the order of the transitions."""
+        return None
+
+
+class RowsOfMany:
+    """The rows of several rings, as of now: transitions are ranked ring by ring.
+
+    Args:
+        sources: the rings, and what finds their next observations.
+        places: of the transitions of each ring in the batch.
+        batch: column -> `(size, ...)`: wide values are put there.
+        size: of the batch.
+        threads: maximum number of threads for the copy of wide values.
+    """
+
+    def __init__(
+        self, sources: Sequence[tuple[Handle, NextObservations]], places: Sequence[Array], batch: dict[str, Array],
+        size: int, threads: int,
+    ) -> None:  # fmt: skip
+        self._rings = [RowsOfOne(*source) for source in sources]
+        counts = [len(part) for part in places]
+        stops = np.cumsum(counts).tolist()
+        self.bounds = list(zip([0, *stops[:-1]], stops, strict=True))
+        self.head = -1
+        """Each ring has its own."""
+        self.faults: dict[int, Exception] = {}
+        """By the number of the ring: the others can still be read."""
+        self._places, self._batch, self._size, self._threads = np.concatenate(places), batch, size, threads  # fmt: skip
+        self._placed = set[int]()
+        laps = [ring.rows.ring.rows for ring in self._rings]
+        self._laps: Any = laps[0] if len(set(laps)) == 1 else np.repeat(laps, counts)
+        self.stop = np.repeat([ring.stop for ring in self._rings], counts)
+        self.is_dense = all(ring.is_dense for ring in self._rings)
+
+    def _slots(self, at: Array) -> Array:
+        laps = self._laps
+        slots: Array = at % (laps if at.ndim == 1 or isinstance(laps, int) else laps[:, None])
+        return slots
+
+    def _is_wide(self, name: str, at: Array) -> bool:
+        column = self._rings[0].rows.by_name[name]
+        if at.ndim == 1 and not column.spec.shape:  # a scalar is needed in the order of the ranks
+            return False
+        nbytes = column.spec.row_nbytes * (at.size // max(1, len(at)))
+        return nbytes >= _WIDE_NBYTES and column.is_quick_apart
+
+    def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
+        """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
+        slots, made, narrow = self._slots(at), dict[str, Array](), dict[str, Array]()
+        for name in names:
+            if self._is_wide(name, at):
+                made[name] = self._to_places(name, slots, prefix)
+            else:
+                made[name] = narrow[name] = self._made(name, slots, len(at))
+        self._fill(narrow, slots)
+        return [made[name] for name in names]
+
+    def take_frames(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+        """Return the stacks of frames at these positions `(B, size)`."""
+        slots = self._slots(at)
+        if self._is_wide(name, at):
+            return self._to_places(name, slots, prefix)
+        values = self._made(name, slots, len(at))
+        self._fill({name: values}, slots)
+        return values
+
+    def _made(self, name: str, slots: Array, size: int) -> Array:
+        spec = self._rings[0].rows.by_name[name].spec
+        return np.empty((size, *slots.shape[1:], *spec.shape), spec.dtype)
+
+    def _fill(self, columns: dict[str, Array], slots: Array) -> None:
+        """Copy columns, ring after ring."""
+        for number, (ring, (start, stop)) in enumerate(zip(self._rings, self.bounds, strict=True)):
+            if number in self.faults:
+                continue
+            by_name, mine = ring.rows.by_name, slots[start:stop]
+            try:
+                for name, values in columns.items():
+                    by_name[name].take(mine, values[start:stop], ring.head)
+            except RING_FAULTS as error:
+                self.faults[number] = error
+
+    def _to_places(self, name: str, slots: Array, prefix: str) -> Array:
+        """Copy a column of wide values to the batch."""
+        key = prefix + name
+        into, fresh = self._batch.get(key), self._made(name, slots, 0)
+        if into is None or (into.shape[1:], into.dtype) != (fresh.shape[1:], fresh.dtype):
+            into = self._batch[key] = self._made(name, slots, self._size)
+        self._placed.add(id(into))
+        whole = into if slots.ndim > 1 else into[:, None]
+        steps = slots if slots.ndim > 1 else slots[:, None]
+        threads = min(self._threads, len(self._rings))
+        if steps.size * self._rings[0].rows.by_name[name].spec.row_nbytes < SPLIT_NBYTES:
+            threads = 1
+        together([partial(self._copy, name, steps, whole, n, threads) for n in range(threads)])
+        return into
+
+    def _copy(self, name: str, steps: Array, whole: Array, first: int, every: int) -> None:
+        for number in range(first, len(self._rings), every):
+            if number in self.faults:
+                continue
+            ring, (start, stop) = self._rings[number], self.bounds[number]
+            copy, places = ring.rows.by_name[name].take, self._places[start:stop].tolist()
+            try:
+                for slots, place in zip(steps[start:stop], places, strict=True):
+                    copy(slots, whole[place], ring.head)
+            except RING_FAULTS as error:
+                self.faults[number] = error
+
+    def are_live(self, at: Array) -> Array:
+        """Tell which positions are stored."""
+        found = np.empty(at.shape, np.bool_)
+        for ring, (start, stop) in zip(self._rings, self.bounds, strict=True):
+            found[start:stop] = ring.are_live(at[start:stop])
+        return found
+
+    def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
+        known, found = list[Array](), list[dict[str, Array]]()
+        cuts = which.searchsorted([stop for _, stop in self.bounds]).tolist()
+        for number, (ring, start, stop) in enumerate(zip(self._rings, [0, *cuts], cuts, strict=False)):  # fmt: skip
+            if start == stop or number in self.faults:
+                continue
+            try:
+                mine, values = ring.find(last, which[start:stop])
+            except RING_FAULTS as error:
+                self.faults[number] = error
+                continue
+            if len(mine):
+                known.append(start + mine)
+                found.append(values)
+        if not known:
+            return np.empty(0, np.int64), {}
+        joined = {name: np.concatenate([values[name] for values in found]) for name in found[0]}
+        return np.concatenate(known), joined
+
+    def places(self, values: Array) -> Array | None:
+        """Return where the values of each transition are in an array of the batch; None: they are ranked."""
+        return self._places if id(values) in self._placed else None
+
+    def put(self, name: str, values: Array) -> None:
+        """Put ranked values into their places in the batch."""
+        if id(values) in self._placed:
+            return
+        into, size = self._batch.get(name), self._size
+        if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
+            into = self._batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
+        if len(values) == size:
+            values.take(self._order, 0, into, "clip")
+        else:
+            into[self._places] = values
+
+    @property
+    def _order(self) -> Array:
+        order = np.empty(self._size, np.int64)
+        order[self._places] = np.arange(self._size)
+        return order
+
+
+def are_live(source: Handle, positions: Array) -> Array:
+    """Tell which positions are stored: repairs and power cuts leave gaps."""
+    with source.memory:
+        starts, lengths = source.live.starts, source.live.lengths
+        if not len(starts):
+            return np.zeros(positions.shape, np.bool_)
+        index = np.maximum(starts.searchsorted(positions, side="right") - 1, 0)
+        live: Array = (positions >= starts[index]) & (positions < starts[index] + lengths[index])
+        return live
