@@ -22,6 +22,7 @@ from ringmap.clips.cut import Cut
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
 from ringmap.errors import InputError
+from ringmap.storage.columns.aligned import aligned
 
 __all__ = ["ClipBuffer", "Clips", "fitting", "mapping", "one", "several"]
 
@@ -116,7 +117,8 @@ def mapping(buffer: ClipBuffer, ids: Array) -> Batch[Any]:
     if buffer.transform is None:
         return batch
     clips = [buffer.transform(dict(clip)) for clip in ClipBatch(batch, len(ids))]
-    columns = {n: np.stack([clip[n] for clip in clips]) for n in clips[0]} if clips else {}
+    names = clips[0] if clips else ()
+    columns = {name: aligned(np.stack([clip[name] for clip in clips])) for name in names}
     return Batch(columns, batch.ids)
 
 

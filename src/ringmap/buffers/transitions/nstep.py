@@ -28,6 +28,7 @@ from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import PINNED
 from ringmap.clips.threads import take
+from ringmap.storage.columns.aligned import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
@@ -91,7 +92,7 @@ class TransitionReader:
         engine.pins.count_redraws(engine.readers[0].num_redraws)
         if out is None:
             batch = found.batch
-            return {name: batch[name] for name in self._names}
+            return {name: aligned(batch[name]) for name in self._names}
         for name, into in out.items():
             if into is not found.batch[name]:
                 np.copyto(into, found.batch[name])
@@ -334,9 +335,7 @@ class TransitionReader:
         """
         made = {}
         for spec in self.columns.trees[0].columns:
-            made[spec.name], made[f"next_{spec.name}"] = np.empty(
-                (2, size, *spec.shape), spec.dtype
-            )
+            made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)
         return made
 
     def _frames(
