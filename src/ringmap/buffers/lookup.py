@@ -23,6 +23,7 @@ from ringmap.clips.cut import Cut
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
 from ringmap.errors import InputError
+from ringmap.storage.columns.aligned import aligned
 
 __all__ = ["ClipBuffer", "Clips", "fitting", "mapping", "one", "several"]
 
@@ -137,7 +138,7 @@ def _stacked(clips: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         name: _stacked([clip[name] for clip in clips])
         if isinstance(value, dict)
-        else np.stack([clip[name] for clip in clips])
+        else aligned(np.stack([clip[name] for clip in clips]))
         for name, value in clips[0].items()
     }
 

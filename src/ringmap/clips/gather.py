@@ -25,6 +25,7 @@ from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.parts import Crossing, Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
+from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
@@ -416,3 +417,5 @@ class Plan:
             if into is not None and (into.shape, into.dtype) == (values.shape, values.dtype):
                 np.copyto(into, values)
                 batch[name] = into
+            else:
+                batch[name] = aligned(values)

@@ -22,6 +22,7 @@ import numpy as np
 
 from ringmap.clips.cut import Cut, Taken, clamp, slots_of
 from ringmap.errors import InputError
+from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import Position
@@ -279,7 +280,7 @@ def pad(
     if taken.mask is not None:
         into = None if out is None else out.get(taken.mask)
         if into is None:
-            batch[taken.mask] = is_pad.copy()  # columns with the same steps share it
+            batch[taken.mask] = aligned(is_pad.copy())  # columns with the same steps share it
         else:
             np.copyto(into, is_pad)
             batch[taken.mask] = into

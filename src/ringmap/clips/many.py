@@ -23,6 +23,7 @@ from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
 from ringmap.errors import ClosedError, DamageError, LappedError, NoClipsError, ReplacedError
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.read_live import is_live, lost
 
@@ -117,7 +118,7 @@ def gather_many(
                 batch[name] = values
                 continue
             if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
-                into = batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
+                into = batch[name] = empty((size, *values.shape[1:]), values.dtype)
             into[piece.places] = values
     return bad
 
@@ -158,7 +159,7 @@ def _gather_plain(
         spec = column.spec
         into = batch.get(name)
         if into is None:
-            into = batch[name] = np.empty(taken.shape(size, spec), spec.dtype)
+            into = batch[name] = empty(taken.shape(size, spec), spec.dtype)
         steps = slots[number]
         whole = into.reshape(size, *steps.shape[1:], *spec.shape)
         clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))

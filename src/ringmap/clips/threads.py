@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.base import Column
 from ringmap.storage.disk.threads import begin
 
@@ -33,7 +34,7 @@ def take(column: Column, slots: Array, out: Array | None, threads: int, head: in
     if parts < 2:
         return column.take(slots, out, head)
     if out is None:
-        out = np.empty((*slots.shape, *spec.shape), spec.dtype)
+        out = empty((*slots.shape, *spec.shape), spec.dtype)
     bounds = [len(slots) * part // parts for part in range(parts + 1)]
     pieces = [slice(a, b) for a, b in pairwise(bounds)]
     together([partial(column.take, slots[piece], out[piece], head) for piece in pieces])

@@ -38,6 +38,7 @@ from ringmap.errors import (
     SubscriptError,
     UnknownColumnError,
 )
+from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.integers import ClipId
@@ -517,7 +518,10 @@ class Dataset(LoaderDataset):
     def _columns_at(self, episodes: Array, steps: Array, cut: Cut) -> dict[str, Any]:
         """Return the columns of the items at these anchors, in the form that users get, not folded yet."""
         rng = self._generator() if cut.computed else None
-        return self._shown(gather(self._item_rows(cut), episodes, steps, rng))
+        found = gather(self._item_rows(cut), episodes, steps, rng)
+        if worker() is None:  # a worker copies them into shared memory
+            found = {name: aligned(values) for name, values in found.items()}
+        return self._shown(found)
 
     def _as_batch(self, columns: dict[str, Any], count: int, cut: Cut) -> list[Any]:
         """Return the items of a batch, in a form that a DataLoader collates without a copy, if there is one."""

@@ -32,6 +32,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
 from ringmap.datasets.slot_maps import Sender, keep, kept
+from ringmap.storage.columns.aligned import ALIGNMENT, empty
 
 __all__ = ["MAX_SLOTS", "SlotBatch", "Slots", "as_tensor", "register", "worker_slots"]
 
@@ -43,7 +44,6 @@ MAX_SLOTS = 16
 _Part = tuple[int, tuple[int, ...], str]
 """Where in a slot a tensor lies: offset, shape, dtype."""
 
-_ALIGN = 64
 _FREE, _TAKEN, _SEEN, _KEPT = 0, 1, 2, 3
 """A slot that a forked child may still look at is SEEN, not free: the worker takes another in its place. One that is
 KEPT is free, and mapped in the loader's process: its number is enough to send it."""
@@ -80,7 +80,9 @@ def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
     done = {}
     for name, values in columns.items():
         if name in alike:
-            done[name] = as_tensor(np.stack(values, out=into.get(name)))
+            room = into.get(name)
+            room = empty(*alike[name]) if room is None else room
+            done[name] = as_tensor(np.stack(values, out=room))
         else:
             done[name] = collate(values, collate_fn_map=collate_fn_map)
     return done
@@ -163,10 +165,10 @@ class Slots:
     def allocate(self, layout: Layout) -> dict[str, Array] | None:
         """Return arrays of this layout over a free slot, or None: then let PyTorch send what is gathered."""
         layout = {n: (shape, d) for n, (shape, d) in layout.items() if d.kind in _TENSOR_KINDS}
-        offsets, at = {}, _ALIGN
+        offsets, at = {}, ALIGNMENT
         for name, (shape, dtype) in layout.items():
             offsets[name] = at
-            at += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+            at += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         with self._lock:
             slot = self._find(at)
             if slot is None:

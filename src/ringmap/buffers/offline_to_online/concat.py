@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError, UnknownColumnError
+from ringmap.storage.columns.aligned import empty
 
 __all__ = ["joined"]
 
@@ -31,7 +32,9 @@ def joined(offline: dict[str, Any], online: dict[str, Any], where: str) -> dict[
                 f"{tuple(second.shape[1:])} online; store it alike (for images: load with layout='HWC')"
             )
         if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-            batch[name] = np.concatenate([first, second])
+            shape = len(first) + len(second), *first.shape[1:]
+            into = empty(shape, np.result_type(first, second))
+            batch[name] = np.concatenate([first, second], out=into)
         else:
             import torch
 

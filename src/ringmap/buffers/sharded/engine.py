@@ -49,6 +49,7 @@ from ringmap.errors import (
     NoClipsError,
     ReadOnlyError,
 )
+from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
@@ -503,12 +504,13 @@ class ShardEngine(Engine):
             values = batch[name]
             shapes[name] = values.shape[1:], values.dtype
             into = None if out is None else out.get(name)
-            if (
-                into is not None and into is not values
-                and (into.shape, into.dtype) == (values.shape, values.dtype)
-            ):  # fmt: skip
+            if into is values:
+                continue
+            if into is not None and (into.shape, into.dtype) == (values.shape, values.dtype):
                 np.copyto(into, values)
                 batch[name] = into
+            else:
+                batch[name] = aligned(values)
         if len(self._layouts) > 32:
             self._layouts.clear()
         self._layouts[id(cut)] = cut, shapes

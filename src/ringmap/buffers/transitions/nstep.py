@@ -31,6 +31,7 @@ from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import LappedError, NoClipsError
+from ringmap.storage.columns.aligned import aligned, pair
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import Handle
@@ -153,7 +154,7 @@ class TransitionReader(ClipReader):
             self._read_transitions_again(source, found, positions, bad)
         batch = found.batch
         if out is None:
-            return {name: batch[name] for name in self._names}
+            return {name: aligned(batch[name]) for name in self._names}
         for name, into in out.items():
             if into is not batch[name]:
                 np.copyto(into, batch[name])
@@ -437,9 +438,7 @@ class TransitionReader(ClipReader):
         """
         made = {}
         for spec in self.columns.trees[0].columns:
-            made[spec.name], made[f"next_{spec.name}"] = np.empty(
-                (2, size, *spec.shape), spec.dtype
-            )
+            made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)
         return made
 
     def _stacks(

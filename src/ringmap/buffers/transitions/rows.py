@@ -22,6 +22,7 @@ import numpy as np
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.clips.many import RING_FAULTS
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.read.handle import Handle
 
 __all__ = ["RowsOfMany", "RowsOfOne", "are_live"]
@@ -132,7 +133,7 @@ class RowsOfMany:
 
     def _made(self, name: str, slots: Array, size: int) -> Array:
         spec = self._rings[0].rows.by_name[name].spec
-        return np.empty((size, *slots.shape[1:], *spec.shape), spec.dtype)
+        return empty((size, *slots.shape[1:], *spec.shape), spec.dtype)
 
     def _fill(self, columns: dict[str, Array], slots: Array) -> None:
         """Copy columns, ring after ring."""
@@ -210,7 +211,7 @@ class RowsOfMany:
             return
         into, size = self._batch.get(name), self._size
         if into is None or (into.shape[1:], into.dtype) != (values.shape[1:], values.dtype):
-            into = self._batch[name] = np.empty((size, *values.shape[1:]), values.dtype)
+            into = self._batch[name] = empty((size, *values.shape[1:]), values.dtype)
         if len(values) == size:
             values.take(self._order, 0, into, "clip")
         else:

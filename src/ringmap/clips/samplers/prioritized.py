@@ -29,6 +29,7 @@ from ringmap.clips.clip_range import ClipRange, HasClipRange
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, Weigh, positive, window_of
 from ringmap.clips.sumtree import SumTree
 from ringmap.errors import InputError
+from ringmap.storage.columns.aligned import aligned
 from ringmap.storage.disk.forks import Renew
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arithmetic import Ring
@@ -234,7 +235,7 @@ class PrioritizedSampler(DrawingSampler):
         if not all_true(known):
             odds = np.where(known, odds, 1.0)
         weights = odds**-beta
-        found: Array = (weights / weights[weights.argmax()]).astype(np.float32)
+        found = aligned((weights / weights[weights.argmax()]).astype(np.float32))
         self.ids, self.weights = positions, found
         return found
 

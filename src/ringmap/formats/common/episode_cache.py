@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.formats.common.directory import steps_of
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import Schema
 
 __all__ = ["CACHE_NBYTES", "EpisodeCache"]
@@ -56,7 +57,7 @@ class EpisodeCache:
         rows = steps_of(starts, length, stride)
         flat = rows.ravel()
         specs = {spec.name: spec for spec in schema.columns}
-        found = {n: np.empty((len(flat), *specs[n].shape), specs[n].dtype) for n in columns}
+        found = {n: empty((len(flat), *specs[n].shape), specs[n].dtype) for n in columns}
         episodes = np.searchsorted(offsets, flat, side="right") - 1
         for number in np.unique(episodes).tolist():
             there = np.flatnonzero(episodes == number)

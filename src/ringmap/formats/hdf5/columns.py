@@ -28,6 +28,7 @@ from ringmap.errors import CorruptError, InputError, MissingExtraError
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
 from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import ColumnSpec
 
 __all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "create_column", "find_columns"]
@@ -107,7 +108,7 @@ class Column:
         direct = self._from_chunks(starts, length, stride)
         if direct is not None:
             return direct.view(self.spec.dtype) if self.spec.dtype.kind in "mM" else direct
-        out = np.empty((len(starts), *shape), self._stored)
+        out = empty((len(starts), *shape), self._stored)
         if out.size:
             memory, space = h5py.h5s.create_simple(shape), self.dataset.id.get_space()
             zeros, ones = (0,) * len(self.spec.shape), (1,) * len(self.spec.shape)

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError
+from ringmap.storage.columns.aligned import empty
 
 __all__ = ["Direct"]
 
@@ -72,7 +73,7 @@ class Direct:
     def windows(self, starts: Array, length: int, stride: int) -> Array | None:
         """Return windows of rows, or None where a chunk was never written (HDF5 knows its fill value)."""
         count = len(range(0, length, stride))
-        out = np.empty((len(starts), count, *self._row), self._dtype)
+        out = empty((len(starts), count, *self._row), self._dtype)
         if not out.size:
             return out
         nbytes, step = self._row_nbytes, self._step

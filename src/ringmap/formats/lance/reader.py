@@ -28,6 +28,7 @@ from ringmap.formats.lance.columns import (
     table_of,
 )
 from ringmap.formats.media.images import decode_into
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 
@@ -95,7 +96,7 @@ class LanceSource(DirectorySource):
                 continue
             column = table.column(field.name)
             if field.how in ("png", "jpeg"):
-                out = np.empty((len(column), *field.spec.shape), np.uint8)
+                out = empty((len(column), *field.spec.shape), np.dtype(np.uint8))
                 files = [memoryview(v.as_buffer()) for v in _scalars(column)]
                 decode_into(out, files, field.spec)
                 found[field.spec.name] = (out if order is None else out[order]).reshape(shape)

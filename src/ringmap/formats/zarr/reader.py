@@ -28,6 +28,7 @@ from ringmap.formats.zarr.columns import (
     episode_ends,
     open_group,
 )
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.records.blobs import decode_data
 
@@ -124,7 +125,7 @@ class _Handle:
 
     def _piecewise(self, column: Column, rows: Array, homes: Array, numbers: Array) -> Array:
         step = column.array.chunks[0]
-        out = np.empty((len(rows), *column.spec.shape), column.spec.dtype)
+        out = empty((len(rows), *column.spec.shape), column.spec.dtype)
         for number in numbers.tolist():
             there = np.flatnonzero(homes == number)
             out[there] = self._load(column, number)[rows[there] - number * step]
@@ -154,7 +155,7 @@ class _Handle:
 def _gather(
     column: Column, rows: Array, homes: Array, step: int, chunks: dict[int, Array]
 ) -> Array:
-    out = np.empty((len(rows), *column.spec.shape), column.spec.dtype)
+    out = empty((len(rows), *column.spec.shape), column.spec.dtype)
     cuts = np.flatnonzero(np.concatenate([[True], homes[1:] != homes[:-1], [True]])).tolist()
     for first, stop in itertools.pairwise(cuts):
         number = int(homes[first])

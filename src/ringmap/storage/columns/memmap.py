@@ -27,6 +27,7 @@ import numpy as np
 import xxhash
 
 from ringmap.errors import CorruptError, EnvironmentFault
+from ringmap.storage.columns.aligned import LEAST_NBYTES, empty
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.readahead import LARGE_NBYTES, runs
 from ringmap.storage.columns.schema import ColumnSpec
@@ -77,6 +78,7 @@ class MemmapColumn:
         self.rows = rows
         self._file = file
         self._row = spec.row_nbytes
+        self._many = -(-LEAST_NBYTES // max(1, self._row))
         self._reserved = reserved
         self._mapped = mapped
         self._map: Array | None = None
@@ -258,13 +260,15 @@ class MemmapColumn:
             if not self._mapped:
                 return self._take_by_reads(slots, out)
             rows = self.view()
+        if out is None and slots.size >= self._many:
+            out = empty((*slots.shape, *self.spec.shape), self.spec.dtype)
         # mode="clip" lets NumPy write into `out` at once; slots are in range by arithmetic.
         taken: Array = rows.take(slots, 0, out, "clip")
         return taken
 
     def _take_by_reads(self, slots: Array, out: Array | None) -> Array:
         """Return a copy of the rows at `slots`: one read for each run of consecutive slots."""
-        taken = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
+        taken = empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
         room, numbers = _bytes_of(taken), slots.reshape(-1)
         if len(room):
             ends = np.flatnonzero(np.diff(numbers) != 1) + 1

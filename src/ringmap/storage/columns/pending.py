@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.ring.integers import Position
@@ -97,9 +98,7 @@ class PendingColumn:
             return self.file.take(slots, out, head)
         here, numbers = found
         if here.all():
-            taken = (
-                np.empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
-            )
+            taken = empty((*slots.shape, *self.spec.shape), self.spec.dtype) if out is None else out
         else:  # not from a chunk that has no file yet
             taken = self.file.take(np.where(here, slots[~here][0], slots), out, head)
         taken[here] = pending.rows_of([self.spec.name], numbers)[0]

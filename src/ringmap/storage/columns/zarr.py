@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import ClosedError, CorruptError
+from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.codecs import Undecodable, codec_of, most_encoded
@@ -361,7 +362,7 @@ class ZarrColumn(Forkable):
         """Return a copy of the rows at `slots`. Each chunk is decoded once, with the GIL released."""
         self._check_open()
         if out is None:
-            out = np.empty((*slots.shape, *self.spec.shape), self.spec.dtype)
+            out = empty((*slots.shape, *self.spec.shape), self.spec.dtype)
         flat = slots.reshape(-1)
         if not len(flat):
             return out
