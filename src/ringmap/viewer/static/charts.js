@@ -103,7 +103,7 @@ export class Chart {
         width: this.box.clientWidth || 400, height: 150, legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" }, points: { show: false } },
         scales: { x: { time: false, range: () => this.range || [low, high] }, y: { range: (_, a, b) => room(a, b) } },
-        axes: [{ ...axis, size: 26 }, { ...axis, size: 54, values: (_, v) => v.map(number) }],
+        axes: [{ ...axis, size: 26 }, { ...axis, size: (_, labels) => Math.max(54, ...(labels || []).map((v) => 20 + 7 * v.length)), values: (_, v) => v.map(number) }],
         series: [{}, ...this.labels.map((label, i) => ({ label, stroke: colours[i % colours.length], width: 1.4, points: { show: steps.length < 2 } }))],
         hooks: {
           setCursor: [(u) => this.say(u.cursor.idx)],
