@@ -278,6 +278,54 @@ def test_a_phone_and_the_dark(tmp_path, serve, visit):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
 
 
+def test_lines_that_hardly_change_have_a_chart(tmp_path, serve, visit):
+    large = 5 * 10**18
+    columns = {
+        "id": np.full(20, large),
+        "clock": large + 1024 * np.arange(20),
+        "still": np.full(20, 0.5),
+        "reward": np.ones(20),
+    }
+    with ReplayBuffer(1000, path=tmp_path / "ring") as buffer:
+        buffer.write_episode(columns)
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}/e/0?t=10")
+    for name in columns:
+        chart = page.get_by_role("region", name=name, exact=True)
+        chart.locator(".u-over").wait_for()
+        assert "step 10" in chart.locator(".read").inner_text()
+
+
+WORDS = """() => {
+window.words = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  write.call(this, text, x, y);
+  if (text === "tail" || text === "head") {
+    const wide = this.measureText(text).width, left = this.textAlign === "right" ? x - wide : x;
+    window.words.push([left, left + wide, this.canvas.clientWidth]);
+  }
+};
+}"""
+
+
+def test_the_words_below_the_ring_stand_apart(tmp_path, serve, visit):
+    with ReplayBuffer(1000, path=tmp_path / "ring") as buffer:
+        buffer.write_episodes({"reward": np.ones(21)} for _ in range(48))
+        client = serve()
+        (key,) = client.keys().values()
+        page = visit(client, f"#/p/{key}")
+        page.locator("#row0").wait_for()
+        page.evaluate(WORDS)
+        for _ in range(2):  # head at 29 of 1000 and tail at 42; then head at 50 and tail at 63
+            page.evaluate("() => { window.words = []; }")
+            buffer.write_episode({"reward": np.ones(21)})
+            page.wait_for_function("() => window.words.length >= 2")
+            one, other = sorted(page.evaluate("window.words.slice(-2)"))
+            assert one[0] >= 0 and one[1] < other[0] and other[1] <= other[2]
+
+
 def test_only_rows_in_view_are_made(tmp_path, serve, visit):
     buffer = ReplayBuffer(20_000, path=tmp_path / "ring")
     buffer.write_episodes({"reward": np.full(2, float(n))} for n in range(5000))

@@ -135,7 +135,8 @@ async function place(mine, key, query) {
   if (about.nbytes !== undefined) add("on disk", nbytes(about.nbytes) + (about.nbytes_full ? ` of ${nbytes(about.nbytes_full)} when full` : ""));
   if (about.settings) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`), add("durability", told(about.settings.durability));
   const picture = isRing ? el("canvas", { class: "ring", role: "img", "aria-label": "The ring" }) : null;
-  main.append(el("dl", { class: "facts" }, Object.values(facts).map((f) => f.div)), picture || "");
+  const legend = isRing ? el("p", { class: "legend quiet" }, [["used", "stored"], ["good", "just written"], ["bad", "just evicted"], ["free", "free"]].map(([name, text]) => el("span", {}, el("i", { class: name }), text))) : "";
+  main.append(el("dl", { class: "facts" }, Object.values(facts).map((f) => f.div)), picture || "", legend);
   if (about.episodes === undefined) {
     columnsOf(about);
     return;
@@ -205,11 +206,13 @@ function drawRing(canvas, state, before) {
   if (before) span(before.tail, Math.min(state.tail, before.head), colour("--bad")), span(Math.max(before.head, state.tail), state.head, colour("--good"));
   pen.fillStyle = colour("--text");
   pen.font = "11px system-ui";
-  for (const [name, x, other] of [["tail", at(state.tail), at(state.head)], ["head", at(state.head), at(state.tail)]]) {
+  const marks = [["tail", at(state.tail)], ["head", at(state.head)]].sort((a, b) => a[1] - b[1]);
+  let from = 0; // where the next word may begin: they stand beside each other, not over
+  for (const [i, [name, x]] of marks.entries()) {
     pen.fillRect(Math.min(wide - 2, x), 4, 2, 26);
-    const left = x > wide - 40 || (x > 40 && (x < other || (x === other && name === "tail"))); // beside each other, not over
-    pen.textAlign = left ? "right" : "left";
-    pen.fillText(name, left ? x - 2 : x + 4, 42);
+    from = Math.max(from, Math.min(x, wide - 32 * (marks.length - i)));
+    pen.fillText(name, from, 42);
+    from += 32;
   }
   canvas.setAttribute("aria-label", `The ring: ${count(state.steps)} of ${count(state.max_steps)} steps are stored, positions ${count(state.tail)} to ${count(state.head)}`);
 }

@@ -56,6 +56,14 @@ export function unpack(buffer) {
 
 const gaps = (values) => Array.from(values, (v) => (Number.isFinite(v) ? v : null));
 
+// The range of an axis. Floats near 6e18 lie 1024 apart: one that is too narrow for them has no ticks, and stops uPlot.
+function room(a, b) {
+  if (a === null) return [0, 1];
+  const least = Math.max(Math.abs(a), Math.abs(b)) * 1e-9;
+  const by = b - a > least ? (b - a) * 0.05 : Math.max(a === b ? 1 : 0, least);
+  return [a - by, b + by];
+}
+
 // One chart: lines over steps. `lines`: {label, values}[]; calls `moved(step)` when it is clicked, `zoomed(low, high)` when dragged.
 export class Chart {
   constructor(title, labels, { moved, zoomed }) {
@@ -94,8 +102,8 @@ export class Chart {
       this.plot = new window.uPlot({
         width: this.box.clientWidth || 400, height: 150, legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" }, points: { show: false } },
-        scales: { x: { time: false, range: () => this.range || [low, high] }, y: { range: (_, a, b) => (a === null ? [0, 1] : a === b ? [a - 1, b + 1] : [a - (b - a) * 0.05, b + (b - a) * 0.05]) } },
-        axes: [{ ...axis, size: 26 }, { ...axis, size: 54, values: (_, v) => v.map(number) }],
+        scales: { x: { time: false, range: () => this.range || [low, high] }, y: { range: (_, a, b) => room(a, b) } },
+        axes: [{ ...axis, size: 26 }, { ...axis, size: (_, labels) => Math.max(54, ...(labels || []).map((v) => 20 + 7 * v.length)), values: (_, v) => v.map(number) }],
         series: [{}, ...this.labels.map((label, i) => ({ label, stroke: colours[i % colours.length], width: 1.4, points: { show: steps.length < 2 } }))],
         hooks: {
           setCursor: [(u) => this.say(u.cursor.idx)],

@@ -42,7 +42,7 @@ export function episodeTable(page, key, query, about) {
   function headers() {
     const columns = [...OWN, ...names.map((n) => [n, n])];
     head.replaceChildren(...(pictures ? [el("div", { class: "cell pic", role: "columnheader" }, el("span", { class: "sr" }, "picture"))] : []), ...columns.map(([name, shown]) =>
-      el("div", { class: "cell", role: "columnheader", "aria-sort": sort === name ? (desc ? "descending" : "ascending") : "none" },
+      el("div", { class: OWN.some(([own]) => own === name) ? "cell" : "cell data", role: "columnheader", "aria-sort": sort === name ? (desc ? "descending" : "ascending") : "none" },
         el("button", { type: "button", title: `Sort by ${shown}`, onclick: () => { if (sort === name) desc = !desc; else [sort, desc] = [name, true]; restart(true); } }, shown + (sort === name ? (desc ? " ↓" : " ↑") : "")))));
   }
 
@@ -91,6 +91,7 @@ export function episodeTable(page, key, query, about) {
   function draw() {
     const by = scale(), start = first(), seen = Math.ceil(grid.clientHeight / HIGH) + 2;
     rows.style.height = `${Math.min(MOST_PX, total * HIGH)}px`;
+    grid.style.maxHeight = `${Math.max(4, total + 2) * HIGH}px`; // few episodes leave no empty frame
     grid.setAttribute("aria-rowcount", String(total + 1));
     const kept = new Set();
     for (let i = start; i < Math.min(total, start + seen); i++) {
@@ -117,13 +118,13 @@ export function episodeTable(page, key, query, about) {
   }
 
   function line(row, i) {
-    const cell = (text, title) => el("div", { class: "cell", role: "gridcell", title: title || null }, text);
+    const cell = (text, title, kind = "cell") => el("div", { class: kind, role: "gridcell", title: title || null }, text);
     const element = el("div", { class: "row", role: "row", id: `row${i}`, "aria-rowindex": String(i + 2), onclick: (event) => { at = i; if (event.shiftKey || event.ctrlKey || event.metaKey) choose(row); else open(row); } },
       pictures ? el("div", { class: "cell pic", role: "gridcell" }, row.damaged ? "" : el("img", { loading: "lazy", alt: "", src: api("thumb", { p: key, e: row.id }) })) : null,
       cell(count(row.episode)), cell(count(row.length)), cell(row.known ? number(row.return) : "…"),
       row.damaged ? el("div", { class: "cell bad", role: "gridcell", title: row.damaged }, "damaged") : cell(row.known ? row.ended || "–" : "…"),
       el("div", { class: "cell flags", role: "gridcell", title: row.flags.join(" ") || null }, row.flags.map((f) => el("span", { class: "tag flag" }, f))), cell(row.note, row.note),
-      names.map((n) => cell(told(row.data[n]), told(row.data[n]))));
+      names.map((n) => cell(told(row.data[n]), told(row.data[n]), "cell data")));
     element.of = row;
     return element;
   }
