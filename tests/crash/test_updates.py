@@ -100,6 +100,7 @@ class Updates(Session):
         return seen
 
     def call(self, do, begun=None, fault=None, synced=False):
+        """Make a call; `synced`: at any level it makes all values durable, at "power" those of the rows in `begun`."""
         before = self.now
         self.during(Values(before.last, before.synced, {**before.most, **(begun or {})}))
         if fault is not None:
@@ -118,8 +119,11 @@ class Updates(Session):
         self.disk.lift()
         self.ring.engine.owned.recover_if_stale()
         seen = self.judge(self.now, False)
-        durable = returned and (synced or self.power)
-        done = dict(seen) if durable else {r: n for r, n in before.synced.items() if r in seen}
+        done = {row: n for row, n in before.synced.items() if row in seen}
+        if returned and synced:
+            done = dict(seen)
+        elif returned and self.power:  # what an interrupted update left is durable with the next sync of values
+            done |= {row: seen[row] for row in begun or () if row in seen}
         self.after(Values(seen, done, self.now.most))
 
     def fault(self, rng):
@@ -150,7 +154,7 @@ class Updates(Session):
             ids = [by_episode[episode] + step for episode, step in some]
             values = {"latent": latent_of(some, self.updates), "label": np.full(count, self.updates)}  # fmt: skip
             begun = dict.fromkeys(some, self.updates)
-            self.call(lambda: ring.update(ids, values), begun, self.fault(rng))
+            self.call(lambda: ring.update(ids, values), begun, self.fault(rng), synced=self.power)
         elif kind == "flush":
             self.call(ring.flush, synced=True)
         elif kind == "sync":
