@@ -177,10 +177,11 @@ def load(at, place, **options):
         dataset.close()
 
 
-def convert(at, place):
+def convert(at, place, source_format=None):
     from ringmap.data import convert
 
-    convert(at, os.path.join(place, "copy.h5"), dest_format="hdf5", progress=False)
+    copy = os.path.join(place, "copy.h5")
+    convert(at, copy, dest_format="hdf5", source_format=source_format, progress=False)
     return b""
 
 
@@ -198,7 +199,11 @@ def surfaces(kind):
     if kind == "rollout":
         return {"load": load_rollout}
     if kind in FORMATS:
-        return {"load": load, "convert": convert}
+        given = "robomimic" if kind == "robomimic" else None  # it ends as any HDF5 file
+        return {
+            "load": functools.partial(load, format=given),
+            "convert": functools.partial(convert, source_format=given),
+        }
     found = {
         "open r": open_buffer("r", kind), "open r+": open_buffer("r+", kind), "check": check,
         "repair, dry": repair(True), "repair": repair(False),

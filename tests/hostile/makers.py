@@ -24,7 +24,18 @@ import xxhash
 
 SECRET = b"SECRET-THAT-NOBODY-READS"
 
-FORMATS = "folder", "hdf5", "hdf5 in a folder", "zarr", "lance", "video", "lerobot", "minari"
+FORMATS = (
+    "folder",
+    "hdf5",
+    "hdf5 in a folder",
+    "zarr",
+    "lance",
+    "video",
+    "lerobot",
+    "minari",
+    "robomimic",
+    "parquet",
+)
 
 
 @dataclass(frozen=True)
@@ -1264,6 +1275,98 @@ def _(at, out):
     edit(
         join(at, "data/metadata.json"), lambda body: body.update(observation_space=json.dumps(box))
     )
+
+
+@contextlib.contextmanager
+def demos(at):
+    """Open robomimic's file for a change."""
+    import h5py
+
+    with h5py.File(at, "r+") as file:
+        yield file["data"]
+
+
+@case("robomimic", "a demonstration is a link into another file", "link to elsewhere")
+def _(at, out):
+    import h5py
+
+    with demos(at) as data:
+        with h5py.File(join(out, "moved.h5"), "w") as other:
+            data.copy("demo_0", other)
+        del data["demo_0"]
+        data["demo_0"] = h5py.ExternalLink(join(out, "moved.h5"), "demo_0")
+
+
+@case("robomimic", "actions are kept in another file", "other files")
+def _(at, out):
+    with demos(at) as data:
+        del data["demo_1/actions"]
+        data["demo_1"].create_dataset(
+            "actions", (4, 2), "f4", external=[(join(out, "secret"), 0, 32)]
+        )
+
+
+@case("robomimic", "it has 2**50 steps in a few bytes", "demo_0")
+def _(at, out):
+    with demos(at) as data:
+        for name in ("actions", "rewards", "dones", "obs/flat", "next_obs/flat"):
+            values = data["demo_0"][name]
+            shape, kind = (1 << 50, *values.shape[1:]), values.dtype
+            del data["demo_0"][name]
+            data["demo_0"].create_dataset(name, shape, kind, chunks=(1, *shape[1:]))
+        data["demo_0"].attrs["num_samples"] = 1 << 50
+
+
+@case("robomimic", "num_samples is 2**50", "samples")
+def _(at, out):
+    with demos(at) as data:
+        data["demo_0"].attrs["num_samples"] = 1 << 50
+
+
+@case("robomimic", "it is cut in the middle", "can't be")
+def _(at, out):
+    os.truncate(at, os.path.getsize(at) // 2)
+
+
+@case("robomimic", "it is a link out of it", opens=True, named=True)
+def _(at, out):
+    move_out(at, out)
+
+
+@case("robomimic", "it is a pipe", "is a pipe")
+def _(at, out):
+    pipe(at)
+
+
+def table_of(at):
+    return only(at, "data-", ".parquet")
+
+
+@case("parquet", "its table is a link out of it", "data-00000.parquet")
+def _(at, out):
+    move_out(table_of(at), out)
+
+
+@case("parquet", "its table is a pipe", "data-00000.parquet")
+def _(at, out):
+    pipe(table_of(at))
+
+
+@case("parquet", "its footer is cut", "can't be read")
+def _(at, out):
+    os.truncate(table_of(at), os.path.getsize(table_of(at)) - 20)
+
+
+@case("parquet", "its footer claims 2 GiB", "can't be read")
+def _(at, out):
+    with open(table_of(at), "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write((0x7FFFFFF0).to_bytes(4, "little"))
+
+
+@case("parquet", "its table is 1 TiB of nothing", "can't be read")
+def _(at, out):
+    vast(table_of(at))
 
 
 @case("rollout", "it is a pickle that runs a command", "no file of a RolloutBuffer")

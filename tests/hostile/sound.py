@@ -93,6 +93,21 @@ def stored(name, **options):
     return make
 
 
+def exported(name):
+    """Return what makes a dataset of a format with a layout of its own."""
+
+    def make(path):
+        from ringmap.data import ReplayBuffer, convert
+
+        buf = ReplayBuffer(max_steps=100)
+        for length in (5, 8, 6):
+            rows = np.ones((length, 2), np.float32)
+            buf.write_episode({"obs": rows, "action": rows, "reward": np.zeros(length, np.float32)})
+        convert(buf, path, dest_format=name, progress=False)
+
+    return make
+
+
 def in_folder(path):
     """An HDF5 file in a folder."""
     os.mkdir(path)
@@ -203,10 +218,12 @@ KINDS = {
     "video": stored("video", lossless=True),
     "lerobot": lerobot,
     "minari": minari,
+    "robomimic": exported("robomimic"),
+    "parquet": exported("parquet"),
     "rollout": rollout,
 }  # fmt: skip
 
-SUFFIX = {"hdf5": ".h5", "lance": ".lance", "rollout": ".pt"}
+SUFFIX = {"hdf5": ".h5", "robomimic": ".hdf5", "lance": ".lance", "rollout": ".pt"}
 
-NEEDS = {"video": "av", "lerobot": "av", "minari": "minari"}
+NEEDS = {"video": "av", "lerobot": "av", "minari": "minari", "parquet": "pyarrow"}
 """Packages that not every installation has."""

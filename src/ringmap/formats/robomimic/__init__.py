@@ -25,9 +25,10 @@ from ringmap.errors import CorruptError
 from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.source_format import StoredFormat
-from ringmap.formats.common.untrusted import LARGEST_ROW, refuse_sparse
+from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at, refuse_sparse
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.disk.system import NotAFileError
 
 __all__ = ["SPLITS", "THEIRS", "Robomimic", "RobomimicSource"]
 
@@ -107,6 +108,8 @@ class RobomimicSource(DirectorySource):
     def _open(self) -> Any:
         import h5py
 
+        if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would never end
+            raise NotAFileError(self.path, kind_at(os.path.realpath(self.path)))
         file = h5py.File(self.path, "r")
         ours = {theirs: name for name, theirs in THEIRS.items()}
 
