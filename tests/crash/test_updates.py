@@ -122,9 +122,8 @@ class Updates(Session):
         done = {row: n for row, n in before.synced.items() if row in seen}
         if returned and synced:
             done = dict(seen)
-        elif (
-            returned and self.power
-        ):  # what an interrupted update left is durable with the next sync of values
+        elif returned and self.power:
+            # What an interrupted update left is durable with the next sync of values.
             done |= {row: seen[row] for row in begun or () if row in seen}
         self.after(Values(seen, done, self.now.most))
 
