@@ -9,6 +9,7 @@ PROGRAM = """
 import resource, sys
 import numpy as np
 from ringmap import ReplayBuffer
+from ringmap.errors import EnvironmentFault
 
 MOST = 1 << 30
 resource.setrlimit(resource.RLIMIT_DATA, (MOST, MOST))
@@ -23,12 +24,24 @@ try:
     np.empty(2 * MOST, np.uint8)  # the control: the limit holds
 except MemoryError:
     print("mapped")
+in_ram = ReplayBuffer(1_000_000)
+for _ in range(2):
+    try:
+        in_ram.write_episode(with_rows)
+    except EnvironmentFault as fault:
+        print(fault)
+in_ram.write_episode({"action": np.arange(8.0)})
+print(in_ram.num_episodes, in_ram.sample(2)["action"].shape)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of data is Linux's")
-def test_rows_are_mapped_not_allocated(tmp_path):
+def test_rows_are_mapped_and_a_ring_in_ram_is_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, tmp_path / "ring"], capture_output=True, text=True
     )
-    assert done.stdout == "mapped\n", done.stderr[-2000:]
+    mapped, *refused, counts = done.stdout.splitlines() or [done.stderr[-2000:], ""]
+    assert mapped == "mapped"
+    said = "13,056,008,192 bytes does not fit in memory; give path= to keep the rows in a directory, or lower max_steps"
+    assert [said in line for line in refused] == [True, True]
+    assert counts == "1 (2, 1)"
