@@ -44,4 +44,4 @@ def test_rows_are_mapped_and_a_ring_in_ram_is_refused(tmp_path):
     assert mapped == "mapped"
     said = "13,056,008,192 bytes does not fit in memory; give path= to keep the rows in a directory, or lower max_steps"
     assert [said in line for line in refused] == [True, True]
-    assert counts == "1 (2, 1)"
+    assert counts == "1 (2, 1, 1)"
