@@ -8,7 +8,6 @@ Not here: faults (nothing can fail), other processes (nothing is shared).
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from typing import Any, Self
@@ -33,9 +32,8 @@ class MemoryFile:
         try:
             self.data: Array = np.zeros(size, np.uint8)
         except MemoryError:
-            raise OSError(
-                errno.ENOMEM,
-                f"a column of {size:,} bytes does not fit in memory; give path= to keep the rows in a directory, or lower max_steps",
+            raise MemoryError(
+                f"a column of {size:,} bytes does not fit in memory; give path= to keep the rows in a directory, or lower max_steps"
             ) from None
         self._view = self.data.data
         self.used = size
