@@ -94,7 +94,7 @@ def race(folder, width, n_step, count, writers=WRITERS, size=256, until_wrong=Fa
                 batch = buf.sample(size)
             except LappedError:
                 laps += 1
-                assert laps < 100 + count // size
+                assert laps < 2000 + count // size
                 continue
             done += size
             wrong += num_wrong(batch, n_step)
