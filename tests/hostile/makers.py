@@ -1238,15 +1238,22 @@ def _(at, out):
     edit(join(at, "data/metadata.json"), change)
 
 
+def link_out(group, name, out):
+    """Move a group of an HDF5 file to another file, and leave a link to it."""
+    import h5py
+
+    with h5py.File(join(out, "moved.h5"), "w") as other:
+        group.copy(name, other)
+    del group[name]
+    group[name] = h5py.ExternalLink(join(out, "moved.h5"), name)
+
+
 @case("minari", "an episode is a link into another file", "link to elsewhere")
 def _(at, out):
     import h5py
 
     with h5py.File(join(at, "data/main_data.hdf5"), "r+") as file:
-        with h5py.File(join(out, "moved.h5"), "w") as other:
-            file.copy("episode_0", other)
-        del file["episode_0"]
-        file["episode_0"] = h5py.ExternalLink(join(out, "moved.h5"), "episode_0")
+        link_out(file, "episode_0", out)
 
 
 @case("minari", "observations are kept in another file", "other files")
@@ -1288,13 +1295,8 @@ def demos(at):
 
 @case("robomimic", "a demonstration is a link into another file", "link to elsewhere")
 def _(at, out):
-    import h5py
-
     with demos(at) as data:
-        with h5py.File(join(out, "moved.h5"), "w") as other:
-            data.copy("demo_0", other)
-        del data["demo_0"]
-        data["demo_0"] = h5py.ExternalLink(join(out, "moved.h5"), "demo_0")
+        link_out(data, "demo_0", out)
 
 
 @case("robomimic", "actions are kept in another file", "other files")

@@ -26,10 +26,10 @@ from ringmap.errors import (
     NoClipsError,
     ReplacedError,
 )
-from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from tests.buffers.steps import episode, prove
+from tests.sharded.striking import Striking
 
 
 def open_all(fleet, **options):
@@ -262,21 +262,6 @@ def test_the_same_ring_twice(three):
 
 
 # -- in the middle of a gather -------------------------------------------------------------------
-
-
-class Striking:
-    """Does something once, right before the n-th copy of a column."""
-
-    def __init__(self, monkeypatch, strike, at):
-        real, self.left = MemmapColumn.take, at
-
-        def take(column, slots, out=None, head=0):
-            self.left -= 1
-            if self.left == 0:
-                strike()
-            return real(column, slots, out, head)
-
-        monkeypatch.setattr(MemmapColumn, "take", take)
 
 
 @pytest.mark.parametrize("at", [1, 5, 9, 12])

@@ -21,8 +21,8 @@ from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import InputError, NoClipsError, ReplacedError
 from ringmap.ray.reader import Reader
 from ringmap.samplers import PrioritizedSampler, UniformSampler
-from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
+from tests.sharded.striking import Striking
 from tests.transitions.reference import Life, Reference, StackedLife, same
 
 GAMMA = 0.9
@@ -577,21 +577,6 @@ def test_a_killed_writer_and_its_next_one(steps):
     assert (batch["next_observations"] == 1).all()
 
 
-class Strike:
-    """Does something once, right before the n-th copy of a column."""
-
-    def __init__(self, monkeypatch, strike, at):
-        real, self.left = MemmapColumn.take, at
-
-        def take(column, slots, out=None, head=0):
-            self.left -= 1
-            if self.left == 0:
-                strike()
-            return real(column, slots, out, head)
-
-        monkeypatch.setattr(MemmapColumn, "take", take)
-
-
 @pytest.mark.usefixtures("width")
 @pytest.mark.parametrize("at", [4, 20])
 def test_a_ring_that_fails_in_the_middle_of_a_gather(steps, monkeypatch, at):
@@ -602,7 +587,7 @@ def test_a_ring_that_fails_in_the_middle_of_a_gather(steps, monkeypatch, at):
     def strike():
         raise OSError(5, "Input/output error")
 
-    Strike(monkeypatch, strike, at)
+    Striking(monkeypatch, strike, at)
     batch = buf.sample(300)
     fleet.prove(batch, n_step=2)
     (name,) = problems(buf)
@@ -621,7 +606,7 @@ def test_a_ring_removed_in_the_middle_of_a_gather(steps, monkeypatch, at):
         ring = next(ring for ring in buf.engine.each() if ring.name == "b")
         ring.source._held_until = 0  # or it would be noticed up to 0.1 s later
 
-    Strike(monkeypatch, strike, at)
+    Striking(monkeypatch, strike, at)
     batch = buf.sample(300)
     fleet.prove(batch, n_step=2)
     assert set(apart(batch.ids)[0].tolist()) == {0, 2}
@@ -638,7 +623,7 @@ def _lapped(fleet, monkeypatch, at, n_step):
         for name in "abc":
             fleet.add(name, 100, 5)
 
-    Strike(monkeypatch, strike, at)
+    Striking(monkeypatch, strike, at)
     batch = buf.sample(300)
     monkeypatch.undo()
     good = np.zeros(300, bool)  # as it was when it was drawn, or as it is now
