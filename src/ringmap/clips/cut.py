@@ -190,6 +190,7 @@ class Cut:
         functions: pairs of a name and a function of the whole batch that returns the column, called in this order at the end.
         episode_numbers: returns the numbers of episodes, given the positions of their first steps; None: they are counted among
             those stored now.
+        step_ids: returns the ids of steps, given their positions; None: these are the ids.
         history, frameskip: of a clip, for messages; 0 for any other cut.
         across: whether the steps run on into the next episode of the lane.
 
@@ -211,6 +212,7 @@ class Cut:
     history: int = 0
     frameskip: int = 0
     episode_numbers: Callable[[Array], Array] | None = None
+    step_ids: Callable[[Array], Array] | None = None
     across: bool = False
     span: int = field(init=False)
     """Steps around an anchor that its episode must have: `before + 1 + after`."""

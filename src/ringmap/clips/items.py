@@ -165,6 +165,11 @@ class Items:
             return self._cut.episode_numbers(self.start)
         return self.rows.episodes(self.origin)
 
+    def ids(self, places: Array) -> Array:
+        """Return the ids of steps, for `update`, given their places among `rows`."""
+        positions, ids = self.rows.positions(places), self._cut.step_ids
+        return positions if ids is None else ids(positions)
+
     @property
     def is_open(self) -> Array:
         """Whether each anchor's episode has not ended: more parts of it may come."""

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.buffers.sharded.priorities import FleetPriorities
 from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
+from ringmap.buffers.sharded.values import FleetValues
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
@@ -77,7 +79,8 @@ class ShardEngine(Engine):
         sampler: as for `Engine`.
         seed: of the generator.
         threads: as for `ReplayBuffer`.
-        state: keeps the priorities of a prioritized sampler; None: they are in memory alone.
+        state: keeps the priorities of a prioritized sampler, and values written back; None: the former are in memory alone.
+        power: whether values that are written back are durable when `update` returns.
         retiring: which rings are removed; None: none. A copy in another process removes none.
 
     Raises:
@@ -87,7 +90,7 @@ class ShardEngine(Engine):
     def __init__(
         self, rings: Rings, weights: Weights = "clips", sampler: Sampler | None = None, seed: int | None = None,
         threads: int | None = None, state: LearnerState | None = None,
-        retiring: Retiring | None = None,
+        retiring: Retiring | None = None, power: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(None, sampler, seed)
         self.rings = rings
@@ -95,6 +98,7 @@ class ShardEngine(Engine):
         self.weights = weights
         self.threads = threads
         self.state = state
+        self.values = None if state is None else FleetValues(self.members, state, power)
         self.retiring, self._next_retiring, self._retires_in = retiring, 0.0, os.getpid()
         self.sampler = self._over_rings(self.sampler)
         self._begin()
@@ -135,6 +139,11 @@ class ShardEngine(Engine):
         self._redraws_gone += sum(ring.reader.num_redraws for ring in gone)
         for ring in rings:
             ring.reader.rng = ring.buffer.engine.rng = self.rng
+        if self.values is not None:
+            for ring in gone:
+                self.values.leave(ring)
+            for ring in rings:
+                self.values.show(ring)
         self.sources = [ring.source for ring in rings]
         self.readers = [ring.reader for ring in rings]
         self.moments.tell()
@@ -151,6 +160,8 @@ class ShardEngine(Engine):
             self._pid = os.getpid()
             self.rng = np.random.default_rng()
             self._begin(self.pins.loader_state if worker() is not None else None)
+            if self.values is not None:
+                self.values.begin()
             self.members.reopen()
         elif worker() is None and not self.pins.loader_state.is_mine:  # it follows no process
             self._begin()
@@ -240,7 +251,7 @@ class ShardEngine(Engine):
         return removed
 
     def retire(self, ring: Ring, where: str) -> None:
-        """Remove a ring, and forget its priorities.
+        """Remove a ring, and forget its priorities and values.
 
         Raises:
             LockedError: a process writes it.
@@ -250,7 +261,9 @@ class ShardEngine(Engine):
             remove_ring(ring.folder, where)
             self.members.leave(ring)
             if isinstance(self.sampler, FleetPriorities):
-                self.sampler.drop(ring.uuid, ring.number)
+                self.sampler.drop(ring.number)
+            if self.state is not None:
+                self.state.drop(ring.uuid.hex())
 
     def _table(self, cut: Cut) -> ClipTable:
         """Return the clips of a cut on all rings; rings without commits since are not counted again. Holds the lock."""
@@ -469,7 +482,8 @@ class ShardEngine(Engine):
         if found is None or found[2] is not ring:
             if len(self._cuts) > 32 * max(1, len(self.members.open)):
                 self._cuts.clear()
-            own = replace(cut, functions=(), episode_numbers=self._numbers_in(ring, cut))
+            numbers, ids = self._numbers_in(ring, cut), partial(joined, ring.number)
+            own = replace(cut, functions=(), episode_numbers=numbers, step_ids=ids)
             found = self._cuts[id(cut), ring.number] = cut, own, ring
         return found[1]
 
@@ -613,6 +627,25 @@ class ShardEngine(Engine):
         """
         self._refuse(where)
 
+    def written_back(self, where: str) -> FleetValues:
+        """Return the values that a learner writes back, for an update.
+
+        Raises:
+            InputError: there is no directory for them.
+            ReadOnlyError: this is a copy, which only reads.
+        """
+        self.check_open()
+        if self.values is None or self.state is None:
+            raise InputError(
+                f"{where}: values are kept in the learner's own directory, since each ring has a writer of its own; open the buffer with "
+                "state=DIR"
+            )
+        if not self.state.is_writable:
+            raise ReadOnlyError(
+                f"{where}: this is a copy in another process, and only reads; update in the process that opened state={self.state.path}"
+            )
+        return self.values
+
     def _refuse(self, where: str) -> NoReturn:
         raise ReadOnlyError(
             f"{where}: rings are only read here; open the ring to write, ReplayBuffer.open(path, mode='r+') of one of: "
@@ -640,20 +673,26 @@ class ShardEngine(Engine):
         """Do nothing: a reader has no rows of its own."""
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Force the priorities to the disk, where `state` keeps them."""
+        """Force priorities and values written back to the disk, where `state` keeps them."""
         self.check_open()
         self.sampler.flush()
+        if self.values is not None:
+            self.values.flush(where)
 
     def close(self) -> None:
-        """Force the priorities to the disk, and release all files."""
+        """Do what `flush` does, and release all files."""
         if self.is_closed:
             return
         self.is_closed = True
         try:
             self.sampler.flush()
+            if self.values is not None:
+                self.values.flush()
         finally:
             self.rings.close()
             self.sampler.close()
+            if self.values is not None:
+                self.values.close()
             if self.state is not None:
                 self.state.close()
 

@@ -3,6 +3,7 @@
     runs/learner/lock                      one learner at a time
     runs/learner/boot                      the boot id of the priorities
     runs/learner/UUID/priorities.bin       of the ring with this uuid
+    runs/learner/UUID/mutable.bin          values written back (values.py)
 
 Invariants: only the process that holds the lock writes; priorities of rows that a power cut may have taken are dropped.
 Not here: the bytes of a file (storage/sidecars), the meaning of a priority (clips/samplers).
@@ -21,7 +22,8 @@ from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import WriterLock, describe, holder_of
 from ringmap.storage.read.handle import Handle
-from ringmap.storage.sidecars import Home
+from ringmap.storage.sidecars import Home, Sidecar
+from ringmap.storage.sidecars.mutable import MutableValues
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 __all__ = ["LearnerState"]
@@ -84,30 +86,35 @@ class LearnerState:
         if known == boot:
             return
         for name in self.disk.names(self.path) if known is not None else ():
-            self.drop(name)
+            self.drop(name, PriorityFile)
         self.disk.put(at, at + ".tmp", boot, synced=True)
 
-    def drop(self, uuid: str) -> None:
-        """Remove what is kept of a ring, by its uuid in hexadecimal; nothing for another name."""
+    def drop(self, uuid: str, *kinds: type[Sidecar]) -> None:
+        """Remove what is kept of a ring, by its uuid in hexadecimal; nothing for another name. `kinds`: all, unless some are named."""
         folder = os.path.join(self.path, uuid)
         if self.is_writable and len(uuid) == 32 and self.disk.is_folder(folder):
-            for name in (*PriorityFile.names, *PriorityFile.temporary):
-                self.disk.discard(os.path.join(folder, name))
+            for kind in kinds or (PriorityFile, MutableValues):
+                for name in (*kind.names, *kind.temporary):
+                    self.disk.discard(os.path.join(folder, name))
 
     @property
     def is_writable(self) -> bool:
         """Whether this process holds the lock."""
         return self._lock is not None and self._pid == os.getpid()
 
-    def keeper(self, source: Handle) -> _Keeper:
-        """Return what keeps the priorities of a ring."""
+    def home(self, source: Handle) -> Home:
+        """Return where sidecars of a ring lie here; the directory may not be there."""
         uuid = source.manifest.uuid
         folder = os.path.join(self.path, uuid.hex())
+        return Home(self.disk, folder, uuid, source.home.rows, source.schema)
+
+    def keeper(self, source: Handle) -> _Keeper:
+        """Return what keeps the priorities of a ring."""
+        home = self.home(source)
         if self.is_writable:
-            with clear_errors(_WHERE, folder):
-                make_folder(self.disk, folder)
-        rows = source.home.rows
-        return _Keeper(self, source, Home(self.disk, folder, uuid, rows, source.schema))
+            with clear_errors(_WHERE, home.folder):
+                make_folder(self.disk, home.folder)
+        return _Keeper(self, source, home)
 
     def close(self) -> None:
         """Release the lock; a forked child leaves it to its parent."""

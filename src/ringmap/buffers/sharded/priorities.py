@@ -160,13 +160,11 @@ class FleetPriorities(BaseSampler):
                 self._seen[place] = -1
         return done
 
-    def drop(self, uuid: bytes, number: int) -> None:
+    def drop(self, number: int) -> None:
         """Forget the priorities of a ring that was removed."""
         tree = self._trees.pop(number, None)
         if tree is not None:
             tree.close()
-        if self._state is not None:
-            self._state.drop(uuid.hex())
 
     # -- state -------------------------------------------------------------------------------
 

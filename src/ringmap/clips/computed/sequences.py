@@ -117,7 +117,7 @@ class _Flags(Computed):
             "is_burn_in": np.broadcast_to(
                 np.arange(len(self.offsets)) < self.burn_in, steps.shape
             ).copy(),
-            "step_id": items.rows.positions(places),
+            "step_id": items.ids(places),
         }
         return {name: made[name] for name in self.names}
 

@@ -5,7 +5,7 @@
 Everything that reads columns by name reads through this.
 
 Invariant: a row without a newer value has the value that it was stored with.
-Not here: where newer values are kept (sidecars/mutable.py).
+Not here: where newer values are kept (sidecars/mutable.py, and for a learner buffers/sharded/values.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from ringmap.storage.columns.base import Column
 from ringmap.storage.columns.pending import PendingColumn
 
-__all__ = ["ChangedColumn", "Changes"]
+__all__ = ["ChangedColumn", "Changes", "Layers"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,6 +34,28 @@ class Changes(Protocol):
     def put_into(self, name: str, positions: Array, taken: Array) -> None:
         """Replace the rows that have a newer value, in an array `(*positions.shape, ...)` of the rows at these positions."""
         ...
+
+
+class Layers:
+    """Newer values from two places: those of the upper one count more.
+
+    Args:
+        lower: of the same columns.
+        upper: see there.
+    """
+
+    def __init__(self, lower: Changes, upper: Changes) -> None:
+        self._lower, self._upper = lower, upper
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The names of the columns."""
+        return self._lower.columns
+
+    def put_into(self, name: str, positions: Array, taken: Array) -> None:
+        """Replace the rows that have a newer value."""
+        self._lower.put_into(name, positions, taken)
+        self._upper.put_into(name, positions, taken)
 
 
 class ChangedColumn(PendingColumn):

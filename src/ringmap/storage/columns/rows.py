@@ -20,7 +20,7 @@ import xxhash
 from ringmap.errors import CorruptError
 from ringmap.storage.columns.backends import StoredColumn
 from ringmap.storage.columns.base import Column, Live
-from ringmap.storage.columns.changed import ChangedColumn, Changes
+from ringmap.storage.columns.changed import ChangedColumn, Changes, Layers
 from ringmap.storage.columns.codecs import Undecodable
 from ringmap.storage.columns.pending import PendingColumn, PendingRows
 from ringmap.storage.columns.schema import Schema
@@ -98,8 +98,9 @@ class Rows:
         return cls(schema, columns, ring)
 
     def with_changes(self, changes: Changes) -> Rows:
-        """Return these rows so that reads find the newer values of mutable columns."""
+        """Return these rows so that reads find the newer values of mutable columns; those of a later call count more."""
         rows = Rows(self.schema, self.columns, self.ring)
+        changes = changes if self.changes is None else Layers(self.changes, changes)
         rows.changes = changes
         for name in changes.columns:
             rows.by_name[name] = ChangedColumn(rows.by_name[name], changes)

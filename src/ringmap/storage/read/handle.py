@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.errors import ClipIndexError, CorruptError, RoleError
+from ringmap.storage.columns.changed import Changes
 from ringmap.storage.columns.pending import PendingRows
 from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
@@ -44,7 +45,7 @@ from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.mutable import MutableValues
 
-__all__ = ["Handle", "is_mine"]
+__all__ = ["Handle", "is_mine", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,6 +65,7 @@ class Handle:
         self.memory = threading.RLock()
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
+        self._over: Callable[[Handle], Changes] | None = None
         self.table: EpisodeTable
         self.segments = Segments(disk, self.paths.data)
         self.is_open = True
@@ -152,9 +154,18 @@ class Handle:
             and schema is not None
             and schema.mutable.columns
         ):
-            tail = _tail_of(weakref.ref(self))
-            self.values = MutableValues.open(self.home, self.writable, self.mapped, tail)
-            self.rows = rows.with_changes(self.values)
+            self.values = MutableValues.open(self.home, self.writable, self.mapped, tail_of(self))
+            rows = rows.with_changes(self.values)
+            self.rows = rows if self._over is None else rows.with_changes(self._over(self))
+
+    def lay_over(self, over: Callable[[Handle], Changes]) -> None:
+        """Let reads of mutable columns look for newer values first in what `over(handle)` returns, once there are rows.
+
+        A learner's values stand there. Called once for each handle.
+        """
+        self._over = over
+        if self.values is not None and self.rows is not None:
+            self.rows = self.rows.with_changes(over(self))
 
     def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""
@@ -305,11 +316,12 @@ def is_mine(lock: Any) -> bool:
     return held
 
 
-def _tail_of(handle: weakref.ref[Handle]) -> Callable[[], int]:
-    """Return a function that returns the position below which rows may have been overwritten by now."""
+def tail_of(handle: Handle) -> Callable[[], int]:
+    """Return a function that returns the position below which rows may have been overwritten by now. It does not keep the handle."""
+    known = weakref.ref(handle)
 
     def tail() -> int:
-        alive = handle()
+        alive = known()
         return 0 if alive is None else alive.newest_tail()
 
     return tail

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ from ringmap.storage.disk.files import File, closed
 from ringmap.storage.records.table import Record
 from ringmap.storage.sidecars.base import Copied, Home, Kept, Mend, Sidecar
 
-__all__ = ["MutableValues"]
+__all__ = ["MutableValues", "rows_in"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -109,6 +109,7 @@ class MutableValues(Sidecar):
         write: whether it is for updates.
         mapped: whether values are read through a map, or with reads.
         tail: returns the position of the oldest row by now.
+        session: see there; of a handle that only reads.
 
     Processes and threads: one thread at a time may update; any thread of any process may read.
     """
@@ -118,10 +119,11 @@ class MutableValues(Sidecar):
 
     def __init__(
         self, file: File, home: Home, header: _Header, write: bool, mapped: bool = True,
-        tail: Callable[[], int] = lambda: 0,
+        tail: Callable[[], int] = lambda: 0, session: int = 0,
     ) -> None:  # fmt: skip
         self.path = file.path
         self._file, self._home, self._header, self._mapped = file, home, header, mapped
+        self._session = session
         self._writes, self._tail = write, tail
         assert home.schema is not None
         self._columns = home.schema.mutable
@@ -190,8 +192,8 @@ class MutableValues(Sidecar):
                 f"{home.path(cls.names[0])}: {faults[0]}; run ringmap.check on the buffer"
             )
         file = home.disk.open(home.path(cls.names[0]), write)
-        header = max(_headers(file, home), key=lambda header: header.number)
-        return cls(file, home, header, write, mapped, tail)
+        header, session = _newest_of(_headers(file, home))
+        return cls(file, home, header, write, mapped, tail, session)
 
     @classmethod
     def _faults_of_file(cls, home: Home) -> list[str]:
@@ -334,11 +336,14 @@ class MutableValues(Sidecar):
     def _stage(self, count: int) -> _Staged:
         """Return memory for as many copies. The last one is used again: fresh pages cost as much as the copy."""
         staged = self._staged
-        if staged is None or len(staged[0]) != count:
+        if staged is None or len(staged[0]) < count:
             records = np.zeros(count, self._copy)
             raw, size = records.view(np.uint8).data, self._copy.itemsize
             staged = records, _cut(raw, size), _cut(raw, size, 8)
             self._staged = staged if records.nbytes <= _STAGED_MOST else None
+        elif len(staged[0]) > count:
+            records, rows, hashed = staged
+            staged = records[:count], rows[:count], hashed[:count]
         return staged
 
     def _fill(
@@ -406,11 +411,28 @@ class MutableValues(Sidecar):
 
         Cost: the heads of three copies for each row; for one that has a newer value, a copy and a checksum of it.
         """
-        which, _, newest = self._find(positions.reshape(-1))
+        which, (newest,) = self.newest([name], positions.reshape(-1))
         if len(which):
-            if not taken.flags.c_contiguous:
-                raise ValueError("expected a C-contiguous array")
-            taken.reshape(positions.size, *taken.shape[positions.ndim :])[which] = newest[_field(name)]  # fmt: skip
+            rows_in(taken, positions)[which] = newest
+
+    def newest(self, names: Sequence[str], positions: Array) -> tuple[Array, list[Array]]:
+        """Return which rows, of positions `(n,)`, have newer values, and those of some columns, which belong together.
+
+        Raises, and costs, what `put_into` does.
+        """
+        which, _, newest = self._find(positions)
+        return which, [newest[_field(name)] for name in names]
+
+    @property
+    def session(self) -> int:
+        """The number of the newest opening for writing, as far as it is durable; greater than those of all openings before it."""
+        self._current_header()
+        return self._session
+
+    def are_lost(self, positions: Array, sessions: Array) -> Array:
+        """Tell which rows a power cut took, so that their positions may be others' now; each was stored in this session or before."""
+        header = self._current_header()
+        return header.is_void(positions, sessions)
 
     def _find(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return which rows have a newest value, the planes of these, and copies of them."""
@@ -490,7 +512,7 @@ class MutableValues(Sidecar):
             for _ in range(_LOOKS):  # one may be torn just now, and not both
                 headers = _headers(self._file, self._home)
                 if headers:
-                    self._header = max(headers, key=lambda header: header.number)
+                    self._header, self._session = _newest_of(headers)
                     break
             else:
                 raise CorruptError(f"{self.path}: neither header is valid; run ringmap.check on the buffer")  # fmt: skip
@@ -722,6 +744,19 @@ _HEAD = np.dtype([("check", "<u8"), ("position", "<i8"), ("generation", "<i8")])
 
 def _field(name: str) -> str:
     return f"={name}"
+
+
+def rows_in(taken: Array, positions: Array) -> Array:
+    """Return an array `(*positions.shape, ...)` of rows as one of `positions.size` rows, over the same memory."""
+    if not taken.flags.c_contiguous:
+        raise ValueError("expected a C-contiguous array")
+    return taken.reshape(positions.size, *taken.shape[positions.ndim :])
+
+
+def _newest_of(headers: list[_Header]) -> tuple[_Header, int]:
+    """Return the newest header, and the session that is durable: an opening syncs the first of its headers before it writes the other."""
+    newest = max(headers, key=lambda header: header.number)
+    return newest, min(header.highest for header in headers)
 
 
 def _first_copy(rows: int) -> int:
