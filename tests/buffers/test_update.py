@@ -27,6 +27,7 @@ from ringmap.errors import (
 )
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.records.manifest import Manifest
+from tests.disks import FaultyDisk
 
 SCHEMA = {
     "obs": ((2,), "<i8"),
@@ -150,6 +151,30 @@ def test_evicted_steps_are_left_out_and_a_new_step_begins_with_its_own_value(buf
     write(buf, 1)
     assert not buf.load_episode(0)["label"].any()
     assert buf.check() == []
+
+
+def test_steps_of_a_dropped_episode_are_left_out(tmp_path):
+    with contextlib.closing(make(tmp_path / "buf", 100, spare_rows=20)) as buf:
+        with buf.begin_episode(commit_every=5) as episode:
+            for step in range(10):
+                episode.append({"obs": [0, step]})
+        write(buf, 1)
+        buf.engine.owned.drop_chains([0], "test")
+        assert buf.update([3, 9, 12], {"label": [1, 2, 3]}) == 1
+
+
+def test_a_flush_after_an_interrupted_one_is_whole(tmp_path):
+    disk, synced = FaultyDisk(), []
+    with contextlib.closing(make(tmp_path / "buf", disk=disk)) as buf:
+        write(buf, 1)
+        buf.flush()
+        buf.update([0], {"label": [1]})
+        disk.fail(1, KeyboardInterrupt(), only="sync")
+        with pytest.raises(KeyboardInterrupt):
+            buf.flush()
+        disk.before = lambda change, path, *_: synced.append(os.path.basename(path)) if change == "sync" else None  # fmt: skip
+        buf.flush()
+        assert "mutable.bin" in synced
 
 
 def test_sums_of_a_reward_that_changes_are_computed_again(buf):

@@ -1,6 +1,7 @@
 """Values that a learner writes back, over several rings, against a plain dict; what its directory keeps."""
 
 import contextlib
+import errno
 import os
 import pickle
 import random
@@ -29,7 +30,7 @@ from ringmap.errors import (
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.mutable import MutableValues
-from tests.disks import FullDisk
+from tests.disks import FaultyDisk, FullDisk
 
 SCHEMA = {
     "obs": ((2,), "<i8"),
@@ -438,6 +439,61 @@ def test_a_full_disk(fleet, monkeypatch):
         disk.full = False
         fleet.check(buf)
         assert buf.check() == []
+
+
+def test_after_a_failed_sync_the_next_one_writes_all_again(fleet, monkeypatch):
+    disk, written = FaultyDisk(), []
+    monkeypatch.setattr("ringmap.buffers.engine.DISK", disk)
+    with fleet.open(durability="power") as buf:
+        fleet.update(buf, fleet.model, 5, *BOTH)
+        disk.fail(1, OSError(errno.EIO, "planted"), only="sync")
+        with pytest.raises(EnvironmentFault, match="planted"):
+            fleet.update(buf, fleet.ids("a"), 6, *BOTH)
+        for one in fleet.ids("a"):  # as the disk has it, or not
+            fleet.model[one].latent = fleet.model[one].label = 6
+        fleet.check(buf)
+        disk.before = lambda change, path, *_: written.append((change, path))
+        buf.flush()
+        fleet.check(buf)
+        changes = [change for change, path in written if fleet_file(buf, "a") == path]
+        assert changes.count("write") > 2 * len(fleet.ids("a"))
+        assert changes[-1] == "sync"
+        assert buf.check() == []
+
+
+def fleet_file(buf, name):
+    ring = next(ring for ring in buf.engine.each() if ring.name == name)
+    return os.path.join(buf.engine.state.path, ring.uuid.hex(), "mutable.bin")
+
+
+@pytest.mark.parametrize("commit_every", [None, 20])
+def test_values_of_sequences_go_to_their_own_steps(commit_every, tmp_path):
+    schema = {"obs": ((3,), "<i8"), "latent": Column((3,), "<f4", mutable=True)}
+    rings = [
+        ReplayBuffer(
+            1200, path=tmp_path / "fleet" / name, schema=schema, spare_rows=100, sync_every_s=0
+        )
+        for name in "ab"
+    ]
+    for number, ring in enumerate(rings):
+        lanes = [ring.begin_episode(commit_every=commit_every) for _ in range(3)]
+        for t in range(200):
+            for lane, episode in enumerate(lanes):
+                episode.append({"obs": [number, lane, t]})
+        for episode in lanes:
+            episode.finish()
+    with ShardedReplayBuffer(tmp_path / "fleet", state=tmp_path / "learner", seed=0) as buf:
+        for _ in range(5):
+            batch = buf.sample(64, window=Sequences(12, burn_in=4))
+            assert (batch["step_id"][:, 0] == batch.ids).all()
+            assert buf.update(batch["step_id"], {"latent": batch["obs"] + 1}) == 64 * 12
+        stored = [buf.load_episode(i) for i in range(buf.num_episodes)]
+    obs, latent = (np.concatenate([one[name] for one in stored]) for name in ("obs", "latent"))
+    known = latent.any(1)
+    assert known.sum() > 500
+    assert (latent[known] == obs[known] + 1).all()
+    for ring in rings:
+        ring.close()
 
 
 # -- beside writers -------------------------------------------------------------------------

@@ -65,13 +65,15 @@ class FleetValues:
         self._rings: dict[int, tuple[Ring, _RingValues]] = {}  # by number
         self._is_busy = False
 
-    def show(self, ring: Ring) -> None:
-        """Let all reads of a ring find its values."""
+    def show(self, ring: Ring) -> _RingValues:
+        """Let all reads of a ring find its values, and return these."""
         known = self._rings.get(ring.number)
-        if known is None or known[0] is not ring:
-            values = _RingValues(self._state)
-            self._rings[ring.number] = ring, values
-            ring.source.lay_over(values.over)
+        if known is not None and known[0] is ring:
+            return known[1]
+        values = _RingValues(self._state)
+        ring.source.lay_over(values.over)
+        self._rings[ring.number] = ring, values
+        return values
 
     def leave(self, ring: Ring) -> None:
         """Close the file of a ring that is no longer read; what it holds is durable, for a `flush` that comes later."""
@@ -99,7 +101,7 @@ class FleetValues:
             self._is_busy = True
             try:
                 for kept, local, at in parts:
-                    given = {name: array[at] for name, array in fitted.items()}
+                    given = {name: array.take(at, 0) for name, array in fitted.items()}
                     kept.update(local, given, self._power, where)
             finally:
                 self._is_busy = False
@@ -143,9 +145,11 @@ class FleetValues:
                     f"without, {source.head}; give the ids of a batch of this buffer"
                 )
             with source.memory:
-                stored = source.live.has(positions)
-            if stored.any():
-                parts.append((self._rings[number][1], positions[stored], at[stored]))
+                stored = source.stored(positions)
+            if stored is not None:
+                positions, at = positions[stored], at[stored]
+            if len(at):
+                parts.append((self.show(ring), positions, at))
         return parts
 
     def flush(self, where: str = _WHERE) -> None:
@@ -180,7 +184,7 @@ class _RingValues:
         self._fault: Exception | None = None
         """Why the file can't be opened: who reads the ring, or updates it, hears it."""
         self._is_unsure = False
-        """Whether a sync did not end well: opened again, the file makes all values durable. Meanwhile other threads may be reading it."""
+        """Whether a sync failed: opened again, the file writes all values again. Meanwhile other threads may be reading it."""
 
     def over(self, source: Handle) -> _RingValues:
         """Return the values, to be read over those of an open ring."""
@@ -263,7 +267,7 @@ class _RingValues:
         became = "steps of other rings may have been updated, and none of this one, if its disk can still be written at all"
         with clear_errors(where, self._path, lambda: became):
             file = self._writer()
-            session = np.full(len(positions), self._own.session)
+            session = np.array(self._own.session)
             given = dict.fromkeys((self._sessions[name] for name in values), session)
             with self._clear():
                 file.update(positions, {**values, **given}, _none)
@@ -306,7 +310,7 @@ class _RingValues:
         file = self._writer()
         try:
             file.sync(mark)
-        except BaseException:  # an interrupt, too: not all may be durable
+        except OSError:
             self._is_unsure = True
             raise
 

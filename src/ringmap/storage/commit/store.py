@@ -712,15 +712,14 @@ class Store(Handle):
         rows, newest = self.rows, self.values
         if not len(positions):
             return 0
-        steps = (positions - self.tail).view(np.uint64)  # a negative one is huge
-        if steps.max() >= self.head - self.tail or not self.live.is_dense:
+        kept = self.stored(positions)
+        if kept is not None:
             wrong = (positions < 0) | (positions >= self.head)
             if wrong.any():
                 raise InputError(
                     f"{where}: id {int(positions[wrong][0])} is of another buffer: the steps stored here have ids from "
                     f"{self.tail} up to, and without, {self.head}; give the ids of a batch of this buffer"
                 )
-            kept = self.live.has(positions)
             positions, values = positions[kept], {n: v[kept] for n, v in values.items()}
             if not len(positions):
                 return 0

@@ -167,6 +167,16 @@ class Handle:
         if self.values is not None and self.rows is not None:
             self.rows = self.rows.with_changes(over(self))
 
+    def stored(self, positions: Array) -> Array | None:
+        """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or the writer's lock."""
+        live = self.live
+        if live.is_dense:
+            first = live.start(Ordinal(live.first))
+            steps = (positions - first).view(np.uint64)  # a negative one is huge
+            if steps.max() < live.stop - first:
+                return None
+        return live.has(positions)
+
     def ordinal(self, index: int, where: str) -> Ordinal:
         """Return the ordinal of episode `index` (negative: from the end)."""
         with self.memory:

@@ -437,7 +437,7 @@ class MutableValues(Sidecar):
     def _find(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return which rows have a newest value, the planes of these, and copies of them."""
         header, slots = self._current_header(), positions % self._rows
-        marked = np.flatnonzero(self._marks(slots))
+        marked = self._marks(slots).nonzero()[0]
         if len(marked) < len(slots):
             positions, slots = positions[marked], slots[marked]
         if not len(marked):
@@ -449,7 +449,7 @@ class MutableValues(Sidecar):
         generations = np.where(good, generations, 0)
         planes = generations.argmax(axis=0)
         top = generations[planes, np.arange(len(slots))]
-        which = np.flatnonzero(top)
+        which = top.nonzero()[0]
         planes = planes[which]
         records = self._take(planes, slots[which])
         whole = (records["position"] == positions[which]) & (records["generation"] >= top[which])
@@ -716,10 +716,11 @@ class MutableValues(Sidecar):
                 self._durable = np.where(promised == _UNKNOWN, self._durable, promised)
             if mark:
                 self._put_header(replace(self._header, synced=self._promise))
-        except OSError:
+        except BaseException as error:  # an interrupt, too: the next call syncs
             self.is_dirty = True
-            with contextlib.suppress(OSError):
-                self._put_header(replace(self._header, unsure=True))
+            if isinstance(error, OSError):
+                with contextlib.suppress(OSError):
+                    self._put_header(replace(self._header, unsure=True))
             raise
         finally:
             self._promised = None
