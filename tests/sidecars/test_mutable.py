@@ -151,6 +151,34 @@ def test_many_openings_fit_in_the_header(monkeypatch):
             assert MutableValues.faults(home, None) == []
 
 
+def test_whoever_noted_a_session_hears_which_positions_were_given_again(monkeypatch):
+    monkeypatch.setattr(mutable, "_VOIDS_MOST", 3)
+    with a_file() as (_, home), reader(home) as other:
+        known = {}  # session -> the position from which on its rows were lost
+        for head in (9, 8, 7, 9, 8, 9, 9):
+            known |= {other.session: 100}
+            with opened(home, head, trusted=head == 9):
+                known = {
+                    session: min(lost, 100 if head == 9 else head)
+                    for session, lost in known.items()
+                }
+                assert list(known) == sorted(known) and other.session > max(known)
+            for session, lost in known.items():
+                found = other.are_lost(np.arange(6, 10), np.full(4, session)).tolist()
+                assert found == [at >= lost for at in range(6, 10)]
+        for head in (
+            3,
+            4,
+            5,
+            6,
+            7,
+        ):  # more than are listed: what is not known any more counts as lost
+            with opened(home, head, trusted=False):
+                pass
+        assert other.are_lost(np.zeros(len(known), int), np.array([*known])).all()
+        assert not other.are_lost(np.arange(4), np.full(4, other.session)).any()
+
+
 def test_a_copy_has_the_newest_values():
     with a_file() as (file, home), ram_folder() as folder:
         update(file, np.arange(4), [1, 2, 3, 4])

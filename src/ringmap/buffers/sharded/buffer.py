@@ -334,7 +334,7 @@ class ShardedReplayBuffer(Sampled):
             ReadOnlyError, ClosedError: this is a copy in another process, or closed.
             EnvironmentFault: the disk is full or fails. Steps of some rings may have been updated.
 
-        Cost: as `ReplayBuffer.update`, and about 0.1 ms for each ring that the ids touch; 8 bytes more for each column of a step.
+        Cost: as `ReplayBuffer.update`, and 0.1 to 0.2 ms for each ring that the ids touch; on the disk 8 bytes more for each column of a step.
 
         Example:
             >>> from ringmap import Column, ReplayBuffer

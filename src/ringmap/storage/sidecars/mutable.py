@@ -65,8 +65,8 @@ class _Header:
 
     `number`: of the header; `highest`: no generation beyond it is used; `synced`: copies up to this generation are durable, and
     whole, but for those in `torn`: `[after, upto]`, generations of sessions that a kill or a power cut ended; `voids`:
-    `[position, upto]`: copies of positions from there on, up to this generation, do not count; `unsure`: a sync failed, so that the
-    file may differ from what the disk has.
+    `[position, upto]`: copies of positions from there on, up to this generation, do not count; `since`: voids up to this generation
+    are no longer listed, since no such copy is left here; `unsure`: a sync failed, so that the file may differ from what the disk has.
     """
 
     number: int = 0
@@ -74,6 +74,7 @@ class _Header:
     synced: int = 0
     torn: tuple[tuple[int, int], ...] = ()
     voids: tuple[tuple[int, int], ...] = ()
+    since: int = 0
     unsure: bool = False
 
     def is_void(self, positions: Array, generations: Array) -> Array:
@@ -217,16 +218,17 @@ class MutableValues(Sidecar):
         if header.unsure:  # pages that count as clean may not be on the disk
             self._write_again()
         self._file.sync()
-        voids, torn = header.voids, header.torn
+        voids, torn, since = header.voids, header.torn, header.since
         if not trusted:
             voids = (*((at, n) for at, n in voids if head - 2 * self._rows < at < head), (head, header.highest))  # fmt: skip
             if len(voids) > _VOIDS_MOST:
                 self._blank(lambda copies, slots: header.is_void(copies["position"], copies["generation"]))  # fmt: skip
-                voids = voids[-1:]
+                voids, since = voids[-1:], voids[-2][1]
         if header.synced < header.highest:
             torn = _with(torn, header.synced, header.highest)
         self._generation = header.highest
-        header = _Header(header.number, header.highest + _SESSION, header.highest, torn, voids)
+        highest = header.highest + _SESSION
+        header = _Header(header.number, highest, header.highest, torn, voids, since)
         for _ in range(2):  # both are valid from here on
             header = self._put_header(header)
             self._file.sync()
@@ -430,9 +432,9 @@ class MutableValues(Sidecar):
         return self._session
 
     def are_lost(self, positions: Array, sessions: Array) -> Array:
-        """Tell which rows a power cut took, so that their positions may be others' now; each was stored in this session or before."""
+        """Tell which rows a power cut took, or may have taken, so that their positions may be others' now; each was known in its session."""
         header = self._current_header()
-        return header.is_void(positions, sessions)
+        return header.is_void(positions, sessions) | (sessions <= header.since)
 
     def _find(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return which rows have a newest value, the planes of these, and copies of them."""
@@ -806,7 +808,7 @@ def _salt_of(home: Home) -> bytes:
 def _write_header(file: File, home: Home, header: _Header) -> None:
     body = {
         "highest": header.highest, "synced": header.synced, "torn": header.torn, "voids": header.voids,
-        "unsure": header.unsure,
+        "since": header.since, "unsure": header.unsure,
     }  # fmt: skip
     text = json.dumps(body, separators=(",", ":")).encode()
     data = header.number.to_bytes(8, "little") + _MAGIC + len(text).to_bytes(8, "little") + text
@@ -824,10 +826,9 @@ def _headers(file: File, home: Home) -> list[_Header]:
         if data[:8] == check.to_bytes(8, "little") and data[16:24] == _MAGIC:
             body = json.loads(data[32 : 32 + size])
             torn, voids = (tuple(map(tuple, body[name])) for name in ("torn", "voids"))
-            number = int.from_bytes(data[8:16], "little")
-            found.append(
-                _Header(number, body["highest"], body["synced"], torn, voids, body["unsure"])
-            )
+            number, since = int.from_bytes(data[8:16], "little"), body.get("since", 0)
+            numbers = number, body["highest"], body["synced"]
+            found.append(_Header(*numbers, torn, voids, since, body["unsure"]))
     return found
 
 
