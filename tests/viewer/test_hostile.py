@@ -36,6 +36,7 @@ def shelf(request):
         yield made
 
 
+@pytest.mark.slow
 def test_each_is_answered(shelf, serve, tmp_path):
     fill(tmp_path / "sound", 2).close()
     before = [state_of(out) for _, _, out in shelf]
