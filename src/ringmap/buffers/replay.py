@@ -401,7 +401,7 @@ class ReplayBuffer(Sampled):
             return
         store.recover_if_stale()
         schema = store.schema
-        fitted = None if schema is None else schema.matched(episode)
+        fitted = None if schema is None else schema.matched(episode, self.options.casting, where)
         arrays = episode if fitted is not None else as_columns(episode, where)
         length = len(next(iter(arrays.values())))
         if not length:
