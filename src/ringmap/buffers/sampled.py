@@ -348,6 +348,19 @@ class Sampled(Dataset):
             history, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at
         )  # fmt: skip
 
+    def cut_of(
+        self, history_len: int | None = None, window: WindowSpec | None = None, columns: Iterable[str] | None = None,
+        anchors: slice | None = None, drop_all_padded: bool = False,
+    ) -> Cut:  # fmt: skip
+        """Return what an item of `sample` with these arguments holds, and which steps are its anchors.
+
+        Raises:
+            InputError: as for `sample`.
+            NoClipsError: a window over a buffer that has no columns yet.
+        """
+        wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
+        return self._cut_of(wanted, "ReplayBuffer.sample")[0]
+
     def _cut_of(self, wanted: Wanted, where: str) -> tuple[Cut, Any]:
         """Return the cut of a request, and what a sampler receives in place of this buffer."""
         if self._cuts is None:
