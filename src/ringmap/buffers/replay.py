@@ -903,7 +903,7 @@ class ReplayBuffer(Sampled):
         Raises:
             MissingExtraError: Starlette or uvicorn is not installed.
         """
-        # By name: the viewer is an upper floor, and is loaded only here (decision 162).
+        # By name: the viewer is an upper floor, and is loaded only here (decision 159).
         return import_module("ringmap.viewer.notebook").show(self, height)
 
     def _repr_html_(self) -> str:
