@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from ringmap import Pace
+from ringmap import Pace, TransitionReplayBuffer
 from ringmap.data import ReplayBuffer
 from ringmap.errors import InputError
+from ringmap.storage.read.reader import Reader
 from ringmap.viewer import library as library_module
 from ringmap.viewer.index import AtWork, EpisodeIndex
 from ringmap.viewer.library import Library
@@ -264,6 +265,31 @@ def test_indices_take_turns(tmp_path):
     paths = [tmp_path / name for name in "abc"]
     assert most_at_once(paths, None) == 1
     assert most_at_once(paths, threading.Semaphore(3)) > 1  # control
+
+
+def test_an_index_that_waits_for_its_turn_can_be_closed(tmp_path):
+    with fill(tmp_path / "a", 2) as buffer:
+        at_work = AtWork()
+        index = EpisodeIndex(RingSource(buffer), at_work)
+        with at_work.turn:
+            index.start()
+            (thread,) = [t for t in threading.enumerate() if t.name == "ringmap-view-index"]
+            index.close()
+            assert not thread.is_alive()
+        assert index.done == 0  # it never had a turn
+
+
+def test_a_search_opens_no_ring(tmp_path, monkeypatch):
+    with fill(tmp_path / "a", 2), TransitionReplayBuffer(9, obs_shape=(1,), path=tmp_path / "t"):
+
+        def refuse(*_):
+            raise AssertionError("a reader")
+
+        monkeypatch.setattr(Reader, "__init__", refuse)
+        library = Library([tmp_path])
+        assert [place.kind for place in library.places()] == ["episodes", "transitions"]
+        with pytest.raises(AssertionError, match="a reader"):  # control
+            library.open(library.places()[0].key)
 
 
 def test_the_server_answers_for_a_fleet(tmp_path, serve):

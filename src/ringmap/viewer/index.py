@@ -143,10 +143,14 @@ class EpisodeIndex:
                 )
                 self._thread.start()
 
-    def close(self) -> None:
-        """End the thread."""
+    def stop(self) -> None:
+        """Let the thread end soon."""
         self._stop = True
         self._wake.set()
+
+    def close(self) -> None:
+        """End the thread, and wait for it."""
+        self.stop()
         if self._thread is not None:
             self._thread.join(5)
 
@@ -179,8 +183,12 @@ class EpisodeIndex:
     def _build(self) -> None:
         while not self._stop:
             try:
-                with self._at_work.turn:
+                if not self._at_work.turn.acquire(timeout=_WAY_S):
+                    continue
+                try:
                     is_more = not self._stop and self._next()
+                finally:
+                    self._at_work.turn.release()
                 if is_more:
                     time.sleep(_TURN_S)
                 else:

@@ -287,6 +287,8 @@ class Library:
         self._is_closed = True
         with self._lock:
             for opened in self._opened.values():
+                opened.index.stop()  # all at once: they take turns
+            for opened in self._opened.values():
                 opened.close()
             self._opened.clear()
 
