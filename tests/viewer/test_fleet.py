@@ -122,6 +122,7 @@ def test_commits_evictions_and_rings_that_join_are_followed(tmp_path, shelf):
     assert [row["data"]["seed"] for row in shelf.shown(key).table.rows(0, 9, "ring = 'a'", "episode", True)["rows"]][-1] == 103  # fmt: skip
     assert len(rows_of(shelf, key)) == 5 + 2
     c = ReplayBuffer(100, path=tmp_path / "c")  # it has no columns yet
+    assert len(fleet_of_fresh(tmp_path)) == 1
     state = shelf.follow(key)
     assert [(line["name"], line["episodes"], line["problem"]) for line in state["shards"]] == [("a", 5, None), ("b", 2, None), ("c", 0, None)]  # fmt: skip
     c.write_episode(episode(0))
