@@ -167,11 +167,11 @@ class Viewer:
                 raise GoneError("this episode was evicted")
         length, damaged = int(lengths[row]), None
         nbytes = length * sum(c.row_nbytes for c in source.columns)
-        verified = nbytes <= MOST_NBYTES
+        verified = False
         data: dict[str, Any] = {}
         try:
-            if verified:
-                source.verify(name)
+            if nbytes <= MOST_NBYTES:
+                verified = source.verify(name)
             data = {str(n): plain(v) for n, v in source.data(name).items()}
         except GoneError:
             raise
