@@ -150,6 +150,8 @@ def test_what_is_wrong_with_a_ring_is_said_in_its_line(tmp_path, shelf):
     assert "other columns" in problems["c"] and problems["d"] is None  # those that were there first
     assert rows_of(shelf, key) == [("d", 0), ("d", 1)]
     shutil.rmtree(tmp_path / "c")
+    shelf.places()
+    assert shelf.num_open == 1  # files of rings that are gone are closed
     assert {ring for ring, _ in rows_of(shelf, key)} == {"d"}  # one is left, and it stays a fleet
     assert fleet_of(shelf) == key
     assert fleet_of_fresh(tmp_path) == []  # control: who never saw the others sees a ring alone

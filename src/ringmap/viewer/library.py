@@ -3,7 +3,7 @@
     key -> Place -> Opened: source, index, table, state       a ring, a dataset
                  -> Fleet: the rings of a folder, each Opened   many rings
 
-Invariants: a source is opened once, and closed with the library, or when its directory was removed or replaced; a given buffer is
+Invariants: a source is opened once, and closed with the library, or when its directory is gone or damaged; a given buffer is
 never closed.
 Not here: requests (app.py).
 """
@@ -63,9 +63,8 @@ class Library:
         self._lock = threading.RLock()
         self._opened: dict[str, Opened] = {}
         self._fleets: dict[str, Fleet] = {}
-        self._failed: dict[
-            str, tuple[float, str]
-        ] = {}  # by key: until when it is not tried again, and why
+        self._failed: dict[str, tuple[float, Exception]] = {}
+        """By key: until when it is not tried again, and why."""
         self._given: list[Place] = []
         for number, (name, source) in enumerate((given or {}).items()):
             kind = EPISODES if source.is_live else DATASET
@@ -88,6 +87,9 @@ class Library:
                         raise
                     found = []
                 self._places = {place.key: place for place in [*self._given, *found]}
+                sound = {key for key, place in self._places.items() if place.kind != PROBLEM}
+                for key in self._opened.keys() - sound:
+                    self._opened.pop(key).close()
                 self._look_at = _later(start)
             return list(self._places.values())
 
@@ -128,14 +130,13 @@ class Library:
             if place.kind not in (EPISODES, DATASET):
                 raise InputError(f"{place.name}: {place.kind}: its episodes can't be listed here")
             start = time.monotonic()
-            until, why = self._failed.pop(key, (0.0, ""))
-            if start < until:
-                self._failed[key] = until, why
-                raise InputError(why)
+            until, why = self._failed.get(key, (0.0, None))
+            if why is not None and start < until:
+                raise why.with_traceback(None)
             try:
                 self._opened[key] = opened = self._made(place)
             except (RingmapError, OSError) as error:
-                self._failed[key] = _later(start), str(error)
+                self._failed[key] = _later(start), error
                 raise
             return opened
 
