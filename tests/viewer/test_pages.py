@@ -232,10 +232,12 @@ def test_a_fleet_is_live(tmp_path, serve, visit):
     page.get_by_text("● live").wait_for()
     page.locator("#row4").wait_for()
     assert page.locator("#row4").inner_text().split()[:2] == ["a", "0"]
+    page.get_by_role("link", name="a", exact=True).focus()
     buffer.write_episode(episode(3))
     page.locator("dd", has_text="120").first.wait_for()
     page.wait_for_function("() => document.querySelector('#row1').innerText.includes('103')")
     assert page.locator("tbody tr").first.inner_text().split()[:3] == ["a", "4", "80"]
+    assert page.evaluate("document.activeElement.textContent") == "a"  # the row stays
     page.locator("#row0").click(modifiers=["Shift"])
     page.locator("#row1").click(modifiers=["Shift"])
     page.get_by_role("button", name="Compare 2").click()

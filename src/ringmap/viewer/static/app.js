@@ -198,14 +198,18 @@ function counts(about) {
 // What is said of a fleet, in total and ring by ring; returns what draws a new state.
 function fleet(about) {
   const facts = el("dl", { class: "facts" }), rows = el("tbody", {}), kept = el("div", {}), wrong = el("div", {});
-  let known = "";
+  let known = "", paced = "";
   const total = speed(), each = new Map();
   const rate = (ring, before) => each.get(ring.name)?.(ring.written, before) ?? (each.set(ring.name, speed()), each.get(ring.name)(ring.written, null));
   const behind = (ring, state) => (ring.policy_step === null ? "–" : ring.policy_step < state.policy_step ? `${count(ring.policy_step)}, ${count(state.policy_step - ring.policy_step)} behind` : count(ring.policy_step));
-  const row = (ring, state, before) => el("tr", {}, [
-    ring.key ? el("a", { href: link(["p", ring.key]) }, ring.name) : ring.name,
-    ...(ring.problem ? [el("span", { class: "bad" }, "not read"), ...Array(7).fill("–")] : [count(ring.episodes), count(ring.steps), percent(ring), count(ring.written), rate(ring, before), alive(ring.writer, "") || "none", ago(ring.idle_s), behind(ring, state)]),
-  ].map((cell) => el("td", {}, cell)));
+  const made = new Map(); // rows stay the same elements: one of their links may have the focus
+  const row = (ring, state, before) => {
+    const named = `${ring.key} ${ring.name}`;
+    if (!made.has(named)) made.set(named, el("tr", {}, el("td", {}, ring.key ? el("a", { href: link(["p", ring.key]) }, ring.name) : ring.name), Array.from({ length: 8 }, () => el("td", {}))));
+    const cells = ring.problem ? [el("span", { class: "bad" }, "not read"), ...Array(7).fill("–")] : [count(ring.episodes), count(ring.steps), percent(ring), count(ring.written), rate(ring, before), alive(ring.writer, "") || "none", ago(ring.idle_s), behind(ring, state)];
+    cells.forEach((cell, i) => made.get(named).cells[i + 1].replaceChildren(cell));
+    return made.get(named);
+  };
   main.append(facts, kept, el("h2", {}, "Rings"), wrong,
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "fill", "written", "steps per second", "writer", "last commit", "policy step"].map((t) => el("th", {}, t)))), rows)));
   return (state, before) => {
@@ -214,8 +218,10 @@ function fleet(about) {
     facts.replaceChildren(...[["rings", count(state.shards.length) + (bad.length ? `, ${count(bad.length)} not read` : "")], ["episodes", count(state.episodes)], ["steps", count(state.steps)], ["fill", fillOf(state)], ["written", count(state.written)], ["steps per second", total(state.written, before)], ["writers alive", count(state.writers)], ["redraws of these readers", count(state.redraws)], ["on disk", nbytes(about.nbytes)], ["policy staleness", stale]].map(([n, v]) => fact(n, v).div));
     const said = bad.map((ring) => `${ring.name}: ${ring.problem}`);
     if (said.join() !== known) known = said.join(), wrong.replaceChildren(...said.map(note)); // an alert is read aloud: once
-    kept.replaceChildren(paceOf(state.pace));
-    rows.replaceChildren(...state.shards.map((ring) => row(ring, state, before)));
+    const pace = JSON.stringify(state.pace);
+    if (pace !== paced) paced = pace, kept.replaceChildren(paceOf(state.pace));
+    const now = state.shards.map((ring) => row(ring, state, before));
+    if (now.length !== rows.children.length || now.some((one, i) => one !== rows.children[i])) rows.replaceChildren(...now);
   };
 }
 
