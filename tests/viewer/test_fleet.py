@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ringmap import Pace, TransitionReplayBuffer
+from ringmap import Pace
 from ringmap.data import ReplayBuffer
 from ringmap.errors import InputError
 from ringmap.storage.read.reader import Reader
@@ -283,14 +283,14 @@ def test_an_index_that_waits_for_its_turn_can_be_closed(tmp_path):
 
 
 def test_a_search_opens_no_ring(tmp_path, monkeypatch):
-    with fill(tmp_path / "a", 2), TransitionReplayBuffer(9, obs_shape=(1,), path=tmp_path / "t"):
+    with fill(tmp_path / "a", 2):
 
         def refuse(*_):
             raise AssertionError("a reader")
 
         monkeypatch.setattr(Reader, "__init__", refuse)
         library = Library([tmp_path])
-        assert [place.kind for place in library.places()] == ["episodes", "transitions"]
+        assert [place.kind for place in library.places()] == ["episodes"]
         with pytest.raises(AssertionError, match="a reader"):  # control
             library.open(library.places()[0].key)
 
