@@ -8,8 +8,9 @@
 
     python examples/apex_cartpole.py            # a few minutes
     python examples/apex_cartpole.py --tiny     # the same in seconds; it learns nothing
+    python examples/apex_cartpole.py --ray      # collectors and learner in a Ray cluster, here one of this machine (extra ray)
 
-No server runs. What a killed run needs again is in the rings, in `learner/`, in the counts of the pace, and in a checkpoint of
+No server runs (without --ray). What a killed run needs again is in the rings, in `learner/`, in the counts of the pace, and in a checkpoint of
 model and optimizer.
 """
 
@@ -67,11 +68,25 @@ def pace_of(folder, tiny):
     return ringmap.Pace(folder / "replay", samples_per_insert=160, min_steps=start, slack=2.0)
 
 
-def collect(folder, collectors, tiny):
-    ringmap.collect(
-        make_world, folder / "replay", EPISODES, collectors, SEED, max_steps=15_000, progress=False,
-        weights=ringmap.Weights(folder / "policy"), pace=pace_of(folder, tiny), threads=1,
-    )  # fmt: skip
+def collect(asked):
+    folder, common = asked.out, {"max_steps": 15_000, "progress": False, "threads": 1}
+    common["weights"] = ringmap.Weights(folder / "policy")
+    if asked.ray:
+        in_ray().collect(make_world, folder / "replay", EPISODES, asked.collect, SEED, actor={"num_cpus": 0.1}, **common)  # fmt: skip
+    else:
+        ringmap.collect(
+            make_world, folder / "replay", EPISODES, asked.collect, SEED, pace=pace_of(folder, asked.tiny), **common
+        )  # fmt: skip
+
+
+def in_ray():
+    """Enter the cluster that runs, which `main` started or `RAY_ADDRESS` names."""
+    import ray
+
+    import ringmap.ray as rr
+
+    ray.init("auto", log_to_driver=False)
+    return rr
 
 
 def evaluate(actor, seed, episodes):
@@ -87,8 +102,57 @@ def evaluate(actor, seed, episodes):
     return total / episodes
 
 
-def learn(folder, updates, tiny):
+class OneMachine:
+    """The rings of this machine, drawn from at a pace."""
+
+    def __init__(self, asked, sampler, done):
+        self.pace = pace_of(asked.out, asked.tiny)
+        self.buf = ShardedReplayBuffer(
+            asked.out / "replay", sampler=sampler, state=asked.out / "learner", wait_s=120, seed=SEED + done
+        )  # fmt: skip
+
+    def sample(self, done, **wanted):
+        return self.buf.sample(BATCH, step=done, pace=self.pace, **wanted)
+
+    @property
+    def shards(self):
+        return self.buf.shards
+
+    @property
+    def inserted(self):
+        return self.pace.inserted
+
+    def close(self):
+        self.buf.close()
+        self.pace.close()
+
+
+class Cluster:
+    """The rings of all nodes; the collectors play as fast as they can."""
+
+    def __init__(self, asked, sampler, done):
+        self.buf = in_ray().ReplayBuffer(
+            asked.out / "replay", sampler=sampler, state=asked.out / "learner", wait_s=120
+        )
+        while len(self.buf) < (200 if asked.tiny else 1_000):
+            time.sleep(0.1)
+        self.close = self.buf.close
+
+    def sample(self, done, **wanted):
+        return self.buf.sample(BATCH, **wanted)
+
+    @property
+    def shards(self):
+        return [shard for node in self.buf.nodes for shard in node.shards]
+
+    @property
+    def inserted(self):
+        return sum(shard.written for shard in self.shards)
+
+
+def learn(asked):
     """Learn for so many updates, or go on with what is in `folder`."""
+    folder, updates = asked.out, asked.updates
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     actor = Actor()
@@ -103,15 +167,14 @@ def learn(folder, updates, tiny):
         done, log, best = state["done"], state["log"], state["best"]
     weights = ringmap.Weights(folder / "policy")
     weights.publish(actor, done)
-    pace = pace_of(folder, tiny)
-    buf = ShardedReplayBuffer(
-        folder / "replay", sampler=PrioritizedSampler(0.5, Linear(0.4, 1.0, updates), rng=SEED + done),
-        state=folder / "learner", wait_s=120, seed=SEED + done,
-    )  # fmt: skip
+    sampler = PrioritizedSampler(0.5, Linear(0.4, 1.0, updates), rng=SEED + done)
+    replay = (Cluster if asked.ray else OneMachine)(asked, sampler, done)
     window = {"sum": NStep(3, gamma=0.99, next=["observation"])}
-    print(f"update {done}: {len(buf.shards)} rings, {pace.inserted:,} steps came in", flush=True)
+    print(
+        f"update {done}: {len(replay.shards)} rings, {replay.inserted:,} steps came in", flush=True
+    )
     while done < updates:
-        batch = buf.sample(BATCH, step=done, window=window, anchors=slice(0, -1), pace=pace)
+        batch = replay.sample(done, window=window, anchors=slice(0, -1))
         now, after = (torch.from_numpy(batch[n]) for n in ("observation", "next_observation"))
         actions = torch.from_numpy(batch["action"])
         rewards, discounts = (torch.from_numpy(batch[n]).float() for n in ("sum", "sum_discount"))
@@ -124,7 +187,7 @@ def learn(folder, updates, tiny):
         (torch.from_numpy(batch.weights) * losses).mean().backward()
         nn.utils.clip_grad_norm_(net.parameters(), 10)
         optimizer.step()
-        buf.update_priorities(batch.ids, (guess - goal).detach().abs())
+        replay.buf.update_priorities(batch.ids, (guess - goal).detach().abs())
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), net.parameters(), strict=True):
                 slow.lerp_(fast, 0.01)
@@ -134,9 +197,9 @@ def learn(folder, updates, tiny):
         if done % min(EVALUATE, updates // 4) == 0:
             score = evaluate(actor, 10_000, 10)
             stale = [
-                done - shard.policy_step for shard in buf.shards if shard.policy_step is not None
+                done - shard.policy_step for shard in replay.shards if shard.policy_step is not None
             ]
-            log.append((done, pace.inserted, score, max(stale, default=0)))
+            log.append((done, replay.inserted, score, max(stale, default=0)))
             print("update {}, step {}: return {:.0f}; weights up to {} updates old".format(*log[-1]), flush=True)  # fmt: skip
             if score >= best:
                 best = score
@@ -147,8 +210,7 @@ def learn(folder, updates, tiny):
             }  # fmt: skip
             torch.save(state, checkpoint.with_suffix(".tmp"))
             os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
-    buf.close()
-    pace.close()
+    replay.close()
     with open(folder / "returns.csv", "w", newline="") as file:
         csv.writer(file).writerows([("update", "step", "return", "stale"), *log])
     actor.load_state_dict(torch.load(folder / "best.pt"))
@@ -160,7 +222,7 @@ class Run:
 
     def __init__(self, asked, collectors):
         command = [sys.executable, __file__, "--out", asked.out, "--updates", asked.updates]
-        command += ["--tiny"] if asked.tiny else []
+        command += ["--tiny"] * asked.tiny + ["--ray"] * asked.ray
         roles = (["--collect", collectors], ["--learn"])
         self.actors, self.learner = (
             subprocess.Popen([str(word) for word in (*command, *role)]) for role in roles
@@ -195,7 +257,7 @@ def kill_half_way(run, asked):
 
 def check(asked):
     """Each seed was played once, whoever was killed; each episode names the weights that played it."""
-    buf = ShardedReplayBuffer(asked.out / "replay", wait_s=0)
+    buf = ShardedReplayBuffer(str(asked.out / "replay/*/*" if asked.ray else asked.out / "replay"), wait_s=0)  # fmt: skip
     data = buf.get_episode_data()
     assert len(set(data["seed"])) == len(data["seed"]), "a seed was played twice"
     assert None not in data["policy_step"], "an episode does not name its weights"
@@ -211,20 +273,28 @@ def main():
     parser.add_argument("--updates", type=int, default=8_000)
     parser.add_argument("--plot", type=Path, help="draw the curve into this file")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--ray", action="store_true", help="in a Ray cluster, which is started here"
+    )
     parser.add_argument("--collect", type=int, help="be the supervisor of so many collectors")
     parser.add_argument("--learn", action="store_true", help="be the learner")
     asked = parser.parse_args()
     if asked.collect:
         try:
-            collect(asked.out, asked.collect, asked.tiny)
+            collect(asked)
         except KeyboardInterrupt:
             return
     if asked.learn:
-        learn(asked.out, asked.updates, asked.tiny)
+        learn(asked)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.tiny:
         asked.updates = 40
+    if asked.ray:
+        import ray
+
+        ray.init(log_to_driver=False, include_dashboard=False, object_store_memory=300_000_000)
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     kill_half_way(Run(asked, 1 if asked.tiny else 4), asked)
     print("killed with -9: the learner, the supervisor, and with it the collectors", flush=True)
     Run(asked, 2 if asked.tiny else 4).wait()

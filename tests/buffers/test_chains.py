@@ -40,6 +40,7 @@ from ringmap.storage.records import manifest as manifest_module
 from ringmap.storage.records.stream_file import FRAME
 from ringmap.storage.records.table import EpisodeTable
 from tests.buffers.processes import Child
+from tests.tiers import few
 
 SCHEMA = {
     "episode": ((), "i8"), "step": ((), "i8"), "reward": ((), "f8"), "terminated": ((), "?"),
@@ -247,7 +248,7 @@ class Script:
                 assert set(view.sample(16)["episode"][:, 0].tolist()) <= numbers
 
 
-@pytest.mark.parametrize("place", ["ram", "disk", "zarr", "pread"])
+@pytest.mark.parametrize("place", few(["ram", "disk", "zarr", "pread"], 2))
 def test_it_holds_what_the_model_holds(tmp_path, place):
     seeds = {"zarr": [4], "pread": [5]}.get(place, range(3))
     options = {"zarr": {"storage": "zarr"}, "pread": {"reads": "pread", "durability": "power"}}
@@ -780,7 +781,7 @@ def looks(buf, stop, seen):
         buf.refresh()
 
 
-@pytest.mark.parametrize("place", ["ram", "thread", "reader"])
+@pytest.mark.parametrize("place", few(["reader", "thread", "ram"]))
 def test_readers_beside_a_writer(tmp_path, place):
     path = None if place == "ram" else tmp_path / "buf"
     buf = make(max_steps=600, path=path)

@@ -24,6 +24,7 @@ from ringmap.errors import (
     UnknownFormatError,
 )
 from tests.disks import FaultyDisk, kill
+from tests.tiers import few
 
 
 @pytest.fixture
@@ -521,7 +522,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a 
 
 
 @needs_fork
-@pytest.mark.parametrize("log", ["new", "full"])
+@pytest.mark.parametrize("log", few(["full", "new"]))
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_kill_at_every_change_of_a_relabelling(home, log, every):
     kill_at_every_change(home / "buf", log, every)

@@ -22,6 +22,7 @@ from tests import ROOT
 from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import COLUMNS, clip, columns, episode, prove, same, snapshot, stored
 from tests.disks import Through
+from tests.tiers import few
 
 WRITES = {
     "write_episode": lambda b: b.write_episode(episode(9, 3)),
@@ -363,6 +364,7 @@ def test_control_a_descriptor_that_the_child_keeps_does_keep_the_next_one_out(tm
     child.reap()
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_writes(buffer):
     """Locks that the other thread held are replaced; the child reads a committed state."""
     buf = buffer(max_steps=60, history_len=2)
@@ -387,7 +389,7 @@ def test_a_fork_while_another_thread_writes(buffer):
 
 
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.campaign)])
-@pytest.mark.parametrize("spare", [None, 2])
+@pytest.mark.parametrize("spare", few([2, None]))
 def test_a_fork_at_any_line_of_a_write(buffer, spare, every):
     """As another thread could have it: the child sees the state before the call, after it, or, if
     the episode is longer than the spare rows, without the oldest ones."""
@@ -590,6 +592,7 @@ def test_pickles_of_a_closed_buffer(disk_buffer):
 # -- spawned processes -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_spawned_process_reads_and_follows(disk_buffer):
     buf = fill(disk_buffer)
     context = multiprocessing.get_context("spawn")

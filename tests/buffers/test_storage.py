@@ -43,6 +43,7 @@ LENGTHS = [1, 20, 3, 7, 1, 9, 20, 2, 8]
 """Of one step, as long as max_steps, and across every end of the ring."""
 
 
+@pytest.mark.slow
 def test_rings_of_any_size(buffer, storage):
     for spare in (1, 5, 13):  # 21, 25 and 33 rows: no multiple of the chunks
         buf = buffer(20, 2, seed=0, spare_rows=spare, storage=storage, name=f"buf{spare}")

@@ -25,6 +25,7 @@ from tests.buffers.processes import Child, error_of, in_child
 from tests.buffers.steps import columns, episode, same, snapshot, stored
 from tests.crash.kill.blows import _in_del, can_be_interrupted
 from tests.disks import FaultyDisk, Through
+from tests.tiers import few
 
 
 def step(number, t):
@@ -444,7 +445,7 @@ class Interrupting:
         return local
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("first", few([True, False]), ids=["first", "later"])
 def test_ctrl_c_anywhere_in_append_costs_no_other_step(buffer, first):
     """At every line of the call: the step of that call may count or not, those before and after it do."""
     lines = 0
@@ -474,6 +475,7 @@ def test_ctrl_c_anywhere_in_append_costs_no_other_step(buffer, first):
     assert lines > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
 def test_ctrl_c_anywhere_in_finish(disk_buffer, every):
     """At every line: stored once in the end, whether it is called again or the process goes."""

@@ -28,6 +28,7 @@ from ringmap.errors import (
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.records.manifest import Manifest
 from tests.disks import FaultyDisk
+from tests.tiers import few
 
 SCHEMA = {
     "obs": ((2,), "<i8"),
@@ -538,7 +539,7 @@ def read_beside_an_updater(path, reads, how="map", until_s=600.0):
     return found
 
 
-@pytest.mark.parametrize("how", ["map", "pread"])
+@pytest.mark.parametrize("how", few(["map", "pread"]))
 def test_two_processes_read_no_torn_value_beside_a_flat_out_updater(tmp_path, how):
     for done, torn, old in read_beside_an_updater(tmp_path / "buf", 3000, how):
         assert done >= 3000
@@ -552,6 +553,7 @@ def test_a_million_reads_beside_a_flat_out_updater(tmp_path):
         assert (torn, old) == (0, 0)
 
 
+@pytest.mark.slow
 def test_control_of_torn_values(tmp_path, monkeypatch):
     """Without the checksum torn values are seen."""
     code = "from ringmap.storage.sidecars import mutable\nimport numpy\n"

@@ -110,6 +110,7 @@ def test_check_of_a_dataset(cli, replay, tmp_path, dest):
     assert cli("check", "nowhere.h5").code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["dump", "convert", "merge"])
 def test_what_is_there_names_the_format(cli, replay, tmp_path, command):
     """By suffix, then by content; one that contradicts is refused before anything is touched."""

@@ -16,6 +16,7 @@ import pytest
 from ringmap.cli.console import clean, plain
 from ringmap.data import ReplayBuffer
 from tests.cli.conftest import episode, fill
+from tests.tiers import few
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m\u202e[red]x[/red][link=http://a]:smile:"
 UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
@@ -60,7 +61,7 @@ def test_markup_and_escapes_are_shown_as_they_stand(cli, hostile):
     assert row["data"][ATTACK] == ATTACK  # JSON gives it back, to whoever parses it
 
 
-@pytest.mark.parametrize("command", ["info", "episodes", "check"])
+@pytest.mark.parametrize("command", few(["info", "episodes", "check"]))
 def test_nor_on_a_real_terminal(tmp_path, hostile, command):
     ours, theirs = pty.openpty()
     env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200", "FORCE_COLOR": "1"}

@@ -72,6 +72,7 @@ def test_what_is_no_picture(cli, tmp_path):
     assert not (tmp_path / "preview.png").exists()
 
 
+@pytest.mark.slow
 def test_a_plot_shows_what_is_there(cli, replay, tmp_path):
     assert cli("plot", replay, "-o", "a.png").out == "wrote a.png\n"
     with Image.open(tmp_path / "a.png") as picture:

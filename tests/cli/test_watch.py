@@ -129,6 +129,7 @@ def test_a_real_one_follows_a_writer_until_ctrl_c(tmp_path):
         buffer.close()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_one_line_that_changes(tmp_path):
     buffer = fill(tmp_path / "live", episodes=1)
     ours, theirs = pty.openpty()

@@ -15,6 +15,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from tests.crash.kill.script import STORAGES, episode
 from tests.crash.kill.verdict import observe
+from tests.tiers import few
 
 ROWS = 4
 
@@ -64,7 +65,7 @@ READS = {
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-@pytest.mark.parametrize("reads", ["map", "pread"])
+@pytest.mark.parametrize("reads", few(["map", "pread"]))
 @pytest.mark.parametrize("storage", ["memmap", "zarr"])
 def test_closed_at_any_read_of_a_file(fast, monkeypatch, storage, role, reads):
     """Whatever was closed is opened by somebody else at once, under the same number: a file of 0xEE."""
@@ -190,6 +191,7 @@ next(kept)
 """
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_is_quiet(fast):
     pytest.importorskip("torch")
     code = AT_EXIT.format(path=str(fast / "buf"))

@@ -28,6 +28,7 @@ def campaign(*words):
     return done.stdout, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_sample():
     text, told = campaign("--rounds", "8", "--seed", "20")
     assert told["violating"] == 0, text[:8000]
@@ -70,6 +71,7 @@ def test_control(plant):
     assert NO_PLACE not in text
 
 
+@pytest.mark.slow
 def test_control_of_the_sample_an_episode_that_is_not_stored():
     _, told = campaign(
         "--plant", "forgets", "--only", "threads", "--rounds", "8", "--first", "--seed", "3"

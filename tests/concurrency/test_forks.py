@@ -13,6 +13,7 @@ from tests import ROOT
 from tests.buffers.processes import Child
 from tests.busy import busy, held
 from tests.chains import TRANSPOSED, made_with
+from tests.tiers import few
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
@@ -37,7 +38,7 @@ def sound(buf, rounds):
 
 
 @pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
-@pytest.mark.parametrize("mode", ["r+", "r"])
+@pytest.mark.parametrize("mode", few(["r+", "r"]))
 def test_a_session_forks_while_its_threads_decode(fast, storage, mode):
     writer = filled(fast / "buf", storage)
     buf = writer if mode == "r+" else ReplayBuffer.open(fast / "buf", seed=0)

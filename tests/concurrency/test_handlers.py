@@ -3,6 +3,7 @@
 import pytest
 
 from tests.crash.kill.campaign import Runner
+from tests.tiers import few
 
 CALLS = ["write", "first", "flush", "close", "clear", "snapshot", "finish", "append", "abandon", "sample",
          "background"]  # fmt: skip
@@ -39,7 +40,7 @@ def start(fast, runner):
     return start
 
 
-@pytest.mark.parametrize(("calls", "acts"), SAMPLE)
+@pytest.mark.parametrize(("calls", "acts"), few(SAMPLE, 5))
 def test_some_lines(start, calls, acts):
     storage = "zarr" if len(calls) % 2 else "memmap"
     assert start(storage, "process", calls, acts, number=3)[1] == []

@@ -143,6 +143,7 @@ def clips_in(batches):
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "storage"),
     [("fork", STORAGES["zarr"]), ("forkserver", "memmap")],

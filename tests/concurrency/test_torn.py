@@ -24,6 +24,7 @@ from ringmap.storage.columns import zarr
 from ringmap.storage.columns.chunk_cache import ChunkCache
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.columns.zarr import ZarrColumn
+from tests.tiers import few
 
 RINGS = {
     "one record": Ring(),
@@ -142,7 +143,7 @@ def test_only_what_was_evicted_is_redrawn(fast, monkeypatch, role, storage):
     assert batch["episode"].min() == writer.load_episode(0)["episode"][0] > oldest
 
 
-@pytest.mark.parametrize("role", ["writer", "reader"])
+@pytest.mark.parametrize("role", few(["reader", "writer"]))
 def test_a_reader_lapped_time_after_time_says_so(fast, monkeypatch, role, storage):
     writer, who = two_handles(fast / "buf", role, storage)
     Striking(monkeypatch, writer, episodes=60, times=10)

@@ -31,6 +31,7 @@ from tests.crash.cases import STORAGES, episode, look, rows_of, sampling_of
 from tests.crash.recording import RecordingDisk
 from tests.crash.test_power import _quiet, base
 from tests.disks import Cut, Through
+from tests.tiers import few
 
 __all__ = ["_quiet", "base"]
 
@@ -291,7 +292,7 @@ AT_LEVELS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "power"), AT_LEVELS)
+@pytest.mark.parametrize(("name", "power"), few(AT_LEVELS, 5))
 def test_changes_fail(base, name, power):
     nothing_to_sync = name == "background sync" and power
     assert strikes(base, name, power, SOME, EVERY) >= 1 * (not nothing_to_sync)
@@ -303,12 +304,13 @@ COMPRESSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "power", "storage"), COMPRESSED)
+@pytest.mark.parametrize(("name", "power", "storage"), few(COMPRESSED))
 def test_changes_of_compressed_columns_fail(base, monkeypatch, name, power, storage):
     monkeypatch.setattr(World, "storage", storage)
     assert strikes(base, name, power, SOME, EVERY) >= 2
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize("segment", [1])
 def test_changes_fail_with_a_segment_per_commit(base, monkeypatch, power, segment):

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests import ROOT
+from tests.tiers import few
 
 MOUNTS = {
     "tmpfs": "mount -t tmpfs -o size=4m none {mount}",
@@ -26,10 +27,10 @@ def in_a_namespace(command):
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 @pytest.mark.parametrize(
     ("kind", "durability", "storage"),
-    [
+    few([
         ("tmpfs", "process", "memmap"), ("tmpfs", "power", "mixed"), ("tmpfs", "process", "zarr"),
         ("ext4", "power", "memmap"), ("ext4", "process", "mixed"), ("ext4", "power", "zarr"),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability, storage):
     mount, image = tmp_path / "mount", tmp_path / "image"

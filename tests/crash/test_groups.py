@@ -30,6 +30,7 @@ from ringmap.storage.records.stream_file import read_stream
 from ringmap.storage.ring.integers import Position
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, FaultyDisk, Through, ram_folder
+from tests.tiers import few
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 SCHEMA = Schema.of({"n": np.zeros((1, 3), np.int64), "byte": np.zeros(1, np.uint8)})
@@ -335,6 +336,7 @@ class Transitions(Session):
     of_transitions = True
 
 
+@pytest.mark.slow
 @A_SCRIPT_A_LEVEL
 def test_a_transition_that_was_added_is_there_with_its_next_observation(run, power, seed):
     assert run(power, seed, samples=0, share=0.05, session=Transitions).states > 10
@@ -490,7 +492,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", few(PLANTED))
 def test_the_campaign_sees_a_missing_guard(run, monkeypatch, name):
     power, planted = PLANTED[name]
     for where, what, instead in planted:

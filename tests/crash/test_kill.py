@@ -19,6 +19,7 @@ from tests.crash.kill.families import SCENARIOS_OF_OTHERS
 from tests.crash.kill.planted import PLANTS, UNSEEN
 from tests.crash.kill.script import SCENARIOS
 from tests.disks import ram_folder
+from tests.tiers import few
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
 
@@ -27,7 +28,7 @@ COMMIT = [name for name in SCENARIOS if name.startswith("commit")]
 OPEN = [name for name in SCENARIOS if name.startswith("open")]
 STREAM = [name for name in SCENARIOS if name.startswith("stream")]
 END = [name for name in SCENARIOS if name not in {*BIRTH, *COMMIT, *OPEN, *STREAM}]
-GROUPS = {"birth": BIRTH, "commit": COMMIT, "end": END, "open": OPEN, "stream": STREAM}
+GROUPS = {"commit": COMMIT, "stream": STREAM, "birth": BIRTH, "end": END, "open": OPEN}
 STRACE = shutil.which("strace")
 
 
@@ -67,7 +68,7 @@ def passes(memory, **job):
 # -- a sample ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", few(GROUPS, 2))
 def test_kills_and_interrupts(memory, group):
     passes(memory, kinds=[["changes", 23]], scenarios=GROUPS[group], levels=["process"])
     kinds = [["lines", 2999], ["interrupts", 2999], ["calls", 11987]]
@@ -82,6 +83,7 @@ ZARR = [
 ]
 
 
+@pytest.mark.slow
 def test_kills_and_interrupts_of_compressed_columns(memory):
     kinds = [["changes", 29], ["lines", 3989], ["interrupts", 3989], ["calls", 14983]]
     passes(memory, kinds=kinds, scenarios=ZARR, levels=["process"], storages=["zarr"])
@@ -91,6 +93,7 @@ def test_kills_and_interrupts_of_compressed_columns(memory):
     )
 
 
+@pytest.mark.slow
 def test_compressed_columns_killed_again_and_in_ram(memory):
     kinds = [["changes", 23], ["again", 2999], ["in_ram", 997]]
     passes(
@@ -112,6 +115,7 @@ def test_kills_and_interrupts_at_the_level_of_power_cuts(memory):
     passes(memory, kinds=kinds, scenarios=chosen, levels=["power"])
 
 
+@pytest.mark.slow
 def test_killed_again_during_recovery(memory):
     chosen = [
         "birth with schema",
@@ -151,7 +155,7 @@ def test_a_second_writer_is_kept_out_and_a_dead_one_keeps_nobody_out(memory):
 OTHERS = ["transitions", "priorities", "labels", "values", "chains"]
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("family", few(OTHERS, 2))
 def test_kills_of_other_buffers(memory, family):
     chosen = [name for name in SCENARIOS_OF_OTHERS if name.startswith(family)]
     every = 37 if family == "priorities" else 127
@@ -213,8 +217,11 @@ def test_each_planted_bug_has_its_control():
 
 @pytest.mark.parametrize(
     ("planted", "storage"),
-    [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT]
-    + [(p, "zarr") for p in CAUGHT_COMPRESSED],
+    few(
+        [(p, "zarr" if p in OF_CHUNKS else "memmap") for p in CAUGHT]
+        + [(p, "zarr") for p in CAUGHT_COMPRESSED],
+        8,
+    ),
 )
 def test_control(memory, planted, storage):
     kind, scenario = CAUGHT[planted]

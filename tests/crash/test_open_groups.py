@@ -201,6 +201,7 @@ def run_damages(path, caplog, every):
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_or_a_cut_file_is_named_and_never_served(killed, caplog):
     run_damages(killed, caplog, 23)
 
@@ -453,6 +454,7 @@ def features_of(path):
     return facts_of(path).version, ringmap.ReplayBuffer.open(path).engine.owned.manifest.features
 
 
+@pytest.mark.slow
 def test_whichever_change_of_an_upgrade_fails_it_can_be_done_again(plain):
     for at in range(1, 60):
         copy, disk = plain.with_name(f"copy-{at}"), FaultyDisk()

@@ -29,6 +29,7 @@ from ringmap.storage.records import table as table_module
 from ringmap.storage.records.table import DROPPED, PART, RECORD, Record
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, Through, ram_folder
+from tests.tiers import few
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 MAX_STEPS, SPARE, EVERY = 16, 6, 3
@@ -422,7 +423,7 @@ def run(monkeypatch):
 
 
 @LEVELS
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(range(2)))
 def test_a_part_that_was_committed_is_there_once(run, power, seed):
     assert run(power, seed, samples=0, share=0.1, again=0.01).states > 10
 
@@ -570,6 +571,7 @@ def dropped_and_again(folder, power, every, samples=1):
     return both
 
 
+@pytest.mark.slow
 @LEVELS
 def test_a_seed_that_is_played_again_is_not_there_twice(power):
     with ram_folder() as folder:
@@ -583,6 +585,7 @@ def test_a_seed_is_not_there_twice_after_any_cut(power):
         assert all(dropped_and_again(folder, power, 1, samples=10).values())
 
 
+@pytest.mark.slow
 def test_a_drop_that_is_not_synced_is_seen(monkeypatch):
     """The control: the flags are written after all else."""
     late = []

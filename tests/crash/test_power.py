@@ -36,6 +36,7 @@ from tests.crash.priorities import PrioritySession
 from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
 from tests.crash.transitions import StackSession, TransitionSession
 from tests.disks import Through, ram_folder
+from tests.tiers import few
 
 LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
@@ -162,7 +163,7 @@ EVERY = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.c
 
 
 @EVERY
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", few(FOUND, 2))
 def test_what_the_campaign_found(run, name, every):
     levels, case = FOUND[name]
     for power in levels:
@@ -203,7 +204,7 @@ FOUND_ELSEWHERE = {
 
 
 @EVERY
-@pytest.mark.parametrize("name", FOUND_ELSEWHERE)
+@pytest.mark.parametrize("name", few(FOUND_ELSEWHERE, 2))
 def test_what_the_campaign_found_in_other_buffers(run, name, every):
     kind, levels, steps, sizes = FOUND_ELSEWHERE[name]
     for power in levels:
@@ -401,7 +402,7 @@ def samples(name):
     return (1,) if name in RARE else (3, 1)
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", few(PLANTED, 5))
 def test_control(run, monkeypatch, name):
     power, steps, wrong = PLANTED[name]
     for key in ("patch", "too"):
@@ -518,7 +519,7 @@ FIRST_SEED = {
 """A seed whose disks show the fault soon; the others do with any."""
 
 
-@pytest.mark.parametrize("name", PLANTED_ELSEWHERE)
+@pytest.mark.parametrize("name", few(PLANTED_ELSEWHERE, 3))
 def test_control_of_other_buffers(run, monkeypatch, name):
     kind, power, steps, plant, cheats = PLANTED_ELSEWHERE[name]
     if plant is not None:

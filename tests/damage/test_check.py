@@ -26,6 +26,7 @@ from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
 from tests.damage.buffers import KINDS, episode_of, make
 from tests.disks import Through
+from tests.tiers import few
 
 # -- sound buffers ---------------------------------------------------------------------------------
 
@@ -134,6 +135,7 @@ def test_sound_after_a_kill_at_every_change(place):
     assert sum(not found[3] for found in seen) < 30 < 100 < len(seen)
 
 
+@pytest.mark.slow
 def test_control_a_writer_that_does_not_show_its_commits_is_found(place, monkeypatch):
     found = []
     monkeypatch.setattr(CommitFiles, "_publish", lambda self, state: setattr(self, "state", state))
@@ -194,6 +196,7 @@ def nudged(place, at):
     return findings, disk.left > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_writer_that_laps_in_the_middle_is_no_finding(place, every):
     for at in itertools.count(1, every):
@@ -223,6 +226,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_sound_beside_a_flat_out_writer_process(place):
     script = WRITER.format(root=os.getcwd(), path=str(place / "a"))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer:
@@ -428,7 +432,7 @@ VANDALS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("vandal", VANDALS)
+@pytest.mark.parametrize("vandal", few(VANDALS, 25))
 def test_vandal_is_found(place, vandal):
     v = Vandal(place / "a")
     breaks, file, what = VANDALS[vandal]

@@ -13,6 +13,7 @@ from tests.damage.buffers import make
 from tests.damage.fuzz import bytes_in
 from tests.damage.test_check import Vandal
 from tests.damage.test_repair import mended
+from tests.tiers import few
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
@@ -174,7 +175,7 @@ VANDALS = {
 }
 
 
-@pytest.mark.parametrize("vandal", VANDALS)
+@pytest.mark.parametrize("vandal", few(VANDALS, 6))
 def test_what_is_damaged_is_named_never_served_and_repaired(place, vandal):
     v = Vandal(place / "a", "wrapped zarr")
     assert ringmap.check(v.folder) == []

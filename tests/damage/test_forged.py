@@ -58,6 +58,7 @@ def run(place, seed, start, stop):
     return len(results), sum(bool(r["findings"]) for r in results), wrong
 
 
+@pytest.mark.slow
 def test_20_forgeries(place):
     cases, found, wrong = run(place, 0, 0, 20)
     assert wrong == []

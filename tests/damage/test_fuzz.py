@@ -81,6 +81,7 @@ def _all_kept(told):
     return words[:1] == ["kept"] and words[1] == words[3]
 
 
+@pytest.mark.slow
 def test_30_damages(place):
     counts, wrong = campaign(place, 0, 30)
     assert wrong == []
@@ -179,6 +180,7 @@ def test_control_without_either_swapped_columns_go_unnoticed(bench, monkeypatch)
     assert any("served wrong (r+)" in what and "column left differs" in what for what in wrong)
 
 
+@pytest.mark.slow
 def test_control_a_crash_is_seen(place):
     _, code, error = run(place, "crash", 0, 1)
     assert code != 0

@@ -37,6 +37,7 @@ from tests.damage.test_check import (
     damaged_newest_blob,
     row_of,
 )
+from tests.tiers import few
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
@@ -81,7 +82,7 @@ MARKED = ["a tail that goes back", "a tail beyond the head", "a negative length"
 NOT_OURS = {"a file", "a folder", "a file in columns", "a file in data", "a file in open", "a pipe"}
 
 
-@pytest.mark.parametrize("vandal", sorted(VANDALS.keys() - NOT_OURS))
+@pytest.mark.parametrize("vandal", few(sorted(VANDALS.keys() - NOT_OURS), 20))
 def test_vandal_is_mended(place, vandal):
     v = Vandal(place / "a")
     VANDALS[vandal][0](v)
@@ -430,6 +431,7 @@ def test_killed_at_every_change(place, damage, torn, every):
         assert kept(v.folder, v.truth) == expected, at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 def test_killed_while_the_file_of_the_lock_is_a_column(place, every):
     """The next repair locks the buffer by a new file, which was then moved over the column."""
@@ -452,6 +454,7 @@ def left_after(folder):
     return [name for name in bytes_in(folder) if name.endswith(".aside")]
 
 
+@pytest.mark.slow
 def test_control_an_opening_that_looks_past_an_unfinished_repair_is_caught(place, monkeypatch):
     """A kill between the columns and the table makes a buffer that opens and serves zeros."""
 

@@ -7,6 +7,7 @@ import pytest
 from tests.filesystems.mounts import MOUNTS, REFLINKS, run_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MOUNTS)
 def test_kill_lock_live_reader_and_snapshot(tmp_path, kind):
     found = json.loads(run_on(kind, 320, tmp_path, "tests.filesystems.life"))

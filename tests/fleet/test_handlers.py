@@ -101,6 +101,7 @@ def load_and_publish(path):
     return mixed
 
 
+@pytest.mark.slow
 def test_threads_that_load_into_one_model_take_turns(tmp_path):
     assert load_and_publish(tmp_path) == []
 

@@ -545,6 +545,31 @@ def test_other_numbers_and_damage(tmp_path, pace, ring):
     assert json.loads(data)["drawn"] == 8
 
 
+def test_who_only_looks_sees_the_numbers_and_changes_nothing(tmp_path, pace, ring):
+    assert Pace.kept_at(tmp_path / "none") is None
+    write(ring, pace, 50)
+    before = sorted(os.listdir(tmp_path / "pace"))
+    seen = Pace.kept_at(tmp_path)
+    assert seen.slack_drawn == SLACK
+    assert (seen.inserted, seen.drawn, seen.ahead) == (50, 0, ahead(50, 0))
+    assert not seen.has_learner
+    write(ring, pace, 400)
+    pace.draw(BATCH)
+    assert (seen.inserted, seen.drawn, seen.ahead) == (450, BATCH, ahead(450, BATCH))
+    assert seen.has_learner  # control of the first look
+    pace.close()
+    assert not seen.has_learner
+    assert set(os.listdir(tmp_path / "pace")) - set(before) == {"learner-0.json", "learner-0.lock"}
+    for damage in (
+        '{"min_steps": 5}',
+        '{"samples_per_insert": -1, "min_steps": 5, "slack": 1}',
+        "[]",
+    ):
+        (tmp_path / "pace/pace.json").write_text(damage)
+        with pytest.raises(CorruptError, match=r"pace\.json: is not what was written"):
+            Pace.kept_at(tmp_path)
+
+
 def test_a_buffer_elsewhere(tmp_path, pace):
     for path, place in ((None, "in RAM"), (tmp_path / "deeper" / "ring", "deeper")):
         with pytest.raises(InputError, match=f"X: pace= counts the rings in .*{place}"):

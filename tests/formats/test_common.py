@@ -35,6 +35,7 @@ from tests.formats.killing import (
     with_data,
     write,
 )
+from tests.tiers import few
 
 # -- killed at every change to a file ---------------------------------------------------------------
 
@@ -59,7 +60,7 @@ def begun(tmp_path, name, keep):
 
 @pytest.mark.parametrize("whole", EXTENT)
 @pytest.mark.parametrize(
-    ("name", "exchange"), [*((n, True) for n in WRITERS), ("lance", False)], ids=str
+    ("name", "exchange"), few([*((n, True) for n in WRITERS), ("lance", False)], 3), ids=str
 )
 def test_overwrite_killed_at_every_change(tmp_path, name, exchange, whole):
     """Whenever a replacement is cut short, the old dataset or the new one is there, whole."""
@@ -221,7 +222,7 @@ def recorded(tmp_path_factory):
 
 
 @pytest.mark.parametrize("source", [*WRITERS, "ringmap"])
-@pytest.mark.parametrize("dest", WRITERS)
+@pytest.mark.parametrize("dest", few(WRITERS, 2))
 def test_convert_every_pair(tmp_path, recorded, source, dest):
     """Nothing changes on the way, episode data included."""
     given = recorded / "buffer" if source == "ringmap" else place(recorded, source, source)
@@ -353,6 +354,7 @@ def test_a_folder_of_datasets(tmp_path):
         load_dataset(inside)
 
 
+@pytest.mark.slow
 def test_three_thousand_episodes(tmp_path):
     episodes = ({"x": np.full((1 + i % 3, 2), i)} for i in range(3_000))
     for name in FOLDERS:

@@ -18,6 +18,7 @@ class TestFolder(OtherOptions, FormatTests):
     mean_error = 2.0
 
 
+@pytest.mark.slow
 class TestFolderPNG(OtherOptions, FormatTests):
     name = "folder"
     suffix = ".d"

@@ -16,6 +16,7 @@ from ringmap.formats.common.staged import StagedWriter
 from ringmap.testing.datasets import make_episode
 from tests.crash.test_full_disk import in_a_namespace
 from tests.formats.killing import LOSSLESS, WRITERS, place, wheres
+from tests.tiers import few
 
 
 @contextlib.contextmanager
@@ -29,6 +30,7 @@ def files_at_most(nbytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_every_writer_on_a_full_disk(tmp_path):
     mount = tmp_path / "mount"
@@ -72,7 +74,7 @@ def retry(writer, episode):
     return False
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", few(WRITERS, 2))
 def test_a_retry_never_stores_twice(tmp_path, monkeypatch, name):
     """Wherever the limit stands, an episode of which a call said that it is not written is not there."""
     monkeypatch.setattr(StagedWriter, "group_nbytes", 4096)
@@ -90,7 +92,7 @@ def test_a_retry_never_stores_twice(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.campaign)])
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "hdf5"])
+@pytest.mark.parametrize("name", few(name for name in WRITERS if name != "hdf5"))
 def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
     """What a limit cuts short, of the format's own files, counts for nothing: all is read, and the next block finishes it."""
     episodes = [make_episode(i, 7) | {"x": np.full((7, 101), i, np.uint8)} for i in range(6)]

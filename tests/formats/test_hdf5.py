@@ -47,6 +47,7 @@ class TestHDF5(OtherOptions, FormatTests):
     reading_changes = True
 
 
+@pytest.mark.slow
 class TestCompressed(OtherOptions, FormatTests):
     name = "hdf5"
     suffix = ".hdf5"
@@ -173,6 +174,7 @@ def test_killed_before_every_change(tmp_path, options, every):
     assert cases > 30 // every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_killed_before_every_change_of_a_birth_and_a_swap(tmp_path, mode, every):
@@ -212,6 +214,7 @@ def test_closing_syncs_the_file_and_its_name(tmp_path, syncs):
     assert syncs == ["a.h5"] * 3  # before the swap, and after it
 
 
+@pytest.mark.slow
 def test_control_without_a_journal(tmp_path, monkeypatch):
     """A plain order, pages straight to the file, must be caught by the same campaign."""
     monkeypatch.setattr(journal, "write", lambda *args: None)
@@ -220,6 +223,7 @@ def test_control_without_a_journal(tmp_path, monkeypatch):
     assert violations
 
 
+@pytest.mark.slow
 def test_control_applied_before_the_journal(tmp_path, monkeypatch):
     """Changing the file first and journalling afterwards must be caught as well."""
     write_journal = journal.write
@@ -704,6 +708,7 @@ def test_a_truncated_file(tmp_path):
         write(path, make_episodes())
 
 
+@pytest.mark.slow
 def test_flipped_bytes_never_crash(tmp_path):
     """A flipped byte of the file's structure is an error of ours, or harmless; HDF5 lets no other out."""
     path = write(tmp_path / "a.h5", make_episodes(), chunk_nbytes=512)
@@ -766,6 +771,7 @@ def test_bad_options(tmp_path, options):
         write(tmp_path / "a.h5", make_episodes(), **options)
 
 
+@pytest.mark.slow
 def test_thousands_of_episodes(tmp_path):
     """Short ones, each with data of its own: appending does not slow down, the file stays small."""
     episodes = [{"x": [float(i)], "_episode_data": {"seed": i}} for i in range(2_000)]

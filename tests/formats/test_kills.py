@@ -24,6 +24,7 @@ def test_killed_at_every_system_call(tmp_path, suite, kept):
     assert lost == []
 
 
+@pytest.mark.slow
 def test_control_lengths_before_rows(tmp_path, monkeypatch):
     """Zarr's own order, the metadata of an array ahead of its chunks, must be caught."""
 
@@ -39,6 +40,7 @@ def test_control_a_log_that_is_dropped_too_early(tmp_path, monkeypatch):
     assert test_folder.TestFolderPNG().losses(tmp_path, 0, 4, stop=True)[1]
 
 
+@pytest.mark.slow
 def test_control_a_reader_that_knows_no_log(tmp_path, monkeypatch):
     monkeypatch.setattr(Zarr, "logs", False)
     assert test_zarr.TestZarr().losses(tmp_path, 0, 4, stop=True)[1]

@@ -16,6 +16,7 @@ class TestVideo(OtherOptions, FormatTests):
     mean_error = 4.0
 
 
+@pytest.mark.slow
 class TestLossless(OtherOptions, FormatTests):
     name = "video"
     suffix = ".v"

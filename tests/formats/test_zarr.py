@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+import pytest
+
 from ringmap.testing.formats import VALUES, FormatTests
 from tests.formats.others import OtherOptions
 
@@ -11,6 +13,7 @@ class TestZarr(OtherOptions, FormatTests):
     suffix = ".zarr"
 
 
+@pytest.mark.slow
 class TestSmallChunks(OtherOptions, FormatTests):
     name = "zarr"
     suffix = ".z"

@@ -19,7 +19,7 @@ linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"),
     reason="pipes, limits of memory and eyes on files are Linux's",
 )
-pytestmark = linux
+pytestmark = [linux, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/explanation/untrusted-data.md"

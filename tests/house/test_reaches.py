@@ -86,6 +86,7 @@ def circles(folder):
     return {frozenset(n for n in far[m] if m in far[n]) for m in known if m in far[m]}
 
 
+@pytest.mark.slow
 def test_no_class_reaches_into_another():
     found = {
         (str(path.relative_to(PACKAGE)), name)
@@ -95,6 +96,7 @@ def test_no_class_reaches_into_another():
     assert found == OTHERS.keys()
 
 
+@pytest.mark.slow
 def test_no_circles():
     assert circles(PACKAGE) == set()
 

@@ -41,7 +41,7 @@ def test_readme_has_two_commands():
     job, test = COMMAND.findall((ROOT / "README.md").read_text())
     assert job.endswith("examples/main_job.py")
     suite = ".venv/bin/python -m pytest -n auto"
-    assert test.endswith(f" && {suite} && {suite} tests/programs")
+    assert test.endswith(f" && {suite} && {suite} -m slow && {suite} tests/programs")
     for tool in ("ruff check .", "ruff format --check .", "mypy", "lint-imports"):
         assert f" && .venv/bin/{tool} && " in test
 

@@ -47,10 +47,12 @@ def mypy(tmp_path, **programs):
     return run(PYTHON, "-m", "mypy", "--strict", *paths)
 
 
+@pytest.mark.slow
 def test_a_users_program_is_typed(tmp_path):
     mypy(tmp_path, readme_program=readme_block(), user_program=PROGRAM)
 
 
+@pytest.mark.slow
 def test_control(tmp_path):
     planted = "import ringmap\nringmap.ReplayBuffer(max_steps=1)[0] + 1\nwrong: int = ringmap.data.load_dataset('x')\n"
     with pytest.raises(AssertionError, match=r"(?s)Unsupported operand.*Incompatible types"):

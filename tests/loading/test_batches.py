@@ -103,6 +103,7 @@ def test_on_a_device(buffer):
         assert [batch["pixels"].device.type for batch in batches] == ["cpu", "cpu"]
 
 
+@pytest.mark.slow
 def test_while_another_thread_writes(buffer):
     stop = threading.Event()
 
@@ -160,6 +161,7 @@ def test_closed_while_another_thread_waits_for_a_batch():
     assert not waiting.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that interrupt")
 def test_interrupts_leave_no_lock_taken():
     """Ctrl-C comes anywhere in next(); the next one, and close(), must not wait for ever."""

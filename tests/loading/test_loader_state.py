@@ -3,6 +3,8 @@
 import os
 import threading
 
+import pytest
+
 from ringmap.buffers.loader_state import LoaderState, _children
 from tests.buffers.processes import Child, in_child
 
@@ -69,6 +71,7 @@ def test_each_worker_counts_in_a_place_of_its_own(monkeypatch):
     assert state.counted() == 10
 
 
+@pytest.mark.slow
 def test_threads_that_fork_at_once_give_each_child_a_place(monkeypatch):
     state, made = LoaderState(), []
 

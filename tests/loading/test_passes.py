@@ -17,6 +17,7 @@ from ringmap import ReplayBuffer
 from ringmap.clips.gather import PINNED
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, StaleCopyError
 from tests.loading.conftest import HISTORY, SKIP, end, episode, everything, fill, prove
+from tests.tiers import few
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -71,7 +72,7 @@ def test_in_a_worker_with_a_pickled_copy_of_a_buffer_in_ram():
     assert len(set(found)) == len(found) == len(buf)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("workers", "persistent"), few([(2, True), (0, False), (2, False)]))
 def test_a_pass_that_is_resumed_is_the_uninterrupted_one(disk, workers, persistent):
     options = {"batch_size": 16, "num_workers": workers, "persistent_workers": persistent}
     whole = disk.pass_sampler(seed=5)

@@ -23,6 +23,7 @@ from ringmap.datasets import worker_slots as glue
 from ringmap.errors import RoleError
 from tests import ROOT
 from tests.loading.conftest import end, everything, prove
+from tests.tiers import few
 
 SHM = Path("/dev/shm")
 linux = pytest.mark.skipif(not SHM.is_dir(), reason="looks into /dev/shm")
@@ -367,7 +368,7 @@ def test_after_the_normal_end(wide, method, persistent):
 
 
 @linux
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", few([True, False]))
 def test_after_a_break_in_mid_pass(wide, persistent):
     with nothing_left():
         loader = DataLoader(wide, 16, num_workers=2, persistent_workers=persistent)
@@ -413,6 +414,7 @@ for batch in DataLoader(buf, 16, num_workers=2):
         child.stdout.close()
 
 
+@pytest.mark.slow
 @linux
 def test_a_thousand_batches_kept(tmp_path):
     """Each stays what it was; what no slot is left for travels as PyTorch sends any tensor."""
@@ -527,6 +529,7 @@ class Growing:
         return self.buffer[list(range(2 * number + 1))]
 
 
+@pytest.mark.slow
 @linux
 def test_the_map_of_a_slot_that_was_given_up_is_dropped(wide, alone):
     loader = DataLoader(Growing(wide), None, num_workers=1, persistent_workers=True)
@@ -536,6 +539,7 @@ def test_the_map_of_a_slot_that_was_given_up_is_dropped(wide, alone):
     end(loader)
 
 
+@pytest.mark.slow
 @linux
 def test_control_maps_that_outlive_their_worker(wide, monkeypatch, alone):
     monkeypatch.setattr(slot_maps, "_drop", lambda name: None)
@@ -615,6 +619,7 @@ def test_files_by_name_are_mapped_anew(disk, monkeypatch, alone):
     assert not maps()
 
 
+@pytest.mark.slow
 @linux
 def test_after_a_worker_is_killed(wide):
     # In a process of its own: PyTorch's handler of SIGCHLD raises wherever the main thread happens to be.

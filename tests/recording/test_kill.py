@@ -14,6 +14,7 @@ from tests.house import PYTHON
 from tests.recording.reading import assert_episode, numbers
 from tests.recording.scripted import Model, code
 from tests.recording.victim import NUM, STEPS, actions_of
+from tests.tiers import few
 
 
 def killed(path, stream, after, rng):
@@ -80,7 +81,7 @@ def strike(tmp_path, seed):
     return check(path, stream, keep, step, told)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(range(3)))
 def test_a_kill_loses_open_episodes_at_most(tmp_path, seed):
     whole, parts = strike(tmp_path, seed)
     assert whole

@@ -18,6 +18,7 @@ from tests.recording.reading import (
     transition_buffer,
 )
 from tests.recording.scripted import KINDS, Model, Scripted, code, numbers
+from tests.tiers import few
 
 MODES = ("NextStep", "SameStep", "Disabled")
 
@@ -192,6 +193,7 @@ BASE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(scripts)
 @example(BASE)
@@ -228,7 +230,7 @@ def test_every_mode_and_space(vector, mode, kind):
         check(**BASE | {"vector": vector, "mode": mode, "kind": kind, "ops": ops})
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("NextStep", "box"), ("SameStep", "dict"), ("Disabled", "tuple")])  # fmt: skip
+@pytest.mark.parametrize(("mode", "kind"), few([("NextStep", "box"), ("SameStep", "dict"), ("Disabled", "tuple")]))  # fmt: skip
 def test_worker_processes(mode, kind):
     check(**BASE | {"vector": "async", "num": 2, "mode": mode, "kind": kind, "ops": [*MIXED[:16], ("reset", 0), *STEPS[:8]]})  # fmt: skip
 

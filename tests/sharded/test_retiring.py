@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError, LockedError
@@ -222,14 +223,22 @@ def test_arguments(three, given, message):
         open_all(three, retire_after=given)
 
 
-def test_shards_say_which_weights_played(fleet):
+def test_shards_say_which_weights_played(fleet, monkeypatch):
     fleet.ring("a")
     fleet.write("a", 5, {"policy_step": 3})
     fleet.write("a", 5, {"policy_step": 7})
     fleet.ring("b")
     fleet.write("b", 5)
     fleet.ring("c")
-    assert [shard.policy_step for shard in open_all(fleet).shards] == [7, None, None]
+    buf = open_all(fleet)
+    assert [shard.policy_step for shard in buf.shards] == [7, None, None]
+    # Of each ring the data of one episode are read. The names of all cost O(episodes).
+    read = []
+    monkeypatch.setattr(StoredEpisodes, "data_names", lambda self: read.append(self) or [])
+    assert [shard.policy_step for shard in buf.shards] == [7, None, None]
+    assert read == []
+    buf.get_episode_data(-1)
+    assert read != []  # control
 
 
 def test_the_control_of_the_lock(three, monkeypatch):

@@ -337,6 +337,7 @@ def _collect(folder, name, ready, first):
             ready.set()
 
 
+@pytest.mark.slow
 def test_a_killed_collector_is_replaced(tmp_path):
     """A ring whose writer died stays readable, and its next writer goes on in it."""
     context = get_context("fork")

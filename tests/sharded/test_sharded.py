@@ -79,6 +79,7 @@ def test_ids_of_a_batch_find_the_same_clips_again(three):
         )
 
 
+@pytest.mark.slow
 def test_a_draw_is_uniform_over_all_clips(three):
     buf = open_all(three)
     found = prove(buf.sample(20_000), three.lengths, 3)

@@ -23,6 +23,7 @@ from ringmap.ray.reader import Reader
 from ringmap.samplers import PrioritizedSampler, UniformSampler
 from ringmap.storage.disk.files import Disk
 from tests.sharded.striking import Striking
+from tests.tiers import few
 from tests.transitions.reference import Life, Reference, StackedLife, same
 
 GAMMA = 0.9
@@ -299,7 +300,7 @@ def test_ids_name_all_that_counts(steps):
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dicts"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", few([2, 0]))
 def test_a_data_loader(steps, kind, workers):
     data = pytest.importorskip("torch.utils.data")
     fleet = steps(kind)

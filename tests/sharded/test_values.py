@@ -31,6 +31,7 @@ from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.mutable import MutableValues
 from tests.disks import FaultyDisk, FullDisk
+from tests.tiers import few
 
 SCHEMA = {
     "obs": ((2,), "<i8"),
@@ -154,10 +155,10 @@ BOTH = "latent", "label"
 # -- reads ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"reads": "pread"}], ids=["map", "pread"])
-def test_every_read_has_the_values_of_a_plain_dict(fleet, options):
+@pytest.mark.parametrize("reads", few(["map", "pread"]))
+def test_every_read_has_the_values_of_a_plain_dict(fleet, reads):
     rng, known, number = random.Random(1), set(), 100
-    buf = fleet.open(**options)
+    buf = fleet.open(reads=reads)
     for turn in range(150):
         name = rng.choice("abc")
         kind = rng.choices(["write", "update", "own", "flush", "clear", "again"], [8, 16, 3, 2, 0.5, 1])[0]  # fmt: skip
@@ -178,7 +179,7 @@ def test_every_read_has_the_values_of_a_plain_dict(fleet, options):
             fleet.clear(name)
         elif kind == "again":
             buf.close()
-            buf = fleet.open(**options)
+            buf = fleet.open(reads=reads)
         if turn % 6 == 5 and len(fleet.model) > 9:
             fleet.check(buf)
     assert buf.check() == []

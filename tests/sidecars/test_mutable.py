@@ -19,6 +19,7 @@ from ringmap.storage.sidecars.base import Copied, Home
 from ringmap.storage.sidecars.mutable import MutableValues
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
 from tests.disks import ram_folder
+from tests.tiers import few
 
 SCHEMA = Schema(
     (
@@ -450,7 +451,8 @@ def test_whatever_a_crash_leaves_at_length():
 
 
 @pytest.mark.parametrize(
-    "planted", ["two copies", "no checksum", "never durable", "the durable one is not spared"]
+    "planted",
+    few(["two copies", "no checksum", "never durable", "the durable one is not spared"], 2),
 )
 def test_a_missing_guard_is_seen(monkeypatch, planted):
     if planted == "two copies":

@@ -26,6 +26,7 @@ from tests.snapshots.race import (
     proven,
     write_some,
 )
+from tests.tiers import few
 
 RINGS = {
     "one record": Ring(max_steps=256, spare=16),
@@ -80,7 +81,7 @@ def test_from_a_reader(fast, ring):  # noqa: F811
     assert len(set(states)) > 1, "nothing was written meanwhile"
 
 
-@pytest.mark.parametrize("home", ["disk", "ram"])
+@pytest.mark.parametrize("home", few(["disk", "ram"]))
 def test_from_the_writer_s_own_handle(fast, ring, home):  # noqa: F811
     states = race_with_a_thread(fast, ring, 4, home)
     print(f"\n{ring}, {home}: states {states}")
@@ -98,6 +99,7 @@ def test_compressed_columns(fast):  # noqa: F811
     assert states == sorted(states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["disk", "ram"])
 def test_compressed_columns_from_the_writer_s_own_handle(fast, home):  # noqa: F811
     race_with_a_thread(fast, COMPRESSED, 3, home, MIXED)

@@ -34,6 +34,7 @@ from tests.buffers.steps import episode, stored
 from tests.crash.recording import RecordingDisk, materialise
 from tests.disks import FaultyDisk, Through, kill
 from tests.snapshots.race import state_of
+from tests.tiers import few
 
 LEFT = ".copy.ringmap-unfinished"
 
@@ -517,7 +518,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("role", ["writer", "reader", "ram"])
+@pytest.mark.parametrize("role", few(["writer", "reader", "ram"]))
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS.keys())
 def test_an_error_at_every_change_leaves_nothing(tmp_path, role, error):
     buffer = filled(None if role == "ram" else tmp_path / "buf")
@@ -550,6 +551,7 @@ def test_an_error_at_every_change_leaves_nothing(tmp_path, role, error):
     buffer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_kill_at_every_change(tmp_path, every):
     buffer = filled(tmp_path / "buf")

@@ -295,9 +295,29 @@ def test_control_a_fit_that_does_not_order_is_caught():
 ROWS = {"obs": np.zeros((7, 3), np.float32), "flag": np.ones(7, np.bool_)}
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ">f4"])
+def test_floats_of_another_size_are_converted_as_fit_converts_them(dtype, rng):
+    schema, obs = Schema.of(ROWS), rng.normal(size=(7, 3)).astype(dtype)
+    found = schema.matched({**ROWS, "obs": obs}, "safe", "here")
+    fitted = list(schema.fit({**ROWS, "obs": obs}, "safe", "here").values())
+    assert found is not None
+    for one, other in zip(found, fitted, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_float_that_is_too_large_is_refused_as_fit_refuses_it():
+    rows = {**ROWS, "obs": np.full((7, 3), 1e300)}
+    with pytest.raises(InputError) as one:
+        Schema.of(ROWS).matched(rows, "safe", "here")
+    with pytest.raises(InputError) as other:
+        Schema.of(ROWS).fit(rows, "safe", "here")
+    assert str(one.value) == str(other.value)
+
+
 def test_rows_that_match_are_what_fit_returns():
     schema = Schema.of(ROWS)
-    found = schema.matched(dict(reversed(ROWS.items())))
+    found = schema.matched(dict(reversed(ROWS.items())), "safe", "here")
     fitted = list(schema.fit(ROWS, "safe", "here").values())
     assert found is not None
     assert all(one is other for one, other in zip(found, fitted, strict=True))
@@ -308,8 +328,8 @@ def test_rows_that_match_are_what_fit_returns():
     [
         {"obs": ROWS["obs"]},
         {**ROWS, "other": ROWS["flag"]},
-        {**ROWS, "obs": ROWS["obs"].astype(np.float64)},
-        {**ROWS, "obs": ROWS["obs"].astype(">f4")},
+        {**ROWS, "obs": ROWS["obs"].astype(np.int64)},
+        {**ROWS, "obs": ROWS["obs"].astype(np.longdouble)},
         {**ROWS, "obs": np.zeros((3, 7), np.float32).T},
         {**ROWS, "obs": np.zeros((7, 4), np.float32)},
         {**ROWS, "flag": np.ones(6, np.bool_)},
@@ -318,4 +338,4 @@ def test_rows_that_match_are_what_fit_returns():
     ],
 )
 def test_other_rows_do_not_match(rows):
-    assert Schema.of(ROWS).matched(rows) is None
+    assert Schema.of(ROWS).matched(rows, "safe", "here") is None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.errors import InputError
+from tests.tiers import few
 from tests.transitions.reference import Reference, StackedLife, in_order, same
 
 
@@ -36,6 +37,7 @@ def compare(buf, reference):
         same(buf.sample(len(buf)), expected)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_equals_a_buffer_that_stores_whole_stacks(data):
@@ -66,7 +68,7 @@ def test_equals_a_buffer_that_stores_whole_stacks(data):
         compare(buf, reference)
 
 
-@pytest.mark.parametrize("padding", ["reset", "zero"])
+@pytest.mark.parametrize("padding", few(["reset", "zero"]))
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("storage", ["memmap", "zarr"])
 def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, padding, storage):

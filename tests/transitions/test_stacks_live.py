@@ -23,6 +23,7 @@ from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.commit.store import Store
 from tests.buffers.processes import Child
 from tests.busy import busy
+from tests.tiers import few
 from tests.transitions.reference import Reference, StackedLife, in_order
 
 SIZE, LENGTH = 4, 9
@@ -137,7 +138,7 @@ def strikes(monkeypatch, folder, n_step, reads, times=(1, 9)):
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["writer", "reader"])
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", few([3, 1]))
 def test_calls_before_any_copy(fast, monkeypatch, n_step, reads):
     assert strikes(monkeypatch, fast, n_step, reads) == 0
 
@@ -149,6 +150,7 @@ def test_more_calls_before_any_copy(fast, monkeypatch, n_step, reads):
     assert strikes(monkeypatch, fast, n_step, reads, (7, 10, 12)) == 0
 
 
+@pytest.mark.slow
 def test_the_strikes_find_frames_that_were_overwritten(fast, monkeypatch):
     """The control: only the newest row of a stack is looked at again."""
     gather = TransitionReader._transitions
@@ -195,7 +197,7 @@ def filled(lanes, settles):
 @pytest.mark.parametrize(
     ("lanes", "settles"),
     [
-        *[(1, 0), (3, 0), (3, 1), (3, 9), (32, 1), (32, 9), (200, 0), (200, 9)],
+        *few([(3, 9), (32, 1), (200, 0), (1, 0), (3, 0), (3, 1), (32, 9), (200, 9)], 3),
         *[
             pytest.param(*p, marks=pytest.mark.campaign)
             for p in [(1, 1), (1, 9), (32, 0), (200, 1)]

@@ -139,6 +139,7 @@ def nbytes_of(folder):
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_half_the_bytes_for_pixels(tmp_path):
     """8,192 frames of 84x84, episodes of 100, every row of the ring used: every file counted."""
     rng = np.random.default_rng(0)

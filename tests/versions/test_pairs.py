@@ -7,6 +7,8 @@ import ringmap
 from tests.versions import pairs
 from tests.versions.pairs import OLDER, Version, Wrong, turns, why_not
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=OLDER)
 def storage(request):

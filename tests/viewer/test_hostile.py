@@ -1,12 +1,17 @@
 """Hostile directories of `tests/hostile` are shown: the server answers, in little time, and shows nothing from outside."""
 
 import importlib.util
+import json
 import os
 import time
 import warnings
 
 import pytest
 
+from ringmap.buffers.located import EPISODES
+from ringmap.viewer.find import PROBLEM
+from ringmap.viewer.fleet import Fleet
+from ringmap.viewer.library import Library
 from tests.disks import ram_folder
 from tests.hostile.child import prepare, state_of
 from tests.hostile.makers import CASES, SECRET
@@ -36,6 +41,7 @@ def shelf(request):
         yield made
 
 
+@pytest.mark.slow
 def test_each_is_answered(shelf, serve, tmp_path):
     fill(tmp_path / "sound", 2).close()
     before = [state_of(out) for _, _, out in shelf]
@@ -74,4 +80,24 @@ def test_each_is_answered(shelf, serve, tmp_path):
     assert (
         client.json("episode", p=client.keys()["sound"], e=0)["damaged"] is None
     )  # the others go on
+    assert [state_of(out) for _, _, out in shelf] == before
+
+
+def test_as_rings_of_one_fleet(shelf, tmp_path):
+    fill(tmp_path / "sound", 2).close()
+    before = [state_of(out) for _, _, out in shelf]
+    library = Library([tmp_path / "sound", *(at for _, at, _ in shelf if os.path.lexists(at))])
+    places = [place for place in library.places() if place.kind in (EPISODES, PROBLEM)]
+    start = time.monotonic()
+    fleet = Fleet(str(tmp_path), lambda: places, library.open)
+    lines = fleet.follow()["shards"]
+    assert len(lines) == len(places) > 10
+    assert lines[0]["problem"] is None and any(line["problem"] for line in lines)
+    fleet.table.start()
+    json.dumps([fleet.follow(), fleet.table.spread(), fleet.columns()], allow_nan=False)
+    found = fleet.table.rows(0, 500, "ring = 'sound'", "return", True)
+    assert [row["ring"] for row in found["rows"]] == ["sound", "sound"]
+    assert fleet.thumbnail() is None or fleet.has_pictures
+    library.close()
+    assert time.monotonic() - start < SECONDS * 3
     assert [state_of(out) for _, _, out in shelf] == before

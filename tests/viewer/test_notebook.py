@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from ringmap.data import ReplayBuffer
+from ringmap.data import ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import InputError
 from ringmap.viewer.notebook import show
-from tests.viewer.conftest import Client, episode
+from tests.viewer.conftest import Client, episode, fill
 
 
 @pytest.fixture
@@ -48,6 +48,27 @@ def test_the_card_shows_names_as_text():
     assert "&lt;script&gt;" in card and "<script>" not in card and "3 of 10" in card
     buffer.close()
     assert "closed" in buffer._repr_html_()
+
+
+def test_a_fleet_is_shown_as_one_and_rings_of_a_list_one_by_one(tmp_path):
+    for name in "ab":
+        fill(tmp_path / name, 2).close()
+    for paths, where in ((tmp_path, r"#/p/\w+$"), ([tmp_path / "a", tmp_path / "b"], "#/$")):
+        with ShardedReplayBuffer(paths) as fleet:
+            shown = fleet.show()
+            try:
+                assert re.search(where, shown.address)
+                port, token, page = re.search(
+                    r":(\d+)/\?token=([\w-]+)#/(.*)", shown.address
+                ).groups()
+                client = Client.__new__(Client)
+                client.port = int(port)
+                body = client.ask(
+                    f"/t/{token}/api/{page.replace('p/', 'episodes?p=') or 'places'}", cookie=False
+                )[2]
+                assert b'"total": 4' in body if page else body.count(b'"episodes": 2') == 2
+            finally:
+                shown.close()
 
 
 def test_only_buffers_and_datasets():

@@ -106,6 +106,7 @@ def test_from_the_start_page_to_an_episode(tmp_path, serve, visit):
     page.get_by_role("heading", name="Rings").wait_for()
     assert axe(page) == []
     page.get_by_role("link", name="a", exact=True).click()
+    page.get_by_role("heading", name="fleet/a").wait_for()
     page.locator("#row0").wait_for()
     page.wait_for_function("() => document.querySelector('#row0').innerText.includes('terminated')")
     assert page.locator(".row").count() == 12
@@ -224,13 +225,34 @@ def test_a_fleet_is_live(tmp_path, serve, visit):
     fill(tmp_path / "fleet/b", 2).close()
     client = serve()
     page = visit(client)
-    page.locator(".place", has_text="2 rings").get_by_text("5 episodes, 100 steps").wait_for()
+    card = page.locator(".place", has_text="2 rings, 1 writer alive")
+    card.get_by_text("5 episodes, 100 steps").wait_for()
+    assert card.locator("img").evaluate("img => img.decode().then(() => img.naturalWidth)") > 0
     page.goto(f"http://127.0.0.1:{client.port}/#/p/{client.keys()['fleet']}")
     page.get_by_text("● live").wait_for()
-    page.locator("dd", has_text="100").first.wait_for()
+    page.locator("#row4").wait_for()
+    assert page.locator("#row4").inner_text().split()[:2] == ["a", "0"]
+    page.get_by_role("link", name="a", exact=True).focus()
     buffer.write_episode(episode(3))
     page.locator("dd", has_text="120").first.wait_for()
+    page.wait_for_function("() => document.querySelector('#row1').innerText.includes('103')")
     assert page.locator("tbody tr").first.inner_text().split()[:3] == ["a", "4", "80"]
+    assert page.evaluate("document.activeElement.textContent") == "a"  # the row stays
+    page.locator("#row0").click(modifiers=["Shift"])
+    page.locator("#row1").click(modifiers=["Shift"])
+    page.get_by_role("button", name="Compare 2").click()
+    page.get_by_role("heading", name="Episodes b #1, a #3").wait_for()
+    page.locator(".u-over").first.wait_for()
+    assert page.locator(".films canvas").count() == 2
+    page.go_back()
+    page.locator("#row1").click()
+    page.get_by_role("heading", name="Episode 3").wait_for()
+    page.get_by_role("link", name="fleet").click()
+    page.locator("#row5").wait_for()
+    shutil.rmtree(tmp_path / "fleet/b")
+    page.get_by_text("b: the ring was removed").wait_for()
+    page.wait_for_function("() => document.querySelectorAll('.row').length == 4")
+    assert axe(page) == []
     buffer.close()
 
 
@@ -238,16 +260,26 @@ ATTACK = '"><img src=x onerror="document.title=1"><script>document.title=2</scri
 
 
 def test_names_that_attack_stay_text(tmp_path, serve, visit):
-    buffer = ReplayBuffer(100, path=tmp_path / ATTACK.replace("/", "|"))
-    buffer.write_episode(
-        {ATTACK: np.zeros(9), "s": np.array([ATTACK] * 9), "_episode_data": {ATTACK: ATTACK}}
-    )
-    buffer.close()
+    name = ATTACK.replace("/", "|")
+    for ring in (name, "b"):
+        with ReplayBuffer(100, path=tmp_path / name / ring) as buffer:
+            buffer.write_episode(
+                {
+                    ATTACK: np.zeros(9),
+                    "s": np.array([ATTACK] * 9),
+                    "_episode_data": {ATTACK: ATTACK},
+                }
+            )
+    (tmp_path / name / f"{name} c").mkdir()
+    (tmp_path / name / f"{name} c/manifest.json").write_text("{")
     client = serve()
-    (key,) = client.keys().values()
+    places = client.json("places")["places"]
+    fleet, key = (next(p["key"] for p in places if p["kind"] == k) for k in ("fleet", "episodes"))
     page = visit(client)
-    page.locator(".place").wait_for()
+    page.locator(".place").nth(3).wait_for()
     for where in (
+        f"#/p/{fleet}",
+        f"#/p/{fleet}/compare?e={key}-0",
         f"#/p/{key}",
         f"#/p/{key}/e/0",
         f"#/p/{key}/compare?e=0",
@@ -260,6 +292,9 @@ def test_names_that_attack_stay_text(tmp_path, serve, visit):
         assert "1" != page.title() != "2"
         if "e=" in where or "/e/" in where:
             assert page.locator("h3").first.text_content() == ATTACK
+        if where == f"#/p/{fleet}":
+            assert name in page.locator("tbody").first.inner_text()
+            assert f"{name} c: " in page.locator(".note").inner_text()
 
 
 def test_a_phone_and_the_dark(tmp_path, serve, visit):

@@ -164,6 +164,14 @@ def test_downloads(tmp_path, serve, ring):
     assert client.api("download", p=key, e=200, **{"as": "mp4"})[4:8] == b"ftyp"
 
 
+def test_only_what_has_a_checksum_is_called_verified(tmp_path, serve, ring):
+    ReplayBuffer.open(ring).dump(tmp_path / "set.h5", progress=False)
+    client = serve()
+    keys = client.keys()
+    assert client.json("episode", p=keys["set.h5"], e=0)["verified"] is False
+    assert client.json("episode", p=keys["ring"], e=200)["verified"] is True
+
+
 def test_new_episodes_come_and_evicted_ones_go(tmp_path, serve):
     buffer = fill(tmp_path / "live", 3, max_steps=100)
     client = serve()

@@ -11,6 +11,7 @@ from ringmap.clips.items import Items, RingRows
 from ringmap.data import Computed, Hindsight, Index, NStep, ReturnToGo, Sequences, TimeToEnd, Window
 from ringmap.errors import InputError
 from ringmap.testing import ComputedTests
+from tests.tiers import few
 
 PLACES = ["next", "same"]
 
@@ -66,7 +67,7 @@ def items_of(buf, view):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("storage", ["ram", "memmap", "zarr"])
+@pytest.mark.parametrize("storage", few(["memmap", "zarr", "ram"]))
 def test_sums_are_those_of_the_plain_loop(home, place, storage):
     """ReturnToGo, NStep, TimeToEnd and Index at every step of rings that wrap."""
     options = {} if storage == "ram" else {"path": home / "ring", "storage": storage}
@@ -106,7 +107,7 @@ def slow_reward(achieved, goal):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("strategy", few(["future", "final", "episode"]))
 def test_hindsight_takes_goals_of_its_own_episode(place, strategy):
     """Every goal was achieved in the same episode, where the strategy says; its reward is that of the step after."""
     buf = ReplayBuffer(200, seed=0, reward_at=place)

@@ -25,6 +25,7 @@ from ringmap.data import (
 from ringmap.datasets.base import Dataset
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.testing import ComputedTests
+from tests.tiers import few
 from tests.windows import model
 from tests.windows.test_property import (
     blank_action,
@@ -120,7 +121,7 @@ def episodes_of(seed, most=12):
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", few(FORMATS, 2))
 def test_windows_over_every_format_are_those_of_the_plain_loop(home, format, output):
     """30 random windows over each format."""
     kept, path = episodes_of(3), home / FORMATS[format]
@@ -133,7 +134,7 @@ def test_windows_over_every_format_are_those_of_the_plain_loop(home, format, out
 
 
 @pytest.mark.parametrize(("output", "layout"), [("torch", "CHW"), ("numpy", "HWC")])
-@pytest.mark.parametrize("format", ["hdf5", "zarr", "folder", "lance", "ringmap"])
+@pytest.mark.parametrize("format", few(["hdf5", "ringmap", "zarr", "folder", "lance"], 2))
 def test_windows_of_images_over_formats_are_those_of_the_plain_loop(home, format, output, layout):
     """8 random windows with images over each format whose images lose nothing."""
     kept, path = with_images(episodes_of(4)), home / FORMATS[format]

@@ -73,6 +73,7 @@ def filled(**options):
     return buf, numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["ram", "memmap", "zarr"])
 def test_computed_columns_under_a_writer(home, storage):
     """Two threads share the columns, over a buffer, a view of it, and a reader, while a third writes."""

@@ -12,6 +12,7 @@ from ringmap.clips import cut as cut_module
 from ringmap.clips.cut import Steps
 from ringmap.data import Window
 from ringmap.errors import NoClipsError
+from tests.tiers import few
 from tests.windows import model
 
 STORAGES = {"ram": {}, "memmap": {"path": True}, "zarr": {"path": True, "storage": "zarr"}}
@@ -94,7 +95,7 @@ def check_case(number, home, storage):
     return len(ids) + 32
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", few(STORAGES))
 def test_random_windows_are_those_of_the_plain_loop(home, storage):
     """150 random cases in all, each over a ring of its own."""
     compared = sum(check_case(n, home, storage) for n in range({"ram": 90}.get(storage, 30)))

@@ -19,6 +19,7 @@ def test_two_room_keeps_gymnasiums_contract():
     check_env(TwoRoom(), skip_render_check=True)
 
 
+@pytest.mark.slow
 def test_nobody_walks_through_a_wall(rng):
     env = TwoRoom(render_mode=None)
     crossings = 0
@@ -88,6 +89,7 @@ def collected(name, num_envs, workers=0, steps=20, **options):
     return buf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0"])
 def test_classic_control(name, monkeypatch):
     pytest.importorskip("pygame", reason="pygame is not installed (the extra demo)")

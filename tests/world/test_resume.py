@@ -17,6 +17,7 @@ from ringmap.errors import InputError
 from ringmap.policy import RandomPolicy
 from ringmap.world.progress import Progress, identity_of
 from tests import ROOT
+from tests.tiers import few
 from tests.world.collector import collect_and_say, world_of
 from tests.world.test_rows import by_seed
 
@@ -118,7 +119,7 @@ RESUMABLE = [
 ]
 
 
-@pytest.mark.parametrize("format", RESUMABLE)
+@pytest.mark.parametrize("format", few(RESUMABLE, 2))
 def test_a_file_goes_on(tmp_path, format):
     """Interrupted by an error, where a kill would do the same to any format that keeps its promise."""
     expected = uninterrupted(8, num_envs=2)

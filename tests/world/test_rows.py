@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer
+from tests.tiers import few
 from tests.world.envs import number_of
 
 
@@ -158,7 +159,7 @@ def by_seed(buf):
     return found
 
 
-@pytest.mark.parametrize("policy", ["random", "expert", "noisy"])
+@pytest.mark.parametrize("policy", few(["random", "expert", "noisy"]))
 def test_same_seeds_same_bytes(make, tmp_path, policy):
     """Whatever the number of environments and workers, in RAM and on disk."""
     from ringmap.policy import ExpertPolicy, RandomPolicy

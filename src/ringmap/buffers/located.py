@@ -70,7 +70,10 @@ def buffer_at(path: str) -> Located | None:
 
     Raises:
         CorruptError, NewerVersionError: its manifest can't be read.
+
+    Cost: reads the manifest.
     """
+    from ringmap.buffers.transitions.columns import TransitionColumns
     from ringmap.storage.directory.entries import Paths
     from ringmap.storage.directory.opening import read_manifest
     from ringmap.storage.disk.files import Disk
@@ -82,12 +85,13 @@ def buffer_at(path: str) -> Located | None:
     if not os.path.exists(Paths(main).manifest):
         return None
     try:
-        read_manifest(Disk(), os.path.abspath(main))
+        schema = read_manifest(Disk(), os.path.abspath(main)).schema
     except UnknownFormatError:  # another program's manifest
         return None
     if len(folders) > 1 or "" not in folders:
         return Located(path, DISTILLATION, folders)
-    return Located(path, TRANSITIONS if _has_transitions(path) else EPISODES, folders)
+    is_single = schema is not None and TransitionColumns.are(schema.names)
+    return Located(path, TRANSITIONS if is_single else EPISODES, folders)
 
 
 def holds_rings(path: str) -> bool:
@@ -126,16 +130,6 @@ def is_dataset(path: str) -> bool:
     if found is None:
         refuse_missing(path)
     return found is not None
-
-
-def _has_transitions(path: str) -> bool:
-    from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
-
-    try:
-        TransitionReplayBuffer.open(path, device=None).close()
-    except (InputError, NotFoundError):  # of something else, or without columns as yet
-        return False
-    return True
 
 
 def _refuse(path: str, where: str) -> None:

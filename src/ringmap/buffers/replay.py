@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -401,7 +400,7 @@ class ReplayBuffer(Sampled):
             return
         store.recover_if_stale()
         schema = store.schema
-        fitted = None if schema is None else schema.matched(episode)
+        fitted = None if schema is None else schema.matched(episode, self.options.casting, where)
         arrays = episode if fitted is not None else as_columns(episode, where)
         length = len(next(iter(arrays.values())))
         if not length:
@@ -890,21 +889,6 @@ class ReplayBuffer(Sampled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._choose(Options(**state["options"]), state["transform"], state["key_filter"])
         self.engine = Engine.received(state["engine"])
-
-    def show(self, height: int = 640) -> Any:
-        """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra `view`.
-
-        Args:
-            height: of the frame, in pixels.
-
-        Returns:
-            What a notebook draws as a frame: a `Shown`, whose `address` opens in a browser, and whose `close` ends the server.
-
-        Raises:
-            MissingExtraError: Starlette or uvicorn is not installed.
-        """
-        # By name: the viewer is an upper floor, and is loaded only here (decision 162).
-        return import_module("ringmap.viewer.notebook").show(self, height)
 
     def _repr_html_(self) -> str:
         """Return a small card, which a notebook draws. It needs no network and no extra."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,19 @@ class Sampled(Dataset):
             history, self.frameskip, window, columns, anchors, drop_all_padded, self.fps, self.reward_at
         )  # fmt: skip
 
+    def cut_of(
+        self, history_len: int | None = None, window: WindowSpec | None = None, columns: Iterable[str] | None = None,
+        anchors: slice | None = None, drop_all_padded: bool = False,
+    ) -> Cut:  # fmt: skip
+        """Return what an item of `sample` with these arguments holds, and which steps are its anchors.
+
+        Raises:
+            InputError: as for `sample`.
+            NoClipsError: a window over a buffer that has no columns yet.
+        """
+        wanted = self._wanted(history_len, window, columns, anchors, drop_all_padded)
+        return self._cut_of(wanted, "ReplayBuffer.sample")[0]
+
     def _cut_of(self, wanted: Wanted, where: str) -> tuple[Cut, Any]:
         """Return the cut of a request, and what a sampler receives in place of this buffer."""
         if self._cuts is None:
@@ -397,6 +411,21 @@ class Sampled(Dataset):
             InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
         """
         self.engine.load_state_dict(state)
+
+    def show(self, height: int = 640) -> Any:
+        """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra `view`.
+
+        Args:
+            height: of the frame, in pixels.
+
+        Returns:
+            What a notebook draws as a frame: a `Shown`, whose `address` opens in a browser, and whose `close` ends the server.
+
+        Raises:
+            MissingExtraError: Starlette or uvicorn is not installed.
+        """
+        # By name: the viewer is an upper floor, and is loaded only here (decision 159).
+        return import_module("ringmap.viewer.notebook").show(self, height)
 
 
 class DefaultSampler:

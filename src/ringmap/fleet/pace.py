@@ -47,6 +47,7 @@ __all__ = ["Pace"]
 log = logging.getLogger("ringmap")
 
 _FOLDER, _LOCK, _NUMBERS, _FLEET = "pace", "lock", "pace.json", "fleet.json"
+_SHARED = "samples_per_insert", "min_steps", "slack"
 _LEARNER = re.compile(r"learner-(\d+)\.json")
 _MOST = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05
@@ -124,6 +125,31 @@ class Pace:
         self._folder = os.path.join(self.path, _FOLDER)
         self._begin()
 
+    @classmethod
+    def kept_at(cls, path: str | os.PathLike[str]) -> Pace | None:
+        """Return the pace that collectors and learners keep below a directory, to look at it; None if they keep none.
+
+        Raises:
+            CorruptError: `pace.json` is not what was written.
+            EnvironmentFault: it can't be read.
+
+        Example:
+            >>> pace = Pace("runs/watched", samples_per_insert=4, min_steps=100, slack=0.5)
+            >>> with pace.insert(10):
+            ...     pass
+            >>> Pace.kept_at("runs/watched"), Pace.kept_at("runs")
+            (Pace('.../runs/watched', samples_per_insert=4.0, min_steps=100, slack=0.5), None)
+        """
+        where = "Pace.kept_at"
+        numbers = os.path.join(os.path.abspath(os.fspath(path)), _FOLDER, _NUMBERS)
+        found = _json_at(Disk(), numbers, where)
+        if not found:
+            return None
+        try:
+            return cls(path, *(found[name] for name in _SHARED))
+        except (InputError, KeyError) as error:
+            raise _corrupt(where, numbers, error) from error
+
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._one_learner = Alone()  # draws at a time
@@ -172,6 +198,16 @@ class Pace:
     def drawn(self) -> int:
         """Steps that were drawn, ever, by all learners."""
         return sum(tally.drawn for tally in self._tallies().values())
+
+    @property
+    def ahead(self) -> float:
+        """How far collectors are ahead, in steps drawn; learners, if it is negative. At most `slack_drawn` either way."""
+        return self.samples_per_insert * (self.inserted - self.min_steps) - self.drawn
+
+    @property
+    def has_learner(self) -> bool:
+        """Whether a learner is alive, or the system does not tell."""
+        return any(self._disk.system.is_locked(lock) is not False for lock in self._learner_locks())
 
     def close(self) -> None:
         """End to be a learner: from now on collectors do not wait for this one. Counts stay."""
@@ -234,7 +270,7 @@ class Pace:
         for tally in tallies:
             self._collecting.raise_marks(tally.marks)
         new = self._collecting.look() + count - self.min_steps
-        if self._has_learner():
+        if self.has_learner:
             batch = max((tally.batch for tally in tallies), default=0)
             self._check_slack(batch, count, where)
             if self._said == "ahead":
@@ -348,9 +384,7 @@ class Pace:
             self._begin()
         if self._joined:
             return
-        ours = {
-            "version": 1, "samples_per_insert": self.samples_per_insert, "min_steps": self.min_steps, "slack": self.slack,
-        }  # fmt: skip
+        ours = {"version": 1, **{name: getattr(self, name) for name in _SHARED}}
         path, identity = os.path.join(self._folder, _NUMBERS), os.path.join(self.path, _FLEET)
         with clear_errors(where, self._folder):
             make_folder(self._disk, self._folder)
@@ -360,8 +394,8 @@ class Pace:
                 "put the rings of a fleet on a local disk"
             )
         with self._locked(where), clear_errors(where, self._folder):
-            known = self._read(identity, where).get("fleet", "")
-            found = self._read(path, where)
+            known = _json_at(self._disk, identity, where).get("fleet", "")
+            found = _json_at(self._disk, path, where)
             theirs = found.pop("fleet", "")
             if found and found != ours:
                 raise InputError(
@@ -379,24 +413,6 @@ class Pace:
                 self._disk.replace_file(path, json.dumps({**ours, "fleet": known}).encode())
             self._fleet = known
         self._joined = True
-
-    def _read(self, path: str, where: str) -> dict[str, Any]:
-        """Return what a file says; nothing if it is not there.
-
-        Raises:
-            CorruptError: it is not what was written.
-        """
-        if not self._disk.exists(path):
-            return {}
-        try:
-            found = json.loads(self._disk.read_file(path, _MOST))
-            if type(found) is not dict:
-                raise ValueError("expected a mapping")
-        except (ValueError, RecursionError) as error:
-            raise CorruptError(
-                f"{where}: {path}: is not what was written ({error}); remove it"
-            ) from error
-        return found
 
     def _foreign(self, path: str, theirs: str, known: str, where: str) -> InputError:
         return InputError(
@@ -441,9 +457,6 @@ class Pace:
         names = self._disk.names(self._folder)
         return [os.path.join(self._folder, n) for n in names if re.fullmatch(r"learner-\d+\.lock", n)]  # fmt: skip
 
-    def _has_learner(self) -> bool:
-        return any(self._disk.system.is_locked(lock) is not False for lock in self._learner_locks())
-
     def _last_learner(self) -> str:
         holders = [holder for lock in self._learner_locks() if (holder := holder_of(lock))]
         if not holders:
@@ -460,6 +473,27 @@ class Pace:
                 f"batch of {batch} and a commit of {commit} steps, {self.samples_per_insert:g} times, need {needed:g}, or both sides "
                 f"wait for each other; raise slack to {needed / (self.samples_per_insert * self.min_steps):.3g}, or min_steps"
             )
+
+
+def _json_at(disk: Disk, path: str, where: str) -> dict[str, Any]:
+    """Return what a file says; nothing if it is not there.
+
+    Raises:
+        CorruptError: it is not what was written.
+    """
+    if not disk.exists(path):
+        return {}
+    try:
+        found = json.loads(disk.read_file(path, _MOST))
+        if type(found) is not dict:
+            raise ValueError("expected a mapping")
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(where, path, error) from error
+    return found
+
+
+def _corrupt(where: str, path: str, error: Exception) -> CorruptError:
+    return CorruptError(f"{where}: {path}: is not what was written ({error}); remove it")
 
 
 def _again(path: str, ratio: float, min_steps: int, slack: float, ahead: int | None, timeout_s: float, rank: int) -> Pace:  # fmt: skip

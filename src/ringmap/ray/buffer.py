@@ -27,11 +27,13 @@ from ringmap.buffers.options import positive
 from ringmap.buffers.prefetch import Batches
 from ringmap.buffers.sharded.buffer import Shard
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.clips.many import groups
+from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClosedError, InputError, NoClipsError, RingmapError
-from ringmap.ray.cluster import Layout, ray_for
+from ringmap.ray.cluster import Layout, answer, ray_for
 from ringmap.ray.memory import Memory
-from ringmap.ray.reader import Part
+from ringmap.ray.reader import Changed, Part
 from ringmap.ray.readers import Readers, Station
 
 __all__ = ["NodeShards", "ReplayBuffer"]
@@ -42,6 +44,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _WHERE = "ringmap.ray.ReplayBuffer"
 _PAUSE_S = 0.05
+_MOST_UPDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,11 @@ class ReplayBuffer:
         wait_s: how long to wait for the first ring, and for a node that is away while no other has clips.
         patience_s: how long a reader's answer may take before its node counts as away.
         threads: as for `ringmap.ReplayBuffer`, in each reader.
+        sampler: a `PrioritizedSampler(kind="proportional")`, whose priorities then span the rings of all nodes; None: every clip is
+            equally likely. It needs `state`. Each node draws by the priorities of its own rings; a node's share is up to a second old.
+            Another window than that of the last draw waits for a look at all nodes, O(rows).
+        state: with a sampler, the directory on each node where its reader keeps priorities: a template like `path`. They survive a kill
+            of the reader and of the learner; one learner at a time. A ring that another node takes over begins anew.
 
     Raises:
         MissingExtraError, RoleError: Ray is not installed, or not initialised.
@@ -113,7 +121,7 @@ class ReplayBuffer:
 
     def __init__(
         self, path: Any, history_len: int | None = None, frameskip: int | None = None, *, wait_s: float = 60.0,
-        patience_s: float = 30.0, threads: int | None = None,
+        patience_s: float = 30.0, threads: int | None = None, sampler: PrioritizedSampler | None = None, state: Any = None,
     ) -> None:  # fmt: skip
         for name, value in (("history_len", history_len), ("frameskip", frameskip), ("threads", threads)):  # fmt: skip
             if value is not None:
@@ -122,6 +130,9 @@ class ReplayBuffer:
             if not seconds >= 0:
                 raise InputError(f"{_WHERE}: {name} must not be negative, got {seconds!r}")
         layout = Layout(path, _WHERE)
+        kept = _kept(sampler, state, layout)
+        self._sampler, self._step = sampler, 0
+        self._updates = deque[Any]()
         self._ray = ray_for(_WHERE)
         self.path = layout.path
         self._wait_s, self._patience_s = float(wait_s), float(patience_s)
@@ -130,7 +141,7 @@ class ReplayBuffer:
         self._memory = Memory()
         self._is_closed = False
         options = {"history_len": history_len, "frameskip": frameskip, "threads": threads}
-        self._readers = Readers(self._ray, layout, options, self._patience_s)
+        self._readers = Readers(self._ray, layout, options, self._patience_s, sampler, kept)
         try:
             if not self._readers.wait(self._is_open, self._wait_s):
                 raise NoClipsError(f"{_WHERE}: {self._readers.why_none()}")
@@ -214,7 +225,7 @@ class ReplayBuffer:
 
         Returns:
             column -> `(B, H, ...)` array, in memory that is used again once nobody refers to it. Its `ids` are unique to each clip,
-            whatever node it comes from.
+            whatever node it comes from. With priorities it has `weights`, float32 `(B,)`.
 
         Raises:
             InputError: an argument is wrong; the rings of two nodes have other columns.
@@ -271,12 +282,12 @@ class ReplayBuffer:
     def _ask(self, size: int, request: bytes) -> list[_Asked]:
         """Ask for clips, each node for its part."""
         self._check_open()
-        counts = self._readers.counts(request, self._wait_s)
-        shares = np.array(list(counts.values()), np.float64)
+        stations = self._readers.shares(request, self._wait_s)
+        shares = np.array(list(stations.values()), np.float64)
         picks = self._rng.multinomial(size, shares / shares.sum()).tolist()
         return [
             _Asked(station, n, station.actor.read.options(concurrency_group="read").remote(n, request))
-            for station, n in zip(counts, picks, strict=True)
+            for station, n in zip(stations, picks, strict=True)
             if n
         ]  # fmt: skip
 
@@ -288,6 +299,7 @@ class ReplayBuffer:
             size
         )  # or the halves of a batch would come from different nodes
         batch, ids, at = Batch[Array](), np.empty(size, np.int64), 0
+        masses = np.empty(size)
         until = time.monotonic() + self._wait_s
         while asked:
             failed = 0
@@ -296,11 +308,84 @@ class ReplayBuffer:
                 if part is None:
                     failed += one.size
                     continue
-                self._put(part, one, np.sort(places[at : at + one.size]), size, batch, ids, out)
+                own = np.sort(places[at : at + one.size])
+                self._put(part, one, own, size, batch, ids, out)
+                if part.masses is not None:
+                    masses[own] = part.masses
                 at += one.size
             asked = self._ask(failed, request) if failed else []
         batch.ids = ids
+        if self._sampler is not None:
+            self._step += 1
+            # Of a batch that is scaled by its largest weight, masses are as good as odds.
+            batch.weights = self._sampler.weigher(ids, masses, self._step)(ids)
         return batch
+
+    # -- priorities ---------------------------------------------------------------------------
+
+    def update_priorities(self, ids: Any, values: Any) -> int:
+        """Send the priorities of clips to the nodes that have them, and return without waiting for them.
+
+        Args:
+            ids: int64 `(B,)`: `batch.ids`.
+            values: `(B,)` priorities, such as absolute TD errors: finite and not negative. For an id that is named twice the last one
+                counts.
+
+        Returns:
+            The number that was sent: those of nodes that are away are passed over, as those of evicted clips are when they arrive.
+
+        Raises:
+            InputError: the buffer has no `PrioritizedSampler`; shapes differ, a value is not valid, or an id is of no ring that was
+                drawn from. Nothing was sent.
+            EnvironmentFault: an earlier update failed on its node: the disk is full or fails.
+            ClosedError: the buffer is closed.
+
+        Cost: a message to each node; it waits when more than 64 are under way.
+        """
+        where = f"{_WHERE}.update_priorities"
+        if self._sampler is None:
+            raise InputError(
+                f"{where}: the buffer draws uniformly; make it with sampler=PrioritizedSampler() and state=DIRECTORY"
+            )
+        self._check_open()
+        places, priorities = checked_priorities(where, ids, values)
+        numbers, positions = apart(places)
+        with self._readers.lock:
+            uuids = list(self._numbers.uuids)
+        parts = groups(numbers)
+        if parts and not 0 <= parts[0][0] <= parts[-1][0] < len(uuids):
+            raise InputError(f"{where}: an id is of no ring that this buffer has drawn from; pass batch.ids")  # fmt: skip
+        self._settle(_MOST_UPDATES - 1)
+        sent, changes = 0, dict[Station, list[Changed]]()
+        for number, at in parts:
+            station = self._readers.of_ring(uuids[number])
+            if station is not None:
+                changes.setdefault(station, []).append((uuids[number], positions[at], priorities[at]))  # fmt: skip
+                sent += len(at)
+        for station, its in changes.items():
+            self._updates.append(station.actor.update.options(concurrency_group="update").remote(its))  # fmt: skip
+        return sent
+
+    def flush(self) -> None:
+        """Wait until the priorities that were sent have arrived.
+
+        Raises:
+            EnvironmentFault: a node could not store them.
+        """
+        self._check_open()
+        self._settle(0)
+
+    def _settle(self, most: int) -> None:
+        """Take what updates returned, until at most so many are under way."""
+        while self._updates:
+            ref = self._updates[0]
+            if len(self._updates) <= most and not self._ray.wait([ref], timeout=0)[0]:
+                return
+            self._updates.popleft()
+            try:
+                answer(self._ray, ref, self._patience_s)
+            except (self._ray.exceptions.RayError, TimeoutError) as error:  # its node is away
+                log.warning("%s: priorities were lost with a reader: %s", _WHERE, error)
 
     def _part(self, one: _Asked, request: bytes, may_fail: bool) -> Part | None:
         """Return a part; None if it is to be drawn again."""
@@ -420,6 +505,33 @@ class ReplayBuffer:
             f"ringmap.ray.ReplayBuffer(nodes={sum(bool(node.shards) for node in found)}, "
             f"rings={sum(len(node.shards) for node in found)}, clips={sum(node.clips for node in found)}, below {self.path})"
         )
+
+
+def _kept(sampler: Any, state: Any, layout: Layout) -> Layout | None:
+    """Return where each node keeps priorities.
+
+    Raises:
+        InputError: the sampler is none that draws over nodes, or the directory is missing, or that of the rings.
+    """
+    if sampler is None:
+        if state is not None:
+            raise InputError(f"{_WHERE}: state={str(state)!r} keeps the priorities of a PrioritizedSampler; pass sampler= too")  # fmt: skip
+        return None
+    if not isinstance(sampler, PrioritizedSampler) or sampler.kind != "proportional":
+        raise InputError(
+            f"{_WHERE}: sampler must be a PrioritizedSampler(kind='proportional'): no other spans nodes; got {sampler!r:.80}"
+        )
+    if state is None:
+        raise InputError(
+            f"{_WHERE}: a PrioritizedSampler needs state=, the directory on each node where its reader keeps priorities: readers are "
+            "started again"
+        )
+    kept = Layout(state, _WHERE)
+    if kept.path == layout.path:
+        raise InputError(
+            f"{_WHERE}: state={kept.path} is where the rings lie; give a directory of its own"
+        )
+    return kept
 
 
 def _request(

@@ -1,10 +1,12 @@
 """The reader of a node: an actor that counts the clips of its rings, and hands out parts of batches.
 
-    look   what is there, how many clips of each request    one at a time, beside the reads
-    read   a part of a batch                                 two at a time: one gathers while Ray stores the other
+    look     what is there, how many clips of each request    one at a time, beside the reads
+    read     a part of a batch                                 two at a time: one gathers while Ray stores the other
+    update   priorities of clips                               one after the other
 
 Rows are gathered into arrays that are used again; Ray copies them into its object store before the thread takes the next call.
-Invariants: it opens the rings that the call names, and no others; it holds nothing that a restart would lose.
+Invariants: it opens the rings that the call names, and no others; it holds nothing that a restart would lose: priorities are in
+files of its node.
 Not here: which rings (roster.py), how many clips (readers.py).
 """
 
@@ -13,17 +15,20 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ringmap.buffers.sharded.buffer import Shard, ShardedReplayBuffer
+from ringmap.buffers.sharded.numbers import joined
+from ringmap.clips.cut import Cut
+from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import ClosedError, InputError, NoClipsError
 from ringmap.ray.cluster import Node, Scan, pinned_to, rings_at
 
-__all__ = ["PLAIN", "Part", "Reader", "Report", "started_on"]
+__all__ = ["PLAIN", "Changed", "Drawing", "Part", "Reader", "Report", "started_on"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,6 +50,7 @@ class Report:
         history_len: of the buffer; None while none is open.
         frameskip: likewise.
         pid: of the reader.
+        mass: of the priorities of all clips of the newest request; None: clips are equally likely.
     """
 
     scan: Scan
@@ -54,15 +60,30 @@ class Report:
     history_len: int | None
     frameskip: int | None
     pid: int
+    mass: float | None = None
 
 
 @dataclass(slots=True)
 class Part:
-    """A part of a batch. `ids`: of this reader; `uuids`: what their ring numbers mean."""
+    """A part of a batch. `ids`: of this reader; `uuids`: what their ring numbers mean; `masses`: of the clips, if they have priorities."""
 
     columns: dict[str, Array]
     ids: Array
     uuids: list[bytes]
+    masses: Array | None = None
+
+
+Changed = tuple[bytes, Array, Array]
+"""Clips of a ring, by its uuid: their positions, and their new priorities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How readers draw by priority: as a `PrioritizedSampler` with these options, whose priorities lie in the directory `state`."""
+
+    alpha: float
+    eps: float
+    state: str
 
 
 class Reader:
@@ -70,10 +91,11 @@ class Reader:
 
     Args:
         options: of `ShardedReplayBuffer`.
+        drawing: by priority; None: every clip is equally likely.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = dict(options)
+    def __init__(self, options: Mapping[str, Any], drawing: Drawing | None = None) -> None:
+        self._options, self._drawing = dict(options), drawing
         self._lock = threading.Lock()
         self._folders: tuple[str, ...] = ()
         self._buffer: ShardedReplayBuffer | None = None
@@ -88,26 +110,25 @@ class Reader:
         if buffer is None:
             return Report(scan, folders, {}, [], None, None, os.getpid())
         buffer.refresh()
-        clips = {request: _count(buffer, pickle.loads(request)) for request in requests}
+        cuts = {request: _cut(buffer, pickle.loads(request)) for request in requests}
+        clips = {
+            r: 0 if cut is None else buffer.engine.count(cut, False) for r, cut in cuts.items()
+        }
         sizes = buffer.history_len, buffer.frameskip
-        return Report(scan, folders, clips, buffer.shards, *sizes, os.getpid())
+        priorities = buffer.engine.priorities
+        newest = cuts[requests[-1]]
+        mass = None if priorities is None or newest is None else priorities.mass(newest)
+        return Report(scan, folders, clips, buffer.shards, *sizes, os.getpid(), mass)
 
     def read(self, size: int, request: bytes) -> Part:
-        """Return clips, drawn uniformly from the rings that the last look opened.
+        """Return clips, drawn from the rings that the last look opened.
 
         Raises:
             NoClipsError: there are none.
             InputError: the rings hold transitions.
         """
-        while True:
-            buffer = self._buffer
-            if buffer is None:  # a restart, before the first look
-                raise NoClipsError("no ring is open here")
-            try:
-                return self._read(buffer, size, request)
-            except ClosedError:
-                if buffer is self._buffer:
-                    raise
+        found: Part = self._while_open(lambda buffer: self._read(buffer, size, request))
+        return found
 
     def _read(self, buffer: ShardedReplayBuffer, size: int, request: bytes) -> Part:
         if buffer.engine.transitions is not None:
@@ -125,33 +146,76 @@ class Reader:
             known.update(batch)
         uuids = list(buffer.engine.rings.numbers.uuids)
         assert batch.ids is not None
-        return Part(dict(batch), batch.ids, uuids)
+        priorities = buffer.engine.priorities
+        masses = None if priorities is None else priorities.masses(batch.ids)
+        return Part(dict(batch), batch.ids, uuids, masses)
+
+    def update(self, changes: Sequence[Changed]) -> int:
+        """Set priorities of clips; return how many: those evicted, and those of rings that are not open here, are passed over."""
+        count: int = self._while_open(lambda buffer: self._update(buffer, changes))
+        return count
+
+    def _update(self, buffer: ShardedReplayBuffer, changes: Sequence[Changed]) -> int:
+        numbers = buffer.engine.rings.numbers
+        known = [change for change in changes if change[0] in numbers]
+        if not known:
+            return 0
+        ids = np.concatenate([joined(numbers.of(uuid), positions) for uuid, positions, _ in known])
+        return buffer.update_priorities(ids, np.concatenate([values for *_, values in known]))
+
+    def _while_open(self, call: Callable[[ShardedReplayBuffer], Any]) -> Any:
+        """Return what a call on the open rings returns; where others are opened meanwhile, call again on those."""
+        while True:
+            buffer = self._buffer
+            if buffer is None:
+                with self._lock:  # until they are open
+                    buffer = self._buffer
+            if buffer is None:  # a restart, before the first look
+                raise NoClipsError("no ring is open here")
+            try:
+                return call(buffer)
+            except ClosedError:
+                if buffer is self._buffer:
+                    raise
 
     def _opened(self, folders: tuple[str, ...]) -> ShardedReplayBuffer | None:
         with self._lock:
             if folders != self._folders:
                 before, self._buffer, self._folders = self._buffer, None, ()
+                if before is not None and self._drawing is not None:
+                    before.close()  # it holds the lock of the priorities
                 if folders:
-                    self._buffer = ShardedReplayBuffer(folders, wait_s=0, **self._options)
+                    self._buffer = self._open(folders)
                 self._folders = folders
                 if before is not None:
                     before.close()
             return self._buffer
 
+    def _open(self, folders: tuple[str, ...]) -> ShardedReplayBuffer:
+        by = self._drawing
+        if by is None:
+            return ShardedReplayBuffer(folders, wait_s=0, **self._options)
+        sampler = PrioritizedSampler(by.alpha, eps=by.eps)
+        buffer = ShardedReplayBuffer(folders, wait_s=0, sampler=sampler, state=by.state, **self._options)  # fmt: skip
+        assert buffer.engine.priorities is not None
+        buffer.engine.priorities.mass(buffer.cut)  # an update may come before a draw
+        return buffer
 
-def _count(buffer: ShardedReplayBuffer, wanted: Mapping[str, Any]) -> int:
-    """Return how many clips of a request there are. O(rings), or O(episodes) with a window."""
-    if "window" not in wanted:
-        return buffer.num_valid_ends(wanted.get("history_len"))
+
+def _cut(buffer: ShardedReplayBuffer, wanted: Mapping[str, Any]) -> Cut | None:
+    """Return which clips a request asks for; None: there are no columns yet."""
     try:
-        return len(buffer.view(**wanted).clip_indices)
-    except NoClipsError:  # no columns yet
-        return 0
+        return buffer.cut_of(**wanted)
+    except NoClipsError:
+        return None
+    except InputError:  # a draw raises it where the learner hears it
+        return buffer.cut
 
 
-def started_on(ray: Any, node: Node, options: Mapping[str, Any]) -> Any:
+def started_on(
+    ray: Any, node: Node, options: Mapping[str, Any], drawing: Drawing | None = None
+) -> Any:
     """Start a reader on a node, where Ray restarts it for ever; return its handle. It ends with the process that has the handle."""
-    actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"look": 1, "read": _READS})(
-        Reader
-    )
-    return actor.options(scheduling_strategy=pinned_to(node)).remote(dict(options))
+    groups = {"look": 1, "read": _READS, "update": 1}
+    actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=groups)(Reader)
+    return actor.options(scheduling_strategy=pinned_to(node)).remote(dict(options), drawing)

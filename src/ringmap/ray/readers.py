@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringmap.errors import NoClipsError, RingmapError
+from ringmap.clips.samplers.prioritized import PrioritizedSampler
+from ringmap.errors import LockedError, NoClipsError, RingmapError
 from ringmap.ray.cluster import Layout, Node, Scan, nodes_of, pinned_to, rings_at
-from ringmap.ray.reader import PLAIN, Report, started_on
+from ringmap.ray.reader import PLAIN, Drawing, Report, started_on
 from ringmap.ray.roster import Roster, assign, copies
 
 __all__ = ["Readers", "Station"]
@@ -47,6 +48,8 @@ class Station:
         self.scan = Scan()
         self.problem: str | None = None
         """Why it is away; None: it is not."""
+        self.is_held = False
+        """Whether it is away because another learner holds its priorities: its rings are not given to other nodes."""
         self.pending: Any = None
         self.asked_at = self.sent_at = 0.0
         """When the look was sent that was answered last, and when the last one was, in monotonic seconds."""
@@ -57,6 +60,13 @@ class Station:
             return 0
         return self.report.clips.get(request, 0)
 
+    def share(self, request: bytes) -> float:
+        """Return its chance against other nodes, not scaled: the mass of its clips, if they have priorities, else their number."""
+        clips, report = self.clips(request), self.report
+        if not clips or report is None or report.mass is None:
+            return clips
+        return report.mass
+
 
 class Readers:
     """Starts and follows the readers.
@@ -66,12 +76,16 @@ class Readers:
         layout: where rings lie.
         options: of `ShardedReplayBuffer`, for each reader.
         patience_s: how long an answer may take.
+        sampler: by whose priorities they draw; None: every clip is equally likely.
+        state: where priorities lie on each node.
     """
 
     def __init__(
-        self, ray: Any, layout: Layout, options: Mapping[str, Any], patience_s: float
-    ) -> None:
+        self, ray: Any, layout: Layout, options: Mapping[str, Any], patience_s: float,
+        sampler: PrioritizedSampler | None = None, state: Layout | None = None,
+    ) -> None:  # fmt: skip
         self._ray, self._layout, self._options = ray, layout, dict(options)
+        self._sampler, self._state = sampler, state
         self._patience_s = patience_s
         self._scout = ray.remote(num_cpus=0, max_retries=0)(rings_at)
         self.lock = threading.RLock()
@@ -123,7 +137,9 @@ class Readers:
         station.sent_at = now
         folders = self._roster.get(station.node.id, ())
         if folders and station.actor is None:
-            station.actor = started_on(self._ray, station.node, self._options)
+            station.actor = started_on(
+                self._ray, station.node, self._options, self._drawing(station.node)
+            )
         if station.actor is None:
             place = pinned_to(station.node)
             station.pending = self._scout.options(scheduling_strategy=place).remote(
@@ -133,13 +149,20 @@ class Readers:
         look = station.actor.look.options(concurrency_group="look")
         station.pending = look.remote(self._layout.patterns, folders, list(self._requests))
 
+    def _drawing(self, node: Node) -> Drawing | None:
+        if self._sampler is None or self._state is None:
+            return None
+        return Drawing(self._sampler.alpha, self._sampler.eps, self._state.folder(node))
+
     def _take_look(self, station: Station) -> None:
         pending, station.pending = station.pending, None
         try:
             found = self._ray.get(pending)
         except self._ray.exceptions.RayError as error:
+            station.is_held = isinstance(getattr(error, "cause", None), LockedError)
             self.lose(station, _said(error))
             return
+        station.is_held = False
         station.asked_at = station.sent_at
         if isinstance(found, Scan):
             station.scan, station.report = found, None
@@ -157,7 +180,8 @@ class Readers:
     def _assign(self) -> None:
         if any(not s.asked_at and s.problem is None for s in self.stations.values()):
             return  # or the first to answer would get the rings of all
-        seen = {key: (s.node, s.scan) for key, s in self.stations.items() if s.problem is None}
+        here = {key: s for key, s in self.stations.items() if s.problem is None or s.is_held}
+        seen = {key: (s.node, s.scan) for key, s in here.items()}
         self._roster, self._owners = assign(seen, self._layout, self._owners)
         for one, other in copies(seen):
             self._tell(
@@ -192,8 +216,14 @@ class Readers:
 
     # -- what can be drawn from ---------------------------------------------------------------
 
-    def counts(self, request: bytes, wait_s: float) -> dict[Station, int]:
-        """Return the nodes that have clips of a request, with how many.
+    def of_ring(self, uuid: bytes) -> Station | None:
+        """Return the node that reads a ring, None while it is away."""
+        with self.lock:
+            station = self.stations.get(self._owners.get(uuid, ""))
+            return None if station is None or station.problem or station.actor is None else station
+
+    def shares(self, request: bytes, wait_s: float) -> dict[Station, float]:
+        """Return the nodes that have clips of a request, with the chance of each, not scaled.
 
         Args:
             request: which clips.
@@ -202,7 +232,7 @@ class Readers:
         Raises:
             NoClipsError: there are none.
         """
-        found: dict[Station, int] = {}
+        found: dict[Station, float] = {}
 
         def is_settled() -> bool:
             nonlocal found
@@ -214,12 +244,14 @@ class Readers:
             known = [s for s in here if s.report is not None and request in s.report.clips]
             if len(known) < len(here):
                 return False  # a look that counts is under way
-            found = {s: n for s in known if (n := s.clips(request))}
+            found = {s: share for s in known if (share := s.share(request))}
             is_waited_for = any(s.problem for s in stations.values())
             return bool(found) or not is_waited_for
 
         with self.lock:
-            if request not in self._requests:
+            if self._sampler is not None:
+                self._requests = [request]  # masses are those of one at a time
+            elif request not in self._requests:
                 self._requests = [PLAIN, *self._requests[1:][-_MOST_REQUESTS:], request]
         self.wait(is_settled, wait_s)
         if not found:

@@ -3,7 +3,7 @@
     paths -> places (find) -> Source: one reader per ring, or dataset -> index of its episodes (in the background)
                                   |                                        |
                                   v                                        v
-                    pictures, columns, thinned                 rows: sorted, filtered
+                    pictures, columns, thinned                 table: of one index, or of a fleet's; sorted, filtered
                                   |                                        |
                                   +------> app (Starlette) <---------------+------> static/: the page
 

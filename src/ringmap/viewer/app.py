@@ -45,7 +45,8 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.system import cores
 from ringmap.viewer.download import download
 from ringmap.viewer.drawing import encoded, kind_of, lines_of, packed
-from ringmap.viewer.library import Library, Opened
+from ringmap.viewer.fleet import Fleet
+from ringmap.viewer.library import Library
 from ringmap.viewer.limits import (
     FRAMES,
     MARK_NBYTES,
@@ -55,6 +56,8 @@ from ringmap.viewer.limits import (
     GoneError,
     TooLargeError,
 )
+from ringmap.viewer.opened import Opened
+from ringmap.viewer.table import EpisodeTable
 from ringmap.viewer.values import plain
 
 __all__ = ["Viewer", "make_app"]
@@ -122,9 +125,9 @@ class Viewer:
         """Return lengths and returns over time, and their histograms."""
 
         def work() -> dict[str, Any]:
-            opened = self._opened(request)
-            opened.index.start()
-            return opened.index.spread()
+            table = self._table(request)
+            table.start()
+            return table.spread()
 
         return _json(await self.run(work))
 
@@ -134,10 +137,10 @@ class Viewer:
         start, count = _number(request, "from", 0), _number(request, "n", 100, ROWS)
 
         def work() -> dict[str, Any]:
-            opened = self._opened(request)
-            opened.index.start()
+            table = self._table(request)
+            table.start()
             descending = request.query_params.get("desc") == "1"
-            return opened.index.table(start, count, where, sort, descending)
+            return table.rows(start, count, where, sort, descending)
 
         return _json(await self.run(work))
 
@@ -164,11 +167,11 @@ class Viewer:
                 raise GoneError("this episode was evicted")
         length, damaged = int(lengths[row]), None
         nbytes = length * sum(c.row_nbytes for c in source.columns)
-        verified = nbytes <= MOST_NBYTES
+        verified = False
         data: dict[str, Any] = {}
         try:
-            if verified:
-                source.verify(name)
+            if nbytes <= MOST_NBYTES:
+                verified = source.verify(name)
             data = {str(n): plain(v) for n, v in source.data(name).items()}
         except GoneError:
             raise
@@ -241,9 +244,10 @@ class Viewer:
         """Return a small picture of an episode."""
 
         def work() -> bytes | None:
-            opened = self._opened(request)
-            name = self._episode(request) if "e" in request.query_params else None
-            return opened.thumbnail(name)
+            if "e" in request.query_params:
+                return self._opened(request).thumbnail(self._episode(request))
+            shown = self.library.shown(_text(request, "p"))
+            return shown.thumbnail() if isinstance(shown, Fleet) else shown.thumbnail(None)
 
         found = await self.run(work)
         if found is None:
@@ -289,7 +293,7 @@ class Viewer:
     async def events(self, request: Request) -> Response:
         """Send what is stored in a place whenever it changes, until the client goes or the server ends."""
         key = _text(request, "p")
-        await self.run(lambda: self.library.open(key))
+        await self.run(lambda: self.library.shown(key))
         followed = self._followed.get(key)
         if followed is None or followed.is_over:
             followed = self._followed[key] = _Followed(self, key)
@@ -299,6 +303,9 @@ class Viewer:
 
     def _opened(self, request: Request) -> Opened:
         return self.library.open(_text(request, "p"))
+
+    def _table(self, request: Request) -> EpisodeTable:
+        return self.library.shown(_text(request, "p")).table
 
     @staticmethod
     def _episode(request: Request) -> int:
@@ -352,7 +359,7 @@ class _Followed:
                 self.is_over = True
                 return
             try:
-                state = await self.viewer.run(lambda: self.viewer.library.open(self.key).follow())
+                state = await self.viewer.run(lambda: self.viewer.library.follow(self.key))
             except (RingmapError, OSError) as error:
                 state = {"problem": str(error)}
             except Exception:

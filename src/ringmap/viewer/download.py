@@ -20,8 +20,8 @@ from ringmap.formats.media.images import enlarged, rgb
 from ringmap.formats.registry import get_format
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.viewer.drawing import channels_last, kind_of, strip
-from ringmap.viewer.library import Opened
 from ringmap.viewer.limits import MOST_NBYTES, TooLargeError
+from ringmap.viewer.opened import Opened
 
 __all__ = ["download"]
 

@@ -1,6 +1,6 @@
 """Find what lies below paths: rings, fleets, other buffers, and datasets of every format.
 
-    runs/            two rings or more of the same columns: a fleet, and each ring
+    runs/            two rings or more of the same columns: a fleet, and each ring; one that can't be read is of the fleet, too
       a/ b/
     expert.h5        a dataset
     broken/          a place with a problem
@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ringmap.buffers.located import DATASET, EPISODES, buffer_at, folders_of, is_dataset
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
-from ringmap.storage.directory.entries import SIGNS
+from ringmap.storage.directory.entries import SIGNS, Paths
 from ringmap.storage.directory.opening import read_manifest
 from ringmap.storage.disk.files import Disk
 
@@ -56,8 +56,14 @@ def key_of(path: str) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
 
 
-def find(paths: Sequence[str | os.PathLike[str]]) -> list[Place]:
+def find(
+    paths: Sequence[str | os.PathLike[str]], fleets: Collection[str] = ()
+) -> list[Place]:  # fmt: skip
     """Return the places at and below paths, in order, each once.
+
+    Args:
+        paths: where to look.
+        fleets: folders that were fleets before: they stay it as long as a ring is left.
 
     Raises:
         NotFoundError: a path is not there.
@@ -69,7 +75,7 @@ def find(paths: Sequence[str | os.PathLike[str]]) -> list[Place]:
         if not os.path.lexists(path):
             raise NotFoundError(f"view: {os.fspath(path)}: nothing is there; check its spelling")
         roots.append((os.path.realpath(path), os.fspath(path).rstrip("/") or "/"))
-    search = _Search([real for real, _ in roots])
+    search = _Search([real for real, _ in roots], fleets)
     found: dict[str, Place] = {}
     for real, shown in roots:
         for place in search.at(real, shown, 0):
@@ -78,8 +84,8 @@ def find(paths: Sequence[str | os.PathLike[str]]) -> list[Place]:
 
 
 class _Search:
-    def __init__(self, roots: list[str]) -> None:
-        self.roots = roots
+    def __init__(self, roots: list[str], fleets: Collection[str]) -> None:
+        self.roots, self.fleets = roots, fleets
         self.left = _MOST_ENTRIES
         self.seen: set[str] = set()
 
@@ -113,7 +119,7 @@ class _Search:
             yield self._problem(path, name, f"can't be listed: {error.strerror}")
             return
         inside: list[Place] = []
-        rings: dict[str, list[str]] = {}
+        rings: dict[str, str | None] = {}  # by key: its columns; None if it can't be read
         for child in names:
             if child.startswith("."):
                 continue
@@ -127,11 +133,12 @@ class _Search:
                     continue
             for place in self.at(at, shown, depth + 1):
                 inside.append(place)
-                if place.kind == EPISODES and os.path.dirname(place.path) == path:
-                    rings.setdefault(_columns_of(place.path), []).append(place.key)
-        for columns, keys in rings.items():
-            if columns and len(keys) > 1 and len(rings) == 1:
-                yield Place(key_of(path), path, name, FLEET, rings=tuple(keys))
+                if os.path.dirname(place.path) == path and _is_ring(place):
+                    rings[place.key] = _columns_of(place)
+        sound = [columns for columns in rings.values() if columns is not None]
+        alike = len(sound) > 1 and len({columns for columns in sound if columns}) == 1
+        if alike or (rings and path in self.fleets):
+            yield Place(key_of(path), path, name, FLEET, rings=tuple(rings))
         yield from inside
 
     @staticmethod
@@ -156,6 +163,19 @@ def _place(path: str, name: str) -> Place | None:
     return None
 
 
-def _columns_of(path: str) -> str:
-    schema = read_manifest(Disk(), path).schema
+def _is_ring(place: Place) -> bool:
+    """Return whether a place is a ring of episodes, or one that can't be read."""
+    if place.kind == PROBLEM:
+        return os.path.lexists(Paths(place.path).manifest)
+    return place.kind == EPISODES
+
+
+def _columns_of(place: Place) -> str | None:
+    """Return the columns of a ring, "" before its first episode; None if it can't be read."""
+    if place.kind == PROBLEM:
+        return None
+    try:
+        schema = read_manifest(Disk(), place.path).schema
+    except (RingmapError, OSError):  # it was removed at this moment
+        return None
     return "" if schema is None else str([(c.name, c.dtype, c.shape) for c in schema.columns])

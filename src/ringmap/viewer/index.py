@@ -1,11 +1,11 @@
-"""The table of a place's episodes, built in the background and kept up to date: sorted and filtered here, not in the browser.
+"""What is known of a source's episodes: built in the background, and kept up to date.
 
     spans -> ids, lengths               known at once
     rows, data -> return, ended, data   read 1,000 episodes at a time, oldest first; `done` of them are known
 
 Invariants: row i of every array belongs to `ids[i]`; an eviction drops rows in front, a commit adds rows at the end, and what is known
 of the others stays; an episode that can't be read is noted, and the next one is read.
-Not here: reading (sources.py), conditions (datasets/where.py).
+Not here: reading (sources.py), sorting and filtering (table.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from ringmap.datasets.choose import ENDED, OWN, REWARDS, mark_values
 from ringmap.datasets.marks import Mark
-from ringmap.datasets.where import Values, select
-from ringmap.errors import InputError, RingmapError
+from ringmap.datasets.where import Values
+from ringmap.errors import RingmapError
 from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import Source
 from ringmap.viewer.values import plain
@@ -35,10 +35,10 @@ _AT_ONCE, _MOST_ROWS = 1000, 500_000
 _BREATH = 16
 """Episodes between two pauses, in which requests are answered."""
 _WAY_S = 0.25
+_TURN_S = 0.001
+"""After each turn, so that another index gets one: a lock goes to whom the system wakes first."""
 _MOST_NAMES = 64
 """Names of episode data that are columns; others are shown with the episode alone."""
-_BINS = 40
-_STRIDES = 300
 
 
 class _Column:
@@ -71,11 +71,15 @@ class _Column:
 
 
 class AtWork:
-    """Counts what is being done for somebody who waits, so that work in the background gives way: they share one interpreter."""
+    """Counts what is being done for somebody who waits, so that work in the background gives way: they share one interpreter.
+
+    `turn`: held by the index that reads, one at a time.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._changed = threading.Condition()
+        self.turn = threading.Lock()
 
     def __enter__(self) -> None:
         with self._changed:
@@ -95,7 +99,7 @@ class AtWork:
 
 
 class EpisodeIndex:
-    """The episodes of a source as a table.
+    """What is known of the episodes of a source.
 
     Args:
         source: what is read.
@@ -139,10 +143,14 @@ class EpisodeIndex:
                 )
                 self._thread.start()
 
-    def close(self) -> None:
-        """End the thread."""
+    def stop(self) -> None:
+        """Let the thread end soon."""
         self._stop = True
         self._wake.set()
+
+    def close(self) -> None:
+        """End the thread, and wait for it."""
+        self.stop()
         if self._thread is not None:
             self._thread.join(5)
 
@@ -175,7 +183,15 @@ class EpisodeIndex:
     def _build(self) -> None:
         while not self._stop:
             try:
-                if not self._next():
+                if not self._at_work.turn.acquire(timeout=_WAY_S):
+                    continue
+                try:
+                    is_more = not self._stop and self._next()
+                finally:
+                    self._at_work.turn.release()
+                if is_more:
+                    time.sleep(_TURN_S)
+                else:
                     self._wake.wait()
                     self._wake.clear()
             except (
@@ -303,53 +319,34 @@ class EpisodeIndex:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def columns(self) -> dict[str, Values]:
-        """Return the columns that conditions and orders may name."""
+    @property
+    def names(self) -> list[str]:
+        """The names that conditions and orders may use."""
+        return [*_OWN, *self.data_names]
+
+    @property
+    def data_names(self) -> list[str]:
+        """Names of episode data that are columns."""
+        return [name for name in self.data if name not in _OWN]
+
+    def values(self, name: str) -> Values | None:
+        """Return a value of each episode, by one of `names`; None if no episode has it."""
         count = len(self.ids)
-        damaged = np.isin(self.ids, list(self.damaged)) if self.damaged else np.zeros(count, bool)
-        endings = np.array(ENDED, object)[self.ended]
         none = np.full(count, np.nan)
-        return {
-            "episode": Values(np.arange(count, dtype=np.float64)), "length": Values(self.lengths.astype(np.float64)),
-            "return": Values(self.returns), "ended": Values(none, endings), "damaged": Values(damaged.astype(np.float64)),
-            **mark_values(self.ids, self.marks),
-            **{n: Values(c.numbers, c.texts) for n, c in self.data.items() if n not in _OWN},
-        }  # fmt: skip
-
-    def choose(self, where: str, sort: str, descending: bool) -> Array:
-        """Return the rows that meet a condition, in an order. O(episodes log episodes), remembered until something changes.
-
-        Raises:
-            InputError: the condition can't be parsed; no such column.
-        """
-        with self.lock:
-            key = where, sort, descending, self.version
-            if self._chosen is not None and self._chosen[0] == key:
-                return self._chosen[1]
-            if not where.strip() and sort == "episode":
-                rows = np.arange(len(self.ids))
-            else:
-                columns = self.columns()
-                rows = np.flatnonzero(select(where, columns, len(self.ids), "filter"))
-                if sort != "episode":
-                    if sort not in columns:
-                        raise InputError(f"sort: no value {sort!r}; there are {list(columns)}")
-                    rows = _sorted(rows, columns[sort], descending)
-            if sort == "episode" and descending:
-                rows = rows[::-1]
-            self._chosen = key, rows
-            return rows
-
-    def table(
-        self, start: int, count: int, where: str, sort: str, descending: bool) -> dict[str, Any]:  # fmt: skip
-        """Return rows of the table, and how much of it is known."""
-        with self.lock:
-            rows = self.choose(where, sort, descending)
-            shown = rows[start : start + count].tolist()
-            return {
-                "total": len(self.ids), "matching": len(rows), "indexed": self.done, "version": self.version,
-                "marked": self.num_marked(), "names": [n for n in self.data if n not in _OWN], "rows": [self.row(i) for i in shown],
-            }  # fmt: skip
+        if name == "episode":
+            return Values(np.arange(count, dtype=np.float64))
+        if name == "length":
+            return Values(self.lengths.astype(np.float64))
+        if name == "return":  # of those that are not known yet, none
+            return Values(np.where(np.arange(count) < self.done, self.returns, np.nan))
+        if name == "ended":
+            return Values(none, np.array(ENDED, object)[self.ended])
+        if name == "damaged":
+            return Values(np.isin(self.ids, list(self.damaged)).astype(np.float64) if self.damaged else np.zeros(count))  # fmt: skip
+        if name in ("flags", "note"):
+            return mark_values(self.ids, self.marks)[name]
+        column = self.data.get(name)
+        return None if column is None else Values(column.numbers, column.texts)
 
     def num_marked(self) -> int:
         """Return the number of marked episodes. O(marks log episodes)."""
@@ -366,40 +363,3 @@ class EpisodeIndex:
             "flags": list(mark.flags) if mark else [], "note": mark.note if mark else "",
             "data": {n: v for n, c in self.data.items() if (v := c.value(i)) is not None},
         }  # fmt: skip
-
-    def spread(self) -> dict[str, Any]:
-        """Return lengths and returns: over time, oldest first, and as histograms."""
-        with self.lock:
-            lengths, returns = self.lengths.astype(np.float64), self.returns[: self.done].copy()
-        return {"length": _spread(lengths), "return": _spread(returns)}
-
-
-def _sorted(rows: Array, values: Values, descending: bool) -> Array:
-    """Sort rows: numbers before texts; those without a value last; equal ones by age."""
-    numbers, texts = values.numbers[rows], values.texts
-    order = np.argsort(-numbers if descending else numbers, kind="stable")
-    order = order[: int(np.isfinite(numbers).sum())] if texts is not None else order
-    if texts is not None:
-        at = [i for i, t in enumerate(texts[rows]) if t]
-        at.sort(key=lambda i: texts[rows[i]], reverse=descending)
-        rest = np.setdiff1d(np.arange(len(rows)), np.concatenate([order, np.array(at, np.int64)]))
-        order = np.concatenate([order, np.array(at, np.int64), rest]).astype(np.int64)
-    found: Array = rows[order]
-    return found
-
-
-def _spread(values: Array) -> dict[str, Any] | None:
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return None
-    counts, edges = np.histogram(finite, min(_BINS, max(1, len(np.unique(finite[:1000])))))
-    edges_of = np.unique(np.linspace(0, len(values), min(_STRIDES, len(values)) + 1).astype(int))[
-        :-1
-    ]
-    known = np.nan_to_num(values)
-    sizes = np.add.reduceat(np.isfinite(values).astype(np.float64), edges_of)
-    means = np.add.reduceat(known, edges_of) / np.maximum(sizes, 1)
-    return {
-        "least": float(finite.min()), "mean": float(finite.mean()), "most": float(finite.max()),
-        "counts": counts.tolist(), "edges": edges.tolist(), "at": edges_of.tolist(), "means": means.tolist(),
-    }  # fmt: skip

@@ -3,7 +3,7 @@
     show(buf) -> Server in a thread, on 127.0.0.1, frames allowed -> <iframe src="http://127.0.0.1:PORT/t/TOKEN/#/p/KEY">
 
 Invariants: one server for each object that is shown, which ends with the process or with `close`; the page reads the object itself, so
-a buffer in RAM is shown too.
+a buffer in RAM is shown too; of a fleet it reads the rings.
 Not here: the page.
 """
 
@@ -13,12 +13,14 @@ import html
 from typing import Any
 
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError
 from ringmap.extras import require
+from ringmap.viewer.find import FLEET
 from ringmap.viewer.library import Library
 from ringmap.viewer.serve import Server
-from ringmap.viewer.sources import DatasetSource, RingSource, Source
+from ringmap.viewer.sources import DatasetSource, RingSource
 
 __all__ = ["Shown", "show"]
 
@@ -28,17 +30,17 @@ class Shown:
 
     Args:
         server: it, started.
-        key: of the place.
+        page: which, as the end of the address.
         height: of the frame, in pixels.
     """
 
-    def __init__(self, server: Server, key: str, height: int) -> None:
-        self._server, self._key, self._height = server, key, height
+    def __init__(self, server: Server, page: str, height: int) -> None:
+        self._server, self._page, self._height = server, page, height
 
     @property
     def address(self) -> str:
         """The address for a browser, with its token."""
-        return f"{self._server.address}#/p/{self._key}"
+        return f"{self._server.address}{self._page}"
 
     def close(self) -> None:
         """End the server."""
@@ -46,7 +48,7 @@ class Shown:
         self._server.library.close()
 
     def _repr_html_(self) -> str:
-        where = html.escape(f"{self._server.frame_address}#/p/{self._key}", quote=True)
+        where = html.escape(f"{self._server.frame_address}{self._page}", quote=True)
         return f'<iframe src="{where}" width="100%" height="{self._height}" title="ringmap view" style="border:0"></iframe>'
 
     def __repr__(self) -> str:
@@ -57,7 +59,7 @@ def show(buffer: Any, height: int = 640) -> Shown:
     """Show a buffer or dataset of this process as a page in a notebook, while it is written.
 
     Args:
-        buffer: a `ReplayBuffer`, in RAM or not, writer or reader; or a dataset.
+        buffer: a `ReplayBuffer`, in RAM or not, writer or reader; a `ShardedReplayBuffer`; or a dataset.
         height: of the frame, in pixels.
 
     Returns:
@@ -70,15 +72,21 @@ def show(buffer: Any, height: int = 640) -> Shown:
     Processes and threads: a thread of this process serves it, on 127.0.0.1, and reads beside the writer.
     """
     require("view", "show")
-    source: Source
-    if isinstance(buffer, ReplayBuffer):
-        source = RingSource(buffer)
+    if isinstance(buffer, ShardedReplayBuffer):
+        folder = buffer.path
+        rings = [shard.path for shard in buffer.shards]
+        library = Library([folder] if folder is not None and folder.is_dir() else rings)
+    elif isinstance(buffer, ReplayBuffer):
         name = "RAM" if buffer.path is None else str(buffer.path)
+        library = Library([], {name: RingSource(buffer)})
     elif isinstance(buffer, Dataset):
-        source, name = DatasetSource(buffer), str(getattr(buffer, "path", type(buffer).__name__))
+        name = str(getattr(buffer, "path", type(buffer).__name__))
+        library = Library([], {name: DatasetSource(buffer)})
     else:
-        raise InputError(f"show: a ReplayBuffer or a dataset is shown, got {type(buffer).__name__}")
-    library = Library([], {name: source})
+        raise InputError(f"show: a buffer of episodes or a dataset is shown, got {type(buffer).__name__}")  # fmt: skip
     server = Server(library, port=0, frames=True)
     server.start()
-    return Shown(server, library.places()[0].key, height)
+    places = library.places()
+    if isinstance(buffer, ShardedReplayBuffer):
+        places = [place for place in places if place.kind == FLEET]
+    return Shown(server, f"#/p/{places[0].key}" if places else "#/", height)

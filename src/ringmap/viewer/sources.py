@@ -65,8 +65,9 @@ class Source:
         """Return the values that are constant within an episode."""
         raise NotImplementedError
 
-    def verify(self, name: int) -> None:
-        """Read an episode whole, and raise what is wrong with it."""
+    def verify(self, name: int) -> bool:
+        """Compare an episode with its checksum, and raise what is wrong with it; tell whether it has one."""
+        return False
 
     def marks(self, path: str | None) -> AbstractContextManager[Marks]:
         """Give the marks of its episodes, for the body alone.
@@ -156,12 +157,13 @@ class RingSource(Source):
                 return found
         raise GoneError("the writer overtook this reader time after time")
 
-    def verify(self, name: int) -> None:
+    def verify(self, name: int) -> bool:
         """Compare the rows with their checksum."""
         try:
             self.buffer.load_episode(self.number_of(name))
         except ClipIndexError:
             raise GoneError("this episode was evicted") from None
+        return True
 
     @contextlib.contextmanager
     def marks(self, path: str | None) -> Iterator[Marks]:

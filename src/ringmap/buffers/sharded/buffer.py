@@ -680,6 +680,7 @@ def _policy_step(ring: Ring) -> int | None:
     if not isinstance(ring.buffer, ReplayBuffer):
         return None
     with contextlib.suppress(*RING_FAULTS, ClipIndexError):
-        step = ring.buffer.get_episode_data(-1).get(POLICY_STEP, [None])[0]
+        # Not get_episode_data: that reads all episodes once, for their names.
+        step = ring.buffer.episode_data(-1).get(POLICY_STEP)
         return None if step is None else int(step)
     return None

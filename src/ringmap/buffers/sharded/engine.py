@@ -167,6 +167,11 @@ class ShardEngine(Engine):
             self._begin()
         self.members.start_once()
 
+    @property
+    def priorities(self) -> FleetPriorities | None:
+        """The priorities over all rings; None: clips are drawn otherwise."""
+        return self.sampler if isinstance(self.sampler, FleetPriorities) else None
+
     # -- transitions --------------------------------------------------------------------------
 
     @property

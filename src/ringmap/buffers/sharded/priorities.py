@@ -132,6 +132,24 @@ class FleetPriorities(BaseSampler):
         odds = int(self._counts.sum()) * (found / total)
         return ids, self._given.weigher(ids.copy(), odds, step)
 
+    def mass(self, cut: Cut) -> float:
+        """Return the mass of all clips that exist now, as `draw` would find it: their chance against those of other buffers."""
+        with self._members.lock:
+            self._follow(cut)
+            return float(self._masses.sum())
+
+    def masses(self, ids: Array) -> Array:
+        """Return the mass of each clip, as of the last draw; of one that is gone, and was drawn again uniformly, the mean of all."""
+        with self._members.lock:
+            found = np.full(len(ids), self._masses.sum() / max(1, self._counts.sum()))
+            numbers, positions = apart(ids)
+            for number, at in groups(numbers):
+                tree = self._trees.get(number)
+                if tree is not None:
+                    masses = tree.masses(positions[at])
+                    found[at] = np.where(masses > 0, masses, found[at])
+        return found
+
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Set the priorities of clips, and store them; return the number updated: those evicted, or whose ring left, are skipped.
 

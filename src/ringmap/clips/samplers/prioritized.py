@@ -250,10 +250,15 @@ class PrioritizedSampler(DrawingSampler):
                 raise InputError(
                     "PrioritizedSampler.probabilities: no clip was drawn with this sampler yet"
                 )
-            found = np.asarray(ids, np.int64)
-            alive = (found >= self._low) & (found < self._high)
-            masses = self._tree.leaves[found % self._tree.size]
-            return np.where(alive, masses, 0.0) / self._tree.total
+            return self.masses(np.asarray(ids, np.int64)) / self._tree.total
+
+    def masses(self, positions: Array) -> Array:
+        """Return the mass of the clip at each position, as of the last draw; 0 for an evicted one. After a draw only."""
+        with self._lock:
+            tree = self._tree
+            assert tree is not None
+            alive = (positions >= self._low) & (positions < self._high)
+            return np.where(alive, tree.leaves[positions % tree.size], 0.0)
 
     # -- priorities --------------------------------------------------------------------------
 

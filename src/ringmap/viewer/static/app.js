@@ -28,7 +28,7 @@ class Page {
       live.className = state.problem ? "bad" : "";
       live.textContent = state.problem ? state.problem : state.live ? "● live" : "";
       if (!state.problem) call(state, before);
-      if (!state.problem) before = state;
+      before = state.problem ? null : state; // another ring may be there after it
     };
     events.onerror = () => {
       live.className = "bad";
@@ -57,7 +57,7 @@ async function show() {
     } else if (parts[0] === "p" && parts[2] === "compare") {
       const about = await asJson("place", { p: parts[1] }, { signal: mine.signal });
       path(about, "compare");
-      await comparePage(mine, main, parts[1], query);
+      await comparePage(mine, main, parts[1], query, about);
     } else main.replaceChildren(el("h1", {}, "No such page"), el("p", {}, "Look at the ", el("a", { href: "#/" }, "start page"), "."));
   } catch (error) {
     if (error.name === "AbortError" || mine.signal.aborted) return;
@@ -69,11 +69,13 @@ async function show() {
 
 function path(about, last) {
   const name = about.name || "";
-  trail.replaceChildren(el("a", { href: link(["p", about.key]) }, name), last ? ` / ${last}` : "");
+  const way = [about.fleet, { key: about.key, name: about.fleet ? about.short : name }].filter(Boolean);
+  trail.replaceChildren(...way.flatMap((one, i) => [i ? el("span", {}, "/") : "", el("a", { href: link(["p", one.key]) }, one.name)]), last ? el("span", {}, `/ ${last}`) : "");
   document.title = `${last ? last + " · " : ""}${name} · ringmap`;
 }
 
-const writerOf = (w) => (!w ? null : w.alive ? el("span", { class: "good" }, "writer alive") : w.alive === null ? "writer unknown" : "no writer");
+const alive = (w, word) => (w.alive ? el("span", { class: "good" }, `${word}alive`) : w.alive === null ? `${word}unknown` : null);
+const writerOf = (w) => (w ? alive(w, "writer ") || "no writer" : null);
 
 async function home(mine) {
   document.title = "ringmap view";
@@ -108,7 +110,7 @@ function placeCard(p) {
       el("p", {}, bad ? el("strong", {}, p.name) : el("a", { href: link(["p", p.key]) }, p.name), " ", el("span", { class: "tag" }, kind)),
       bad ? el("p", { class: "bad" }, p.problem) : null,
       !bad && p.episodes !== undefined ? el("p", {}, `${count(p.episodes, "episode")}, ${count(p.steps, "step")}`) : null,
-      p.kind === "fleet" ? el("p", {}, count(p.rings.length, "ring")) : null,
+      p.kind === "fleet" ? el("p", {}, `${count(p.rings.length, "ring")}, `, p.writers ? el("span", { class: "good" }, `${count(p.writers, "writer")} alive`) : "no writer") : null,
       el("p", { class: "quiet" }, [p.nbytes !== undefined ? nbytes(p.nbytes) : null, p.committed_s !== undefined && p.committed_s !== null ? `last commit ${ago(p.committed_s)}` : null].filter(Boolean).join(" · "), p.writer ? " · " : "", writerOf(p.writer)),
       p.columns?.length ? el("p", { class: "quiet" }, p.columns.slice(0, 12).join(", ") + (p.columns.length > 12 ? ", …" : "")) : null));
 }
@@ -123,29 +125,13 @@ async function place(mine, key, query) {
   path(about);
   main.replaceChildren(el("h1", {}, about.name));
   if (about.problem) return main.append(note(about.problem));
-  if (about.kind === "fleet") return fleet(mine, key, about);
-  const isRing = about.kind === "episodes";
-  const facts = {};
-  const add = (name, value) => (facts[name] = fact(name, value));
-  if (about.episodes !== undefined) add("episodes", count(about.episodes));
-  add("steps", count(about.steps));
-  if (about.max_steps) add("fill", "");
-  if (about.head !== undefined) add("written", count(about.head)), add("commits", count(about.commits)), add("steps per second", "–"), add("redraws of this reader", count(about.redraws));
-  if (about.writer) add("writer", el("span", {}, writerOf(about.writer), about.writer.pid && about.writer.alive ? ` ${about.writer.pid} on ${about.writer.host}` : ""));
-  if (about.nbytes !== undefined) add("on disk", nbytes(about.nbytes) + (about.nbytes_full ? ` of ${nbytes(about.nbytes_full)} when full` : ""));
-  if (about.settings) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`), add("durability", told(about.settings.durability));
-  const picture = isRing ? el("canvas", { class: "ring", role: "img", "aria-label": "The ring" }) : null;
-  const legend = isRing ? el("p", { class: "legend quiet" }, [["used", "stored"], ["good", "just written"], ["bad", "just evicted"], ["free", "free"]].map(([name, text]) => el("span", {}, el("i", { class: name }), text))) : "";
-  main.append(el("dl", { class: "facts" }, Object.values(facts).map((f) => f.div)), picture || "", legend);
-  if (about.episodes === undefined) {
-    columnsOf(about);
-    return;
-  }
+  const draw = about.kind === "fleet" ? fleet(about) : counts(about);
+  if (about.episodes === undefined) return columnsOf(about);
   const spread = el("div", { class: "pair" });
   const table = episodeTable(mine, key, query, about);
   const code = about.code ? el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)) : "";
   const marksWrong = el("div", {}, about.marks_problem ? note(`Marks: ${about.marks_problem}`) : "");
-  main.append(code, el("h2", {}, "Episodes"), marksWrong, table.root, el("h2", {}, "Length and return, oldest first"), spread);
+  main.append(code, el("h2", {}, "Episodes"), marksWrong, table.root, el("h2", {}, about.shards ? "Length and return, the newest of each ring last" : "Length and return, oldest first"), spread);
   columnsOf(about);
   mine.moved = (q) => table.moved(q);
 
@@ -158,23 +144,7 @@ async function place(mine, key, query) {
   }
   table.indexed = () => drawSpread().catch(() => {});
   drawSpread().catch(() => {});
-  let last = null;
-  const draw = (state, before) => {
-    facts.episodes.dd.textContent = count(state.episodes);
-    facts.steps.dd.textContent = count(state.steps);
-    if (state.max_steps) facts.fill.dd.textContent = `${((100 * state.steps) / state.max_steps).toFixed(1)} % of ${count(state.max_steps)} steps`;
-    if (state.head !== undefined) {
-      facts.written.dd.textContent = count(state.head);
-      facts.commits.dd.textContent = count(state.commits);
-      facts["redraws of this reader"].dd.textContent = count(state.redraws);
-      const now = Date.now();
-      if (last && state.head >= last.head) facts["steps per second"].dd.textContent = count(Math.round(((state.head - last.head) * 1000) / Math.max(1, now - last.at)));
-      last = { at: now, head: state.head };
-      drawRing(picture, state, before);
-    }
-  };
   draw(about, null);
-  last = null;
   if (about.live) mine.follow(key, (state, before) => {
     draw(state, before);
     if (!before || before.version !== state.version) {
@@ -182,6 +152,89 @@ async function place(mine, key, query) {
       if (Date.now() - spreadAt > 3000) drawSpread().catch(() => {});
     }
   });
+}
+
+// Tells how many a second, from two counts and the time between them.
+function speed() {
+  let last = null;
+  return (count_, before) => {
+    const now = Date.now(), known = before && last && count_ >= last.count ? count(Math.round(((count_ - last.count) * 1000) / Math.max(1, now - last.at))) : "–";
+    last = { at: now, count: count_ };
+    return known;
+  };
+}
+
+const percent = (state) => `${((100 * state.steps) / Math.max(1, state.max_steps)).toFixed(1)} %`;
+const fillOf = (state) => `${percent(state)} of ${count(state.max_steps)} steps`;
+
+// What is said of a ring or dataset; returns what draws a new state.
+function counts(about) {
+  const facts = {};
+  const add = (name, value) => (facts[name] = fact(name, value));
+  if (about.episodes !== undefined) add("episodes", count(about.episodes));
+  add("steps", count(about.steps));
+  if (about.max_steps) add("fill", "");
+  if (about.head !== undefined) add("written", count(about.head)), add("commits", count(about.commits)), add("steps per second", "–"), add("redraws of this reader", count(about.redraws));
+  if (about.writer) add("writer", el("span", {}, writerOf(about.writer), about.writer.pid && about.writer.alive ? ` ${about.writer.pid} on ${about.writer.host}` : ""));
+  if (about.nbytes !== undefined) add("on disk", nbytes(about.nbytes) + (about.nbytes_full ? ` of ${nbytes(about.nbytes_full)} when full` : ""));
+  if (about.settings) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`), add("durability", told(about.settings.durability));
+  const picture = about.kind === "episodes" ? el("canvas", { class: "ring", role: "img", "aria-label": "The ring" }) : null;
+  const legend = picture ? el("p", { class: "legend quiet" }, [["used", "stored"], ["good", "just written"], ["bad", "just evicted"], ["free", "free"]].map(([name, text]) => el("span", {}, el("i", { class: name }), text))) : "";
+  main.append(el("dl", { class: "facts" }, Object.values(facts).map((f) => f.div)), picture || "", legend);
+  const pace = speed();
+  return (state, before) => {
+    facts.episodes.dd.textContent = count(state.episodes);
+    facts.steps.dd.textContent = count(state.steps);
+    if (state.max_steps) facts.fill.dd.textContent = fillOf(state);
+    if (state.head === undefined) return;
+    facts.written.dd.textContent = count(state.head);
+    facts.commits.dd.textContent = count(state.commits);
+    facts["redraws of this reader"].dd.textContent = count(state.redraws);
+    facts["steps per second"].dd.textContent = pace(state.head, before);
+    drawRing(picture, state, before);
+  };
+}
+
+// What is said of a fleet, in total and ring by ring; returns what draws a new state.
+function fleet(about) {
+  const facts = el("dl", { class: "facts" }), rows = el("tbody", {}), kept = el("div", {}), wrong = el("div", {});
+  let known = "", paced = "";
+  const total = speed(), each = new Map();
+  const rate = (ring, before) => each.get(ring.name)?.(ring.written, before) ?? (each.set(ring.name, speed()), each.get(ring.name)(ring.written, null));
+  const behind = (ring, state) => (ring.policy_step === null ? "–" : ring.policy_step < state.policy_step ? `${count(ring.policy_step)}, ${count(state.policy_step - ring.policy_step)} behind` : count(ring.policy_step));
+  const made = new Map(); // rows stay the same elements: one of their links may have the focus
+  const row = (ring, state, before) => {
+    const named = `${ring.key} ${ring.name}`;
+    if (!made.has(named)) made.set(named, el("tr", {}, el("td", {}, ring.key ? el("a", { href: link(["p", ring.key]) }, ring.name) : ring.name), Array.from({ length: 8 }, () => el("td", {}))));
+    const cells = ring.problem ? [el("span", { class: "bad" }, "not read"), ...Array(7).fill("–")] : [count(ring.episodes), count(ring.steps), percent(ring), count(ring.written), rate(ring, before), alive(ring.writer, "") || "none", ago(ring.idle_s), behind(ring, state)];
+    cells.forEach((cell, i) => made.get(named).cells[i + 1].replaceChildren(cell));
+    return made.get(named);
+  };
+  main.append(facts, kept, el("h2", {}, "Rings"), wrong,
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "fill", "written", "steps per second", "writer", "last commit", "policy step"].map((t) => el("th", {}, t)))), rows)));
+  return (state, before) => {
+    const bad = state.shards.filter((ring) => ring.problem);
+    const stale = state.staleness === null ? "not known: no policy_step" : state.staleness ? `${count(state.staleness, "step")} between rings` : `none, all at ${count(state.policy_step)}`;
+    facts.replaceChildren(...[["rings", count(state.shards.length) + (bad.length ? `, ${count(bad.length)} not read` : "")], ["episodes", count(state.episodes)], ["steps", count(state.steps)], ["fill", fillOf(state)], ["written", count(state.written)], ["steps per second", total(state.written, before)], ["writers alive", count(state.writers)], ["redraws of these readers", count(state.redraws)], ["on disk", nbytes(about.nbytes)], ["policy staleness", stale]].map(([n, v]) => fact(n, v).div));
+    const said = bad.map((ring) => `${ring.name}: ${ring.problem}`);
+    if (said.join() !== known) known = said.join(), wrong.replaceChildren(...said.map(note)); // an alert is read aloud: once
+    const pace = JSON.stringify(state.pace);
+    if (pace !== paced) paced = pace, kept.replaceChildren(paceOf(state.pace));
+    const now = state.shards.map((ring) => row(ring, state, before));
+    if (now.length !== rows.children.length || now.some((one, i) => one !== rows.children[i])) rows.replaceChildren(...now);
+  };
+}
+
+// How far collectors or learners are ahead, between the two limits at which they wait.
+function paceOf(pace) {
+  if (!pace) return "";
+  if (pace.problem) return note(`Pace: ${pace.problem}`);
+  const early = pace.inserted < pace.min_steps, slack = count(Math.round(pace.slack)), mark = el("i", {});
+  const said = early ? `not yet: ${count(pace.min_steps)} steps come in first` : `${pace.ahead >= 0 ? "collectors" : "learners"}, by ${count(Math.round(Math.abs(pace.ahead)))} draws`;
+  mark.style.left = `${Math.max(0, Math.min(100, 50 + (50 * pace.ahead) / pace.slack))}%`;
+  const facts = [["draws of each step", `${pace.ratio === null ? "–" : pace.ratio.toFixed(2)} of ${number(pace.samples_per_insert)}`], ["steps drawn", count(pace.drawn)], ["steps that came in", count(pace.inserted)], ["learner", alive({ alive: pace.learner }, "") || "none"], ["ahead", said]];
+  return el("div", {}, el("h2", {}, "Pace"), el("dl", { class: "facts" }, facts.map(([n, v]) => fact(n, v).div)),
+    early ? null : [el("div", { class: "pace", role: "img", "aria-label": `ahead: ${said}, of ${slack}` }, mark), el("p", { class: "ends quiet" }, el("span", {}, `learners wait at ${slack}`), el("span", {}, `collectors wait at ${slack}`))]);
 }
 
 function drawRing(canvas, state, before) {
@@ -221,40 +274,6 @@ function columnsOf(about) {
   if (!about.columns?.length) return main.append(el("p", { class: "quiet" }, "No columns before the first episode."));
   const rows = about.columns.map((c) => el("tr", {}, el("td", {}, c.name), el("td", {}, c.dtype), el("td", {}, c.shape.join(" × ") || "–"), el("td", {}, c.range ? `${number(c.range[0])} to ${number(c.range[1])}` : "–"), el("td", {}, c.storage || "–"), el("td", {}, c.reason || c.kind)));
   main.append(el("h2", {}, "Columns"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Columns" }, el("table", {}, el("thead", {}, el("tr", {}, ["column", "dtype", "shape", "range of the newest steps", "storage", "drawn as"].map((t) => el("th", {}, t)))), el("tbody", {}, rows))));
-}
-
-// Looks again every few seconds: a ring may come or go, too.
-function fleet(mine, key, about) {
-  const facts = el("dl", { class: "facts" }), rows = el("tbody", {}), wrong = el("div", {});
-  let last = null;
-  const row = (r) => el("tr", {}, el("td", {}, r.key ? el("a", { href: link(["p", r.key]) }, r.name) : r.name), el("td", {}, count(r.episodes)), el("td", {}, count(r.steps)), el("td", {}, count(r.written)), el("td", {}, r.alive ? el("span", { class: "good" }, "alive") : r.alive === null ? "unknown" : "none"), el("td", {}, ago(r.idle_s)), el("td", {}, told(r.policy_step) || "–"), el("td", { class: "bad" }, r.problem || ""));
-  const draw = (now) => {
-    const pace = last && now.written >= last.written ? count(Math.round(((now.written - last.written) * 1000) / Math.max(1, Date.now() - last.at))) : "–";
-    last = { at: Date.now(), written: now.written };
-    facts.replaceChildren(...[["rings", count(now.shards.length)], ["episodes", count(now.episodes)], ["steps", count(now.steps)], ["written", count(now.written)], ["steps per second", pace], ["on disk", nbytes(now.nbytes)], ["policy staleness", now.staleness === null ? "not known" : `${count(now.staleness)} steps between the rings' newest episodes`]].map(([n, v]) => fact(n, v).div));
-    rows.replaceChildren(...now.shards.map(row));
-  };
-  draw(about);
-  main.append(facts, wrong,
-    el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)),
-    el("h2", {}, "Rings"),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "written", "writer", "last commit", "policy step", "problem"].map((t) => el("th", {}, t)))), rows)));
-  live.textContent = "● live";
-  const timer = setInterval(async () => {
-    if (document.hidden) return;
-    try {
-      const now = await asJson("place", { p: key }, { signal: mine.signal });
-      wrong.replaceChildren(...(now.problem ? [note(now.problem)] : []));
-      if (now.shards) draw(now);
-      live.className = "";
-      live.textContent = "● live";
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      live.className = "bad";
-      live.textContent = "not connected";
-    }
-  }, 3000);
-  mine.later.push(() => clearInterval(timer));
 }
 
 window.addEventListener("hashchange", show);

@@ -34,7 +34,12 @@ export function trend(name, values) {
     p.strokeStyle = colour("--used");
     p.lineWidth = 1.5;
     p.beginPath();
-    values.means.forEach((v, i) => p.lineTo(values.means.length > 1 ? (i / (values.means.length - 1)) * wide : wide / 2, 44 - (42 * (v - values.least)) / range));
+    let on = false; // a gap where nothing is known
+    values.means.forEach((v, i) => {
+      if (v === null) return (on = false);
+      p[on ? "lineTo" : "moveTo"](values.means.length > 1 ? (i / (values.means.length - 1)) * wide : wide / 2, 44 - (42 * (v - values.least)) / range);
+      on = true;
+    });
     p.stroke();
   });
   return el("figure", {}, canvas, el("figcaption", {}, `${name}, oldest to newest`));
@@ -53,6 +58,9 @@ export function unpack(buffer) {
   for (const column of head.columns) column.values = Array.from({ length: column.lines }, take);
   return head;
 }
+
+// Between two ticks of an axis of steps.
+const WHOLE = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 
 const gaps = (values) => Array.from(values, (v) => (Number.isFinite(v) ? v : null));
 
@@ -103,7 +111,7 @@ export class Chart {
         width: this.box.clientWidth || 400, height: 150, legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" }, points: { show: false } },
         scales: { x: { time: false, range: () => this.range || [low, high] }, y: { range: (_, a, b) => room(a, b) } },
-        axes: [{ ...axis, size: 26 }, { ...axis, size: (_, labels) => Math.max(54, ...(labels || []).map((v) => 20 + 7 * v.length)), values: (_, v) => v.map(number) }],
+        axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: (_, labels) => Math.max(54, ...(labels || []).map((v) => 20 + 7 * v.length)), values: (_, v) => v.map(number) }],
         series: [{}, ...this.labels.map((label, i) => ({ label, stroke: colours[i % colours.length], width: 1.4, points: { show: steps.length < 2 } }))],
         hooks: {
           setCursor: [(u) => this.say(u.cursor.idx)],

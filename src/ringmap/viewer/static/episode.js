@@ -98,8 +98,8 @@ class Texts {
 
 // Charts of columns, of one episode or several, that zoom together.
 class Charts {
-  constructor(page, key, episodes, cursor, failed) {
-    Object.assign(this, { page, key, episodes, cursor, failed, turn: 0 });
+  constructor(page, episodes, cursor, failed) {
+    Object.assign(this, { page, episodes, cursor, failed, turn: 0 });
     this.length = Math.max(...episodes.map((e) => e.length));
     this.low = 0;
     this.high = Math.max(1, this.length - 1);
@@ -107,7 +107,7 @@ class Charts {
     const on = { moved: (step) => cursor.to(step), zoomed: (low, high) => this.zoom(low, high) };
     this.charts = this.columns.map((c) => {
       const own = Array.from({ length: c.lines }, (_, i) => String(i));
-      const labels = episodes.length === 1 ? (c.lines > 1 ? own : [c.name]) : episodes.flatMap((e) => own.map((i) => (c.lines > 1 ? `${e.episode}: ${i}` : String(e.episode))));
+      const labels = episodes.length === 1 ? (c.lines > 1 ? own : [c.name]) : episodes.flatMap((e) => own.map((i) => (c.lines > 1 ? `${e.called}: ${i}` : e.called)));
       return new Chart(c.name, labels, on);
     });
     this.root = el("div", { class: "charts" }, this.charts.map((c) => c.root));
@@ -132,7 +132,7 @@ class Charts {
       const found = await Promise.all(this.episodes.map(async (e) => {
         const stop = Math.min(e.length, end);
         if (start >= stop) return null;
-        return unpack(await (await ask("columns", { p: this.key, e: e.id, c: this.columns.map((c) => c.name), start, end: stop, points: 2000 }, { signal: this.page.signal })).arrayBuffer());
+        return unpack(await (await ask("columns", { p: e.p, e: e.id, c: this.columns.map((c) => c.name), start, end: stop, points: 2000 }, { signal: this.page.signal })).arrayBuffer());
       }));
       if (mine !== this.turn) return;
       const longest = found.reduce((a, b) => (b && (!a || b.end > a.end) ? b : a), null);
@@ -198,13 +198,13 @@ function marksOf(page, key, e, about) {
 const describe = (e) => [count(e.length, "step"), e.verified ? "checksum verified" : null, nbytes(e.nbytes)].filter(Boolean).join(" · ");
 
 export async function episodePage(page, main, key, id, query, about) {
-  const e = await asJson("episode", { p: key, e: id }, { signal: page.signal });
+  const e = { ...(await asJson("episode", { p: key, e: id }, { signal: page.signal })), p: key };
   const wrong = el("div", {});
   const failed = (error) => wrong.replaceChildren(note(error.status === 410 ? "This episode was evicted. What was loaded before stays." : error.message));
   const cursor = new Cursor(page, e.length, query);
   const films = e.columns.filter((c) => c.kind === "picture").map((c) => new Film(page, key, e.id, c, e.length));
   const texts = e.columns.filter((c) => c.kind === "text").map((c) => new Texts(page, key, e.id, c));
-  const charts = new Charts(page, key, [e], cursor, failed);
+  const charts = new Charts(page, [e], cursor, failed);
   for (const film of films) film.failed = failed;
   cursor.followers.push(...films, ...texts, charts);
   const other = (to, text, title) => (to ? el("a", { href: link(["p", key, "e", to]), title }, text) : el("span", { class: "quiet" }, text));
@@ -227,19 +227,30 @@ export async function episodePage(page, main, key, id, query, about) {
   });
 }
 
-export async function comparePage(page, main, key, query) {
+export async function comparePage(page, main, key, query, about) {
   const ids = (query.get("e") || "").split(",").filter(Boolean).slice(0, 8);
   if (!ids.length) throw new Error("No episodes are named: choose some in the table.");
   const wrong = el("div", {});
   const failed = (error) => wrong.append(note(error.status === 410 ? "One of these episodes was evicted. What was loaded before stays." : error.message));
-  const found = await Promise.all(ids.map((e) => asJson("episode", { p: key, e }, { signal: page.signal }).catch((error) => { if (error.name === "AbortError") throw error; failed(error); return null; })));
+  const rings = new Map((about.shards || []).map((ring) => [ring.key, ring.name]));
+  const found = await Promise.all(ids.map(async (id) => {
+    const [e, p = key] = id.split("-").reverse(); // of a fleet: RING-EPISODE
+    try {
+      const one = await asJson("episode", { p, e }, { signal: page.signal });
+      return { ...one, p, called: rings.has(p) ? `${rings.get(p)} #${one.episode}` : String(one.episode) };
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      failed(error);
+      return null;
+    }
+  }));
   const episodes = found.filter((e) => e && e.length);
   if (!episodes.length) return main.replaceChildren(el("h1", {}, "Compare"), wrong);
   const cursor = new Cursor(page, Math.max(...episodes.map((e) => e.length)), query);
-  const films = episodes.flatMap((e) => e.columns.filter((c) => c.kind === "picture").slice(0, 2).map((c) => new Film(page, key, e.id, c, e.length, `${c.name}, episode ${e.episode}`)));
-  const charts = new Charts(page, key, episodes, cursor, failed);
+  const films = episodes.flatMap((e) => e.columns.filter((c) => c.kind === "picture").slice(0, 2).map((c) => new Film(page, e.p, e.id, c, e.length, `${c.name}, episode ${e.called}`)));
+  const charts = new Charts(page, episodes, cursor, failed);
   cursor.followers.push(...films, charts);
-  main.replaceChildren(el("h1", {}, `Episodes ${episodes.map((e) => count(e.episode)).join(", ")}`), wrong, el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root);
+  main.replaceChildren(el("h1", {}, `Episodes ${episodes.map((e) => e.called).join(", ")}`), wrong, el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root);
   await charts.load();
   cursor.to(cursor.step);
 }

@@ -2,11 +2,13 @@
 import { api, asJson, count, el, link, mark, number, note, toggled, told } from "./lib.js";
 
 const HIGH = 34, BLOCK = 100, MOST_PX = 8_000_000;
-const OWN = [["episode", "number"], ["length", "length"], ["return", "return"], ["ended", "ended"], ["flags", "flags"], ["note", "note"]];
+const OWN = [["ring", "ring"], ["episode", "number"], ["length", "length"], ["return", "return"], ["ended", "ended"], ["flags", "flags"], ["note", "note"]];
 const MARKED = "flags != '' or note != ''";
 
 export function episodeTable(page, key, query, about) {
-  const pictures = about.thumbnail;
+  const pictures = about.thumbnail, own = about.shards ? OWN : OWN.slice(1);
+  // An episode's name in the address: of a fleet, with its ring.
+  const named = (row) => (row.p === key ? row.id : `${row.p}-${row.id}`);
   let where = query.get("where") || "", sort = query.get("sort") || "episode", desc = (query.get("desc") ?? "1") === "1";
   let total = 0, names = [], known = new Map(), asked = new Set(), turn = 0, at = 0;
   const chosen = new Set();
@@ -40,9 +42,9 @@ export function episodeTable(page, key, query, about) {
   }
 
   function headers() {
-    const columns = [...OWN, ...names.map((n) => [n, n])];
+    const columns = [...own, ...names.map((n) => [n, n])];
     head.replaceChildren(...(pictures ? [el("div", { class: "cell pic", role: "columnheader" }, el("span", { class: "sr" }, "picture"))] : []), ...columns.map(([name, shown]) =>
-      el("div", { class: OWN.some(([own]) => own === name) ? "cell" : "cell data", role: "columnheader", "aria-sort": sort === name ? (desc ? "descending" : "ascending") : "none" },
+      el("div", { class: own.some(([n]) => n === name) ? "cell" : "cell data", role: "columnheader", "aria-sort": sort === name ? (desc ? "descending" : "ascending") : "none" },
         el("button", { type: "button", title: `Sort by ${shown}`, onclick: () => { if (sort === name) desc = !desc; else [sort, desc] = [name, true]; restart(true); } }, shown + (sort === name ? (desc ? " ↓" : " ↑") : "")))));
   }
 
@@ -108,9 +110,9 @@ export function episodeTable(page, key, query, about) {
         rows.append(element);
       }
       element.style.top = `${by === 1 ? i * HIGH : Math.floor(grid.scrollTop) + (i - start) * HIGH}px`;
-      element.classList.toggle("on", chosen.has(row.id));
+      element.classList.toggle("on", chosen.has(named(row)));
       element.classList.toggle("at", i === at);
-      element.setAttribute("aria-selected", String(chosen.has(row.id)));
+      element.setAttribute("aria-selected", String(chosen.has(named(row))));
     }
     for (const [i, element] of made) if (!kept.has(i)) element.remove(), made.delete(i);
     if (made.get(at)) grid.setAttribute("aria-activedescendant", made.get(at).id);
@@ -120,8 +122,8 @@ export function episodeTable(page, key, query, about) {
   function line(row, i) {
     const cell = (text, title, kind = "cell") => el("div", { class: kind, role: "gridcell", title: title || null }, text);
     const element = el("div", { class: "row", role: "row", id: `row${i}`, "aria-rowindex": String(i + 2), onclick: (event) => { at = i; if (event.shiftKey || event.ctrlKey || event.metaKey) choose(row); else open(row); } },
-      pictures ? el("div", { class: "cell pic", role: "gridcell" }, row.damaged ? "" : el("img", { loading: "lazy", alt: "", src: api("thumb", { p: key, e: row.id }) })) : null,
-      cell(count(row.episode)), cell(count(row.length)), cell(row.known ? number(row.return) : "…"),
+      pictures ? el("div", { class: "cell pic", role: "gridcell" }, row.damaged ? "" : el("img", { loading: "lazy", alt: "", src: api("thumb", { p: row.p, e: row.id }) })) : null,
+      about.shards ? cell(row.ring, row.ring) : null, cell(count(row.episode)), cell(count(row.length)), cell(row.known ? number(row.return) : "…"),
       row.damaged ? el("div", { class: "cell bad", role: "gridcell", title: row.damaged }, "damaged") : cell(row.known ? row.ended || "–" : "…"),
       el("div", { class: "cell flags", role: "gridcell", title: row.flags.join(" ") || null }, row.flags.map((f) => el("span", { class: "tag flag" }, f))), cell(row.note, row.note),
       names.map((n) => cell(told(row.data[n]), told(row.data[n]), "cell data")));
@@ -129,9 +131,9 @@ export function episodeTable(page, key, query, about) {
     return element;
   }
 
-  const open = (row) => (location.hash = link(["p", key, "e", row.id]));
+  const open = (row) => (location.hash = link(["p", row.p, "e", row.id]));
   function choose(row) {
-    chosen.has(row.id) ? chosen.delete(row.id) : chosen.size < 8 && chosen.add(row.id);
+    chosen.has(named(row)) ? chosen.delete(named(row)) : chosen.size < 8 && chosen.add(named(row));
     compare.disabled = chosen.size < 2;
     compare.textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
     draw();
@@ -139,7 +141,7 @@ export function episodeTable(page, key, query, about) {
 
   async function flag(row) {
     try {
-      await mark(key, row.id, { flags: toggled(row.flags) });
+      await mark(row.p, row.id, { flags: toggled(row.flags) });
       changed();
     } catch (error) {
       wrong.replaceChildren(note(error.message));

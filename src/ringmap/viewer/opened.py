@@ -1,0 +1,201 @@
+"""A place that was opened: one reader, one index, and what is said of both.
+
+    source (sources.py) -> index (index.py) -> table (table.py)
+                      and     state, columns, thumbnail
+
+Not here: which places there are (library.py), several as one (fleet.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from ringmap.errors import ClipIndexError, InputError, RingmapError
+from ringmap.fleet.weights import POLICY_STEP
+from ringmap.storage.inspect.describe import Facts
+from ringmap.viewer.drawing import kind_of, thumbnail
+from ringmap.viewer.find import Place
+from ringmap.viewer.index import AtWork, EpisodeIndex
+from ringmap.viewer.limits import GoneError
+from ringmap.viewer.sources import RingSource, Source
+from ringmap.viewer.table import EpisodeTable, Part
+
+__all__ = ["Opened", "idle_s"]
+
+_SHOWN_ROWS = 1000
+
+
+class Opened:
+    """A place that was opened.
+
+    Args:
+        place: where.
+        source: its episodes.
+        marks: the file of marks; None: beside the data.
+        at_work: the requests that the index waits for.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        source: Source,
+        marks: str | None = None,
+        at_work: AtWork | None = None,
+    ) -> None:
+        self.place, self.source = place, source
+        self._marks = marks
+        self._marks_seen: tuple[int, ...] = ()
+        self.marks_problem: str | None = None
+        self.can_mark = True
+        """Whether there is a place for marks."""
+        self._followed = source.moment()
+        self.index = EpisodeIndex(source, at_work)
+        self.table = EpisodeTable([Part(place.key, os.path.basename(place.path), self.index)])
+        self._played: tuple[int, int | None] = -1, None
+        self._lock = threading.RLock()
+        self._look_at_marks()
+        self._now = self._look()
+
+    def state(self) -> dict[str, Any]:
+        """Return what is stored now, without looking for more."""
+        return self._now
+
+    def follow(self) -> dict[str, Any]:
+        """Look for what is new, bring the index up to date, and return what is stored."""
+        with self._lock:
+            self.source.refresh()
+            self._look_at_marks()
+            if (moment := self.source.moment()) != self._followed:
+                self.index.follow()
+                self._followed = moment
+            self._now = self._look()
+            return self._now
+
+    def mark(self, name: int, flags: list[str] | None, note: str | None) -> dict[str, Any]:
+        """Mark an episode, and return its row of the table.
+
+        Raises:
+            GoneError: it was evicted.
+            InputError, CorruptError, EnvironmentFault, LockedError: see `Marks.set`.
+        """
+        with self._lock:
+            try:
+                with self.source.marks(self._marks) as marks:
+                    marks.set(name, flags=flags, note=note)
+            except ClipIndexError:
+                raise GoneError("this episode was evicted") from None
+            self.follow()
+            return self.index.row(self.source.number_of(name))
+
+    def _look_at_marks(self) -> None:
+        """Read the marks where the file has changed."""
+        try:
+            with self.source.marks(self._marks) as marks:
+                if (seen := marks.signature()) != self._marks_seen:
+                    self.index.mark(marks.all())
+                    self._marks_seen = seen
+            self.marks_problem = None
+        except InputError:
+            self.can_mark = False
+        except (RingmapError, OSError) as error:
+            self.marks_problem = str(error)
+            self._marks_seen = ()
+            self.index.mark({})
+
+    def _look(self) -> dict[str, Any]:
+        ids, source = self.index.ids, self.source
+        state: dict[str, Any] = {
+            "episodes": len(ids), "steps": int(self.index.lengths.sum()),
+            "first": str(ids[0]) if len(ids) else None, "last": str(ids[-1]) if len(ids) else None,
+            "version": self.index.version, "indexed": self.index.done, "live": source.is_live, "marked": self.index.num_marked(), "marks_problem": self.marks_problem,
+        }  # fmt: skip
+        if isinstance(source, RingSource):
+            buffer = source.buffer
+            tail, head, commits = source.moment()
+            state |= {
+                "tail": tail, "head": head, "commits": commits, "max_steps": buffer.max_steps,
+                "redraws": buffer.num_redraws, "columns": len(source.columns),
+            }  # fmt: skip
+        return state
+
+    def thumbnail(self, name: int | None) -> bytes | None:
+        """Return a small picture of an episode, by default the newest; None if it has none."""
+        specs = [c for c in self.source.columns if kind_of(c)[0] == "picture"]
+        ids, lengths = self.index.ids, self.index.lengths
+        if not specs or not len(ids):
+            return None
+        spec = next((s for s in specs if s.name == "pixels"), specs[0])
+        row = len(ids) - 1 if name is None else self.source.number_of(name)
+        if row >= len(ids) or not lengths[row]:
+            return None
+        middle = int(lengths[row]) // 2
+        read = self.source.read(int(ids[row]), middle, middle + 1, [spec.name])
+        return thumbnail(read[spec.name][0])
+
+    def facts(self) -> Facts | None:
+        """Return what a ring's directory says; None of a dataset, and of a ring in RAM."""
+        return self.source.facts() if isinstance(self.source, RingSource) else None
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether a column holds pictures."""
+        return any(kind_of(c)[0] == "picture" for c in self.source.columns)
+
+    def newest_policy(self) -> int | None:
+        """Return the step of the policy that played the newest episode, None if it is not stored with it."""
+        ids = self.index.ids
+        newest = int(ids[-1]) if len(ids) else -1
+        if newest != self._played[0]:
+            value = self.source.data(newest).get(POLICY_STEP)
+            self._played = newest, int(value) if isinstance(value, int | np.integer) else None
+        return self._played[1]
+
+    def columns(self, facts: Facts | None) -> list[dict[str, Any]]:
+        """Describe the columns; of small ones the range of the newest steps. Reads up to 1,000 steps."""
+        stored = {} if facts is None else {c.name: " ".join((c.storage, *c.codecs)) for c in facts.columns}  # fmt: skip
+        found = []
+        for spec in self.source.columns:
+            kind, reason = kind_of(spec)
+            told: dict[str, Any] = {
+                "name": spec.name, "dtype": str(spec.dtype), "shape": list(spec.shape), "kind": kind, "reason": reason,
+                "row_nbytes": spec.row_nbytes,
+            }  # fmt: skip
+            if stored:
+                told["storage"] = stored.get(spec.name, "")
+            if kind == "lines" and (span := self._range(spec.name)) is not None:
+                told["range"] = span
+            found.append(told)
+        return found
+
+    def _range(self, column: str) -> list[float] | None:
+        parts, left = [], _SHOWN_ROWS
+        with self.index.lock:
+            ids, lengths = self.index.ids, self.index.lengths
+        with contextlib.suppress(RingmapError, OSError, ValueError):
+            for row in range(len(ids) - 1, max(-1, len(ids) - 21), -1):
+                count = min(left, int(lengths[row]))
+                if count > 0:
+                    read = self.source.read(int(ids[row]), 0, count, [column])
+                    parts.append(np.asarray(read[column], np.float64).reshape(-1))
+                    left -= count
+        values = np.concatenate(parts) if parts else np.empty(0)
+        values = values[np.isfinite(values)]
+        return [float(values.min()), float(values.max())] if len(values) else None
+
+    def close(self) -> None:
+        """End the index, and close the source."""
+        self.index.close()
+        self.source.close()
+
+
+def idle_s(folder: str) -> float | None:
+    """Return the seconds since the newest commit: a commit writes into the table of episodes."""
+    with contextlib.suppress(OSError):
+        return max(0.0, time.time() - os.stat(os.path.join(folder, "episodes.npy")).st_mtime)
+    return None
