@@ -307,6 +307,22 @@ def test_pictures_that_are_not_as_described(frames, name, told, message):
         opened(frames).load_episode(0)
 
 
+def test_data_of_an_episode_may_be_missing_and_pictures_of_any_size(frames):
+    def changed(body):
+        metadata = body["featuresDict"]["features"]["episode_metadata"]["featuresDict"]["features"]
+        metadata["map"]["image"]["shape"]["dimensions"] = ["-1", "-1", "3"]
+        metadata["more"] = metadata["path"]
+
+    edit(frames, "features.json", changed)
+    found = opened(frames)
+    data = found.get_episode_data()
+    assert data["episode_metadata/map"][0].shape == (3, 4, 3)
+    assert data.get("episode_metadata/more", [None])[0] is None
+    edit(frames, "features.json", lambda body: of_steps(body).update(more=of_steps(body)["reward"]))
+    with pytest.raises(CorruptError, match="'steps/more' of episode 0.* has 0 values"):
+        opened(frames).load_episode(0)
+
+
 # -- the wire format ---------------------------------------------------------------------------
 
 
