@@ -26,6 +26,7 @@ PACKAGES = {
     "plot": ("matplotlib",),
     "pusht": ("gym_pusht",),
     "ray": ("ray",),
+    "rlds": ("array_record",),
     "sb3": ("stable_baselines3",),
     "torch": ("torch",),
     "torchrl": ("torchrl", "tensordict"),

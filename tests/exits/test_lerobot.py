@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -65,9 +66,14 @@ def theirs():
     from tests.exits.torchvision_stand_in import install
 
     names = install()
+    import lerobot
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    yield lambda path: LeRobotDataset("us/set", root=path, video_backend="pyav")
+    # Its own __init__ imports all policies, and with them diffusers.
+    policies = types.ModuleType("lerobot.policies")
+    policies.__path__ = [os.path.join(p, "policies") for p in lerobot.__path__]
+    sys.modules.setdefault("lerobot.policies", policies)
+    yield lambda path, **options: LeRobotDataset("us/set", root=path, video_backend="pyav", **options)  # fmt: skip
     for name in names:
         del sys.modules[name]
 
@@ -115,6 +121,72 @@ def test_a_set_of_ours_loads_there(tmp_path, theirs):
     write(path, [3, 4])  # in new files
     check_theirs(theirs(path), range(5))
     assert len(list(path.glob("data/*/*.parquet"))) == 2
+
+
+STEPS = int(os.environ.get("STEPS", "20"))
+"""Of training: 20 in CI, 100 by hand."""
+
+
+def test_act_trains_on_a_set_of_ours(tmp_path, theirs):
+    """LeRobot's dataset, its processors and its policy, as its own script puts them together; a small network."""
+    pytest.importorskip("einops", reason="einops is not installed (tests/exits/alone.txt)")
+    import torch
+    from lerobot.configs.types import FeatureType
+    from lerobot.datasets.utils import dataset_to_policy_features
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.policies.act.processor_act import make_act_pre_post_processors
+
+    buf, rng = ReplayBuffer(1_000), np.random.default_rng(0)
+    for _ in range(4):
+        at = rng.uniform(-1, 1, 2) + np.cumsum(rng.normal(size=(26, 2)) / 10, 0)
+        pixels = np.repeat(np.uint8(90 + 60 * np.tanh(at[:, :1, None, None])), 3, 3) + np.zeros((1, 32, 32, 1), np.uint8)  # fmt: skip
+        buf.write_episode({"pixels": pixels, "obs": at.astype(np.float32), "action": -at.astype(np.float32)})  # fmt: skip
+    convert(buf, tmp_path / "set", dest_format="lerobot", fps=10, task="go back", progress=False)
+
+    chunk = 4
+    dataset = theirs(tmp_path / "set", delta_timestamps={"action": [i / 10 for i in range(chunk)]})
+    features = dataset_to_policy_features(dataset.features)
+    outputs = {n: f for n, f in features.items() if f.type is FeatureType.ACTION}
+    config = ACTConfig(
+        input_features={n: f for n, f in features.items() if n not in outputs}, output_features=outputs,
+        chunk_size=chunk, n_action_steps=chunk, pretrained_backbone_weights=None, dim_model=32, n_heads=2, dim_feedforward=64,
+        n_encoder_layers=1, n_vae_encoder_layers=1, latent_dim=8, device="cpu",
+    )  # fmt: skip
+    assert {f.type for f in config.input_features.values()} == {FeatureType.VISUAL, FeatureType.STATE}  # fmt: skip
+    torch.manual_seed(0)
+    policy = ACTPolicy(config)
+    before, _ = make_act_pre_post_processors(config, dataset.meta.stats)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True)
+    losses, batches = [], iter(())
+    while len(losses) < STEPS:
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(loader)
+            continue
+        loss, _ = policy.forward(before(batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} after {STEPS} steps")
+    few = STEPS // 5
+    assert np.mean(losses[-few:]) < 0.7 * np.mean(losses[:few])
+
+
+def test_episodes_by_number(tmp_path, theirs):
+    """`episodes=[0, 3]` there, a subset of the clips here: the same frames."""
+    from torch.utils.data import Subset
+
+    write(tmp_path / "set", range(4), fps=10)
+    found = theirs(tmp_path / "set", episodes=[0, 3])
+    ours = load_dataset(tmp_path / "set")
+    view = Subset(ours, [i for i, (episode, _) in enumerate(ours.clip_indices) if episode in (0, 3)])  # fmt: skip
+    assert len(found) == len(view) == 5 + 8
+    for at in range(len(view)):
+        for name in ("observation.arm", "episode_index", "frame_index"):
+            assert np.array_equal(np.asarray(found[at][name]), np.asarray(view[at][name])[0])
 
 
 def test_killed_and_gone_on(tmp_path):

@@ -23,7 +23,7 @@ from stable_baselines3.her import HerReplayBuffer as TheirHer
 
 import ringmap
 from ringmap.errors import InputError
-from tests.house import PYTHON
+from tests.house import PYTHON, ROOT, run
 
 BOX, PICTURE = spaces.Box(-9, 9, (3,)), spaces.Box(0, 255, (4, 6, 6), np.uint8)
 DICT = spaces.Dict({"camera": PICTURE, "state": BOX, "kind": spaces.Discrete(5)})
@@ -339,3 +339,10 @@ def test_n_steps_of_the_algorithm_says_how(tmp_path):
         warnings.simplefilter("always")
         DQN("MlpPolicy", "CartPole-v1", n_steps=3, device="cpu", replay_buffer_class=ringmap.sb3.ReplayBuffer, replay_buffer_kwargs={"path": tmp_path / "ring", "n_steps": 3})  # fmt: skip
     assert any("configure it explicitly" in str(one.message) for one in said)
+
+
+def test_the_curves_are_equal_and_a_killed_run_goes_on(tmp_path):
+    """The example, tiny; it compares the returns itself."""
+    said = run(PYTHON, ROOT / "examples/sb3_curves.py", "--tiny", cwd=tmp_path)
+    assert "killed with -9 in step 275" in said
+    assert "resumed with the model of step 200; the ring has 274 transitions" in said

@@ -35,6 +35,7 @@ FORMATS = (
     "minari",
     "robomimic",
     "parquet",
+    "rlds",
 )
 
 
@@ -1369,6 +1370,124 @@ def _(at, out):
 @case("parquet", "its table is 1 TiB of nothing", "can't be read")
 def _(at, out):
     vast(table_of(at))
+
+
+# -- RLDS ------------------------------------------------------------------------------------------
+
+
+def records_of(at):
+    return only(at, "robot-test", "00000-of-00002")
+
+
+def frame(record):
+    """Return a record as TFRecord has it, with checksums that hold."""
+    from ringmap.formats.rlds.records import _masked
+
+    head = struct.pack("<Q", len(record))
+    return b"".join((head, struct.pack("<I", _masked(head)), record, struct.pack("<I", _masked(record))))  # fmt: skip
+
+
+def one_record(at, features, **values):
+    """Put a data set of one record in the place of what is there: name -> a description, and a Feature."""
+    from tests.formats.test_rlds import example
+
+    shutil.rmtree(at)
+    os.mkdir(at)
+    steps = {"sequence": {"feature": {"featuresDict": {"features": features}}}}
+    write(join(at, "features.json"), {"featuresDict": {"features": {"steps": steps}}})
+    split = {"name": "train", "shardLengths": ["1"]}
+    write(join(at, "dataset_info.json"), {"name": "robot", "splits": [split]})
+    made = example(**{f"steps/{name}": value for name, value in values.items()})
+    write(join(at, "robot-train.tfrecord-00000-of-00001"), frame(made))
+
+
+FLAG = {"tensor": {"dtype": "bool", "shape": {}, "encoding": "none"}}
+
+
+@case("rlds", "its records are a link out of it", "robot-test")
+def _(at, out):
+    move_out(records_of(at), out)
+
+
+@case("rlds", "its records are a pipe", "robot-test")
+def _(at, out):
+    pipe(records_of(at))
+
+
+@case("rlds", "its records are named in another folder", "expected the name of one")
+def _(at, out):
+    for name in os.listdir(at):
+        shutil.copy(join(at, name), join(out, name))
+    edit(join(at, "dataset_info.json"), lambda body: body.update(name="../out/robot"))
+
+
+@case("rlds", "its description is a pipe", "No format detected")
+def _(at, out):
+    pipe(join(at, "features.json"))
+
+
+@case("rlds", "its description is nested without end", "No format detected")
+def _(at, out):
+    write(join(at, "features.json"), b"[" * 1_000_000)
+
+
+@case("rlds", "its features are nested in each other", "expected a description")
+def _(at, out):
+    inner = FLAG
+    for _ in range(200):
+        inner = {"featuresDict": {"features": {"a": inner}}}
+    one_record(at, {"deep": inner})
+
+
+@case("rlds", "its records are 1 TiB of nothing", "another checksum")
+def _(at, out):
+    vast(records_of(at))
+
+
+@case("rlds", "a record has 2**60 bytes", "ends beyond the file")
+def _(at, out):
+    from ringmap.formats.rlds.records import _masked
+
+    head = struct.pack("<Q", 1 << 60)
+    write(records_of(at), head + struct.pack("<I", _masked(head)))
+
+
+@case("rlds", "a feature reaches beyond its record", "beyond")
+def _(at, out):
+    write(records_of(at), frame(b"\x0a\xff\xff\xff\xff\xff\xff\x7f"))
+
+
+@case("rlds", "a step of a column takes 2**40 bytes", "action")
+def _(at, out):
+    large = {"tensor": {"dtype": "int8", "shape": {"dimensions": [str(1 << 40)]}}}
+    one_record(at, {"is_first": FLAG, "action": large}, is_first=b"\x1a\x03\x0a\x01\x01")
+
+
+@case("rlds", "a packed value is 1 GB of zeros", "has more than")
+def _(at, out):
+    from tests.formats.test_rlds import sized
+
+    packed = {"tensor": {"dtype": "uint8", "shape": {"dimensions": ["4"]}, "encoding": "zlib"}}
+    pack = zlib.compressobj(9)
+    bomb = b"".join(pack.compress(bytes(1 << 20)) for _ in range(1024)) + pack.flush()
+    one_record(at, {"is_first": FLAG, "packed": packed}, is_first=b"\x1a\x03\x0a\x01\x01", packed=sized(1, sized(1, bomb)))  # fmt: skip
+
+
+@case("rlds", "a picture is 60000 by 60000", "60000")
+def _(at, out):
+    from tests.formats.test_rlds import sized
+
+    picture = {"image": {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}}}
+    one_record(at, {"is_first": FLAG, "picture": picture}, is_first=b"\x1a\x03\x0a\x01\x01", picture=sized(1, sized(1, png(60000, 60000))))  # fmt: skip
+
+
+@case("rlds", "100,000 texts are as wide as one of 60,000 characters", "texts")
+def _(at, out):
+    from tests.formats.test_rlds import sized
+
+    count = 100_000
+    texts = sized(1, b"x" * 60_000) + b"\x0a\x00" * (count - 1)
+    one_record(at, {"is_first": FLAG, "texts": {"text": {}}}, is_first=sized(3, sized(1, bytes(count))), texts=sized(1, texts))  # fmt: skip
 
 
 @case("rollout", "it is a pickle that runs a command", "no file of a RolloutBuffer")

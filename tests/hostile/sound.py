@@ -10,6 +10,7 @@ import os
 import numpy as np
 
 from tests.chains import made_with
+from tests.formats.rlds import fixture
 
 STEPS = (5, 3, 7)
 
@@ -198,6 +199,11 @@ def empty_rollout():
     return RolloutBuffer(2, 4, (3,), (2,), seed=0)
 
 
+def rlds(path):
+    """What TFDS wrote."""
+    fixture("tfrecord", path)
+
+
 KINDS = {
     "buffer": buffer,
     "streaming": streaming,
@@ -220,6 +226,7 @@ KINDS = {
     "minari": minari,
     "robomimic": exported("robomimic"),
     "parquet": exported("parquet"),
+    "rlds": rlds,
     "rollout": rollout,
 }  # fmt: skip
 

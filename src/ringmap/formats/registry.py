@@ -98,6 +98,7 @@ BUILT_IN = {
     "ringmap": BuiltIn("ringmap.formats.ringmap"),
     "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
     "minari": BuiltIn("ringmap.formats.minari", "minari"),
+    "rlds": BuiltIn("ringmap.formats.rlds"),
 }
 
 
