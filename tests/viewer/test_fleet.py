@@ -119,8 +119,8 @@ def test_commits_evictions_and_rings_that_join_are_followed(tmp_path, shelf):
     for number in range(4, 8):
         a.write_episode(episode(number))  # a holds five, and loses its oldest
     assert shelf.follow(key)["version"] > before
-    assert [row["data"]["seed"] for row in shelf.shown(key).table.rows(0, 9, "ring = 'a'", "episode", True)["rows"]][-1] == 103  # fmt: skip
     assert len(rows_of(shelf, key)) == 5 + 2
+    assert [row["data"]["seed"] for row in shelf.shown(key).table.rows(0, 9, "ring = 'a'", "episode", True)["rows"]][-1] == 103  # fmt: skip
     c = ReplayBuffer(100, path=tmp_path / "c")  # it has no columns yet
     assert len(fleet_of_fresh(tmp_path)) == 1
     state = shelf.follow(key)
