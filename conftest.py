@@ -127,7 +127,10 @@ def _no_process_is_left() -> Iterator[None]:
     yield
     if not living(children() - before):
         return
-    gc.collect()  # an iterator of a DataLoader ends its workers
+    with pytest.MonkeyPatch.context() as patch:
+        if utils := sys.modules.get("torch.utils.data._utils"):
+            patch.setattr(utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # or it waits 5 s for each
+        gc.collect()  # an iterator of a DataLoader ends its workers
     until = time.monotonic() + PATIENCE_S
     while left := living(children() - before):
         if time.monotonic() > until:

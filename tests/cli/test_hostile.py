@@ -43,7 +43,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", few(COMMANDS, 8), ids=" ".join)
 def test_nothing_that_a_terminal_obeys_is_printed(cli, hostile, words):
     done = cli(words[0], hostile, *words[1:])
     assert done.out + done.err

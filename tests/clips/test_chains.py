@@ -198,6 +198,7 @@ def columns(parts):
     return starts, lengths, Parts(chains, steps, 0 * chains) if (chains != NONE).any() else None
 
 
+@pytest.mark.slow
 def test_it_holds_the_clips_of_the_model():
     for seed in range(200):
         Script(seed).run(40)

@@ -122,7 +122,7 @@ def two_handles(path, role, storage):
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-@pytest.mark.parametrize("times", [1, 9])
+@pytest.mark.parametrize("times", few([9, 1]))
 def test_what_was_evicted_between_two_columns_is_redrawn(fast, monkeypatch, role, times, storage):
     writer, who = two_handles(fast / "buf", role, storage)
     Striking(monkeypatch, writer, episodes=60, times=times)
@@ -192,7 +192,7 @@ def test_processes(fast, ring):
     assert race(between_processes, str(fast / "buf"), ring, 3_000).torn == 0
 
 
-@pytest.mark.parametrize("home", ["disk", "ram"])
+@pytest.mark.parametrize("home", few(["disk", "ram"]))
 def test_threads(fast, ring, home):
     folder = str(fast / "buf") if home == "disk" else None
     assert race(between_threads, folder, ring, 3_000).torn == 0

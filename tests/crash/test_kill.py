@@ -127,6 +127,7 @@ def test_killed_again_during_recovery(memory):
     passes(memory, kinds=[["changes", 61], ["again", 4999]], scenarios=chosen, levels=["process"])
 
 
+@pytest.mark.slow
 def test_interrupted_again_during_recovery(memory):
     chosen = ["first episode", "commit of a long episode", "clear", "stream, keep"]
     passes(memory, kinds=[["twice", 797]], scenarios=chosen, levels=["process"])

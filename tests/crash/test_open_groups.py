@@ -319,6 +319,7 @@ def interrupts(folder, step):
         assert ringmap.check(path) == []
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_line_leaves_the_calls_that_returned():
     with ram_folder() as folder:
         kills(folder, 227)

@@ -417,7 +417,7 @@ def killed_repairs(place, damage, torn, every):
 
 
 @EVERY
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", few(DAMAGES))
 @pytest.mark.parametrize("torn", [False, True])
 def test_killed_at_every_change(place, damage, torn, every):
     for at, v, expected in killed_repairs(place, damage, lambda at: torn, every):

@@ -78,6 +78,7 @@ def killed_at_random(tmp_path, kills, episodes, seed):
     return counts, drawn
 
 
+@pytest.mark.slow
 def test_killed_at_random(tmp_path):
     killed_at_random(tmp_path, kills=4, episodes=120, seed=3)
 

@@ -355,7 +355,7 @@ def test_a_copy_that_a_worker_makes_takes_no_slot_for_ever(disk):
 
 @linux
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", few([True, False]))
 def test_after_the_normal_end(wide, method, persistent):
     with nothing_left():
         loader = DataLoader(
@@ -392,6 +392,7 @@ def test_after_an_exception_in_the_loop(wide):
         del loader, batch
 
 
+@pytest.mark.slow
 @linux
 def test_after_the_main_process_is_killed(wide):
     program = f"""

@@ -179,7 +179,7 @@ def width(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("width")
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", few([3, 1]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_that_of_the_single_buffers(steps, kind, n_step):
     fleet = steps(kind)

@@ -8,6 +8,7 @@ from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from tests.disks import Through
+from tests.tiers import few
 
 LANES = 2
 
@@ -41,7 +42,7 @@ def proven(buf):
 
 
 @pytest.mark.parametrize("sampler", [None, PrioritizedSampler], ids=["uniform", "prioritized"])
-@pytest.mark.parametrize("calls", [6, 40])
+@pytest.mark.parametrize("calls", few([40, 6]))
 @pytest.mark.parametrize("lost", [0, 1, 2], ids=["newest", "one before", "two before"])
 def test_what_is_left_leads_to_nothing_that_is_gone(tmp_path, monkeypatch, sampler, calls, lost):
     def fresh():

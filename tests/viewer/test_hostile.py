@@ -20,7 +20,10 @@ from tests.viewer.conftest import fill
 
 SECONDS = 10
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of zarr and h5py, about what they are given
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of zarr and h5py, about what they are given
+]
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(1, marks=pytest.mark.campaign)])

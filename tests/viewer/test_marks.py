@@ -8,12 +8,12 @@ from ringmap import Marks, ReplayBuffer
 from tests.viewer.conftest import fill
 from tests.viewer.test_pages import ATTACK, axe, browser, pytestmark, visit  # noqa: F401
 
-NEEDS_BROWSER = [mark for mark in pytestmark if mark.name == "skipif"]
-pytestmark = [mark for mark in pytestmark if mark.name != "skipif"]
+OF_BROWSERS = [mark for mark in pytestmark if mark.name in ("skipif", "slow")]
+pytestmark = [mark for mark in pytestmark if mark not in OF_BROWSERS]
 
 
 def in_browser(test):
-    for mark in NEEDS_BROWSER:
+    for mark in OF_BROWSERS:
         test = mark(test)
     return test
 

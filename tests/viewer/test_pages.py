@@ -31,6 +31,7 @@ MISSING = [
 ]
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no browser is installed: apt-get install chromium"),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}"),
     pytest.mark.xdist_group("browser"),

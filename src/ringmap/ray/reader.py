@@ -116,7 +116,7 @@ class Reader:
         }
         sizes = buffer.history_len, buffer.frameskip
         priorities = buffer.engine.priorities
-        newest = cuts[requests[-1]]
+        newest = cuts[requests[-1]] if requests else None
         mass = None if priorities is None or newest is None else priorities.mass(newest)
         return Report(scan, folders, clips, buffer.shards, *sizes, os.getpid(), mass)
 
