@@ -88,10 +88,13 @@ BY_DEFAULT = {(0, False), (1, True), (2, True), (3, False)}
 
 @pytest.mark.parametrize(
     ("seed", "storage", "power"),
-    [
-        pytest.param(*script, power, marks=campaign_unless((script[0], power) in BY_DEFAULT))
-        for script, power in itertools.product(SCRIPTS, (False, True))
-    ],
+    few(
+        [
+            pytest.param(*script, power, marks=campaign_unless((script[0], power) in BY_DEFAULT))
+            for script, power in itertools.product(SCRIPTS, (False, True))
+        ],
+        2,
+    ),
 )
 def test_a_cut_shows_a_committed_state(run, seed, storage, power):
     campaign = run(Case.draw(seed, power, storage), seed, samples=1, every=2, share=0.02)
@@ -108,10 +111,13 @@ OTHERS = [("transitions", 3), ("stacks", 5), ("priorities", 4), ("labels", 2)]
 
 @pytest.mark.parametrize(
     ("name", "seed", "power"),
-    [
-        pytest.param(*other, power, marks=campaign_unless(power != (other[0] == "priorities")))
-        for other, power in itertools.product(OTHERS, (False, True))
-    ],
+    few(
+        [
+            pytest.param(*other, power, marks=campaign_unless(power != (other[0] == "priorities")))
+            for other, power in itertools.product(OTHERS, (False, True))
+        ],
+        2,
+    ),
 )
 def test_a_cut_shows_what_other_buffers_keep(run, name, seed, power):
     kind = SESSIONS[name]

@@ -224,7 +224,7 @@ EVERY_WAY = [
 ]
 
 
-@pytest.mark.parametrize(("vector", "mode", "kind"), EVERY_WAY)
+@pytest.mark.parametrize(("vector", "mode", "kind"), few(EVERY_WAY, 6))
 def test_every_mode_and_space(vector, mode, kind):
     for ops in (STEPS, [*MIXED, ("reset", 0), *STEPS]):
         check(**BASE | {"vector": vector, "mode": mode, "kind": kind, "ops": ops})
