@@ -84,8 +84,17 @@ def test_control_nodes_are_drawn_from_by_their_numbers_of_clips(buf, nodes, monk
 def test_a_killed_reader_keeps_them(buf, nodes):
     clips = give_all(buf, nodes)
     (killed,) = (node.pid for node in buf.nodes if node.name == "a")
+    batch = buf.sample(64)
+    same = [value_of(clip) for clip in prove(batch, nodes.lengths, 4)]
+
+    def is_back():
+        """Whether there is another reader; updates go on meanwhile, and those that meet none are passed over."""
+        buf.update_priorities(batch.ids, same)
+        buf.flush()
+        return {node.pid for node in buf.nodes if node.name == "a"}.isdisjoint({None, killed})
+
     os.kill(killed, signal.SIGKILL)
-    until(lambda: {node.pid for node in buf.nodes if node.name == "a"}.isdisjoint({None, killed}))
+    until(is_back)
     until(lambda: (buf.sample(256)["episode"] < 10).any())
     buf.refresh()
     assert deviation(buf, nodes, clips) < 1.5

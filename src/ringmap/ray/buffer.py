@@ -384,6 +384,8 @@ class ReplayBuffer:
             self._updates.popleft()
             try:
                 answer(self._ray, ref, self._patience_s)
+            except self._ray.exceptions.RayTaskError:
+                raise
             except (self._ray.exceptions.RayError, TimeoutError) as error:  # its node is away
                 log.warning("%s: priorities were lost with a reader: %s", _WHERE, error)
 

@@ -152,7 +152,10 @@ class Reader:
 
     def update(self, changes: Sequence[Changed]) -> int:
         """Set priorities of clips; return how many: those evicted, and those of rings that are not open here, are passed over."""
-        count: int = self._while_open(lambda buffer: self._update(buffer, changes))
+        try:
+            count: int = self._while_open(lambda buffer: self._update(buffer, changes))
+        except NoClipsError:  # a restart, before the first look
+            return 0
         return count
 
     def _update(self, buffer: ShardedReplayBuffer, changes: Sequence[Changed]) -> int:
