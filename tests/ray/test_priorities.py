@@ -10,6 +10,7 @@ import pytest
 import ringmap.ray as rr
 from ringmap.data import Window
 from ringmap.errors import InputError, NoClipsError
+from ringmap.ray.reader import Drawing, Reader
 from ringmap.ray.readers import Station
 from ringmap.samplers import PrioritizedSampler
 from tests.buffers.steps import prove
@@ -158,6 +159,11 @@ def test_evicted_clips_are_passed_over(buf, nodes):
     old = {i for i, n in zip(batch.ids.tolist(), batch["episode"][:, 0], strict=True) if n < 10}
     assert old
     assert old.isdisjoint(buf.sample(2000).ids.tolist())
+
+
+def test_a_reader_that_was_started_again_passes_updates_over():
+    reader = Reader({}, Drawing(ALPHA, EPS, "nowhere"))  # it has had no look yet
+    assert reader.update([(bytes(16), np.array([3]), np.ones(1, np.float32))]) == 0
 
 
 def test_another_learner_on_one_directory(buf, nodes):
