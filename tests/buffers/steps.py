@@ -2,7 +2,15 @@
 
 import numpy as np
 
+from ringmap import Column
 from ringmap.buffers.replay import EPISODE_DATA_KEY
+
+MUTABLE = {
+    "obs": ((2,), "<i8"),
+    "latent": Column((3,), "<f4", mutable=True),
+    "label": Column((), "<i4", mutable=True),
+}
+"""The schema of a ring with values that change."""
 
 COLUMNS = ["episode", "step", "obs/x", "action"]
 

@@ -27,19 +27,14 @@ from ringmap.errors import (
 )
 from ringmap.storage.disk.memory import MemoryFile
 from ringmap.storage.records.manifest import Manifest
+from tests.buffers.steps import MUTABLE
 from tests.disks import FaultyDisk
 from tests.tiers import few
-
-SCHEMA = {
-    "obs": ((2,), "<i8"),
-    "latent": Column((3,), "<f4", mutable=True),
-    "label": Column((), "<i4", mutable=True),
-}
 
 
 def make(path=None, max_steps=40, **options):
     options = {"sync_every_s": 0, "seed": 0, "history_len": 3, "reward_at": "same", **options}
-    return ReplayBuffer(max_steps, path=path, schema=SCHEMA, **options)
+    return ReplayBuffer(max_steps, path=path, schema=MUTABLE, **options)
 
 
 def write(buf, number, length=10, values=False):
@@ -267,7 +262,7 @@ def test_whether_a_column_is_mutable_is_fixed(tmp_path):
     plain = {"obs": ((2,), "<i8"), "latent": ((3,), "<f4"), "label": ((), "<i4")}
     with pytest.raises(InputError, match="'latent'.*mutable"):
         ReplayBuffer(40, path=tmp_path / "buf", schema=plain)
-    sizes = ReplayBuffer.estimate(SCHEMA, 40)
+    sizes = ReplayBuffer.estimate(MUTABLE, 40)
     assert sizes["mutable.bin"] == os.path.getsize(tmp_path / "buf/mutable.bin")
 
 

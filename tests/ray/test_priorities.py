@@ -112,7 +112,7 @@ def test_the_next_learner_has_them(nodes):
 
 
 def test_a_ring_that_joins_costs_none(buf, nodes):
-    """The readers open their rings anew; a new clip has the highest priority so far."""
+    """Each reader closes its rings and opens them with the new one. The clips of the new ring get the highest priority so far."""
     clips = give_all(buf, nodes)
     nodes.ring("a", "new")
     nodes.write("a", 4, "new")

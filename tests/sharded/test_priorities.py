@@ -13,6 +13,7 @@ from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError, LockedError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
+from tests.buffers.processes import Child
 from tests.buffers.steps import prove
 
 HISTORY = 3
@@ -135,31 +136,22 @@ def test_two_kinds_of_clips_in_turn(three):
 # -- the learner's directory ----------------------------------------------------------------
 
 
-def learner(fleet, state, pipe):
+def learner(child, fleet, state):
     buf = opened(fleet, state)
     buf.sample(1)
     ids = all_ids(buf)
     values = np.random.default_rng(2).exponential(1, len(ids))
     buf.update_priorities(ids, values)
-    os.write(pipe, b"done")
+    child.say("done")
     signal.pause()
 
 
 def test_priorities_survive_a_kill_of_the_learner(three, tmp_path):
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            learner(three, tmp_path / "learner", writes)
-        finally:
-            os._exit(1)
+    child = Child(lambda child: learner(child, three, tmp_path / "learner"))
     try:
-        assert os.read(reads, 4) == b"done"
+        assert child.hear() == "done"
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reads)
-        os.close(writes)
+        child.kill()
     three.write("b", HISTORY)  # while no learner is there
     buf = opened(three, tmp_path / "learner")
     buf.sample(1)

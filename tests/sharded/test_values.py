@@ -30,14 +30,10 @@ from ringmap.errors import (
 from ringmap.storage.disk.files import FileHandle
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.mutable import MutableValues
+from tests.buffers.processes import Child
+from tests.buffers.steps import MUTABLE
 from tests.disks import FaultyDisk, FullDisk
 from tests.tiers import few
-
-SCHEMA = {
-    "obs": ((2,), "<i8"),
-    "latent": Column((3,), "<f4", mutable=True),
-    "label": Column((), "<i4", mutable=True),
-}
 
 
 def latent(values):
@@ -62,7 +58,7 @@ class Fleet:
         self.folder, self.options = folder, options
         self.writers, self.numbers, self.model, self.next = {}, {}, {}, 0
 
-    def ring(self, name, max_steps=40, schema=SCHEMA):
+    def ring(self, name, max_steps=40, schema=MUTABLE):
         options = {"sync_every_s": 0, "spare_rows": 20, "reward_at": "same", **self.options}
         made = ReplayBuffer(max_steps, path=self.folder / name, schema=schema, **options)
         self.writers[name], self.numbers[name] = made, len(self.numbers)
@@ -113,7 +109,7 @@ class Fleet:
         for episode in buf.episodes():
             compare(episode)
         compare(buf.sample(40))
-        compare(buf.sample(40, window={n: Window(range(-1, 2), pad="edge") for n in SCHEMA}))
+        compare(buf.sample(40, window={n: Window(range(-1, 2), pad="edge") for n in MUTABLE}))
         compare(buf[[*range(len(buf))]])
         compare(next(iter(buf.batches(16, steps=1))))
         view = buf.view()
@@ -272,22 +268,17 @@ def test_rings_join_leave_and_are_removed(fleet):
 
 
 def test_values_survive_a_kill_of_the_learner(fleet):
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if not pid:
-        with contextlib.suppress(BaseException):
-            buf = fleet.open()
-            fleet.update(buf, fleet.model, 6, *BOTH)
-            os.write(writes, b"done")
-            signal.pause()
-        os._exit(1)
+    def learner(child):
+        buf = fleet.open()
+        fleet.update(buf, fleet.model, 6, *BOTH)
+        child.say("done")
+        signal.pause()
+
+    child = Child(learner)
     try:
-        assert os.read(reads, 4) == b"done"
+        assert child.hear() == "done"
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reads)
-        os.close(writes)
+        child.kill()
     for row in fleet.model.values():
         row.latent = row.label = 6
     fleet.write("b", 9)  # while no learner is there
@@ -387,7 +378,7 @@ def test_what_is_refused(fleet, tmp_path):
     with fleet.open() as buf:
         with pytest.raises(LockedError, match="give each learner its own"):
             fleet.open()
-        plain = {**SCHEMA, "label": ((), "<i4")}
+        plain = {**MUTABLE, "label": ((), "<i4")}
         fleet.ring("plain", schema=plain)
         buf.refresh()
         ids = [fleet.ids("a")[0], fleet.ids("plain")[0]]

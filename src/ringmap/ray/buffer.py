@@ -95,7 +95,7 @@ class ReplayBuffer:
             equally likely. It needs `state`. Each node draws by the priorities of its own rings; a node's share is up to a second old.
             Another window than that of the last draw waits for a look at all nodes, O(rows).
         state: with a sampler, the directory on each node where its reader keeps priorities: a template like `path`. They survive a kill
-            of the reader and of the learner; one learner at a time. A ring that another node takes over begins anew.
+            of the reader and of the learner; one learner at a time. When another node reads a ring, because the first is gone, all its clips have the highest priority again.
 
     Raises:
         MissingExtraError, RoleError: Ray is not installed, or not initialised.

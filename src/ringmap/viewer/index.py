@@ -36,7 +36,7 @@ _BREATH = 16
 """Episodes between two pauses, in which requests are answered."""
 _WAY_S = 0.25
 _TURN_S = 0.001
-"""After each turn, so that another index gets one: a lock goes to whom the system wakes first."""
+"""Pause after each turn: the lock is not fair, and without a pause the same thread takes it again."""
 _MOST_NAMES = 64
 """Names of episode data that are columns; others are shown with the episode alone."""
 

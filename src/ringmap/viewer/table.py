@@ -99,7 +99,7 @@ class EpisodeTable:
             self._order = np.argsort(-ages, kind="stable")
 
     def _found(self, row: int) -> tuple[Part, int]:
-        """Return of which part a row is, and its number there."""
+        """Return the part that holds a row, and the row's number in that part."""
         at = row if self._order is None else int(self._order[row])
         place = int(np.searchsorted(self._starts, at, side="right")) - 1
         return self._parts[place], at - int(self._starts[place])

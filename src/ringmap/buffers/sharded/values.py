@@ -330,7 +330,7 @@ class _RingValues:
 
 
 def _free_names(names: list[str]) -> list[str]:
-    """Return names for further columns, none of which is taken."""
+    """Return as many new names of columns, none of which is among these."""
     mark = "session"
     while any(name.startswith(mark) for name in names):
         mark += "_"
