@@ -99,9 +99,14 @@ def _living(place: Place, buffer: Any) -> Table:
     alone = DataLoader(
         buffer, BATCH, shuffle=True, num_workers=1, persistent_workers=True, prefetch_factor=1
     )
+    empty: DataLoader[Any] = DataLoader(
+        Empty(len(buffer)), BATCH, shuffle=True, num_workers=2, persistent_workers=True,
+        collate_fn=len,
+    )  # fmt: skip
     whole: dict[int, list[float]] = {workers: [] for workers in LIVING}
     first: dict[int, list[float]] = {workers: [] for workers in LIVING}
     singly: list[float] = []
+    nothing: list[float] = []
     for turn in tqdm(
         range(place.size(10, 1) + 1), desc="workers that live on", delay=2, leave=False
     ):
@@ -110,24 +115,45 @@ def _living(place: Place, buffer: Any) -> Table:
             if turn:
                 whole[workers].append((stamps[-1] - stamps[0]) / (len(stamps) - 1))
                 first[workers].append(stamps[1] - stamps[0])
+        stamps, bare = _stamps(alone), _stamps(empty)
         if turn:
-            singly.extend(np.diff(_stamps(alone))[1:-1])
-        else:
-            _stamps(alone)
+            singly.extend(np.diff(stamps)[1:-1])
+            nothing.append(bare[1] - bare[0])
     names = {workers: f"{workers or 'no'} workers" for workers in LIVING}
     table.add_all({names[workers]: times for workers, times in whole.items()})
     table.add("one worker, one batch after the other", singly)
     table.add_all({f"the first batch, {names[workers]}": first[workers] for workers in LIVING})
+    table.add("the first batch, 2 workers, of a dataset without rows", nothing)
     table.faster(names[2], names[0], at_least=0.9)
     table.faster(names[8], names[2], at_least=1)
     table.ratio(
         f"the first batch, {names[2]}", "one worker, one batch after the other", at_most=1.2
     )
+    table.ratio(
+        f"the first batch, {names[2]}", "the first batch, 2 workers, of a dataset without rows"
+    )
     table.notes.append(
         "one batch after the other: prefetch_factor=1, so that nothing is under way when a batch is asked for"
     )
-    del loaders, loader, alone  # and their workers
+    table.notes.append(
+        "a dataset without rows: each batch is its length, so this is what DataLoader itself takes to begin a pass: "
+        "it shuffles all numbers into a list, and waits for an answer of each worker"
+    )
+    del loaders, loader, alone, empty  # and their workers
     return table
+
+
+class Empty:
+    """A dataset of `num` clips without rows: what is left of a pass is the loader's own."""
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitems__(self, numbers: list[int]) -> list[int]:
+        return numbers
 
 
 def _stamps(loader: Iterable[Any]) -> list[float]:
