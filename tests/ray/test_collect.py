@@ -10,6 +10,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ringmap.ray as rr
@@ -17,9 +18,12 @@ from ringmap.errors import EnvironmentFault, ExistsError, InputError, LockedErro
 from tests.fleet import worlds
 from tests.fleet.supervised import SEED, committed, is_alive, uninterrupted
 from tests.ray.collecting import SLOW, Beside, call, found, rings, writers
-from tests.ray.conftest import OPTIONS, until
+from tests.ray.conftest import NBYTES, OPTIONS, until
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
+NodeAffinitySchedulingStrategy = pytest.importorskip(
+    "ray.util.scheduling_strategies"
+).NodeAffinitySchedulingStrategy
 
 
 @pytest.fixture
@@ -78,6 +82,45 @@ def test_the_driver_is_killed(cluster, path):
     assert all_committed(path) < 80
     call(path, 80, 2)
     assert_exact(path, 80)
+
+
+class Hoard:
+    """Keeps more in the store of its node than fits, in use, so that nothing of it can be moved out."""
+
+    def ready(self):
+        return True
+
+    def fill(self):
+        kept = [ray.put(np.zeros(50_000_000, np.uint8)) for _ in range(8)]
+        self.views = [ray.get(ref) for ref in kept]
+        return sum(view.nbytes for view in self.views)
+
+
+def test_full_stores(path):
+    """Collectors, parent and the notes of nodes need no room in a store."""
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    hoards = [
+        ray.remote(Hoard)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote()
+        for node in alive
+    ]
+    assert all(ray.get([hoard.ready.remote() for hoard in hoards]))
+
+    def fill():
+        until(lambda: all_committed(path) >= 10)
+        assert min(ray.get([hoard.fill.remote() for hoard in hoards])) > NBYTES
+        assert all_committed(path) < 200, "nothing was left to collect beside full stores"
+
+    try:
+        with Beside(fill):
+            call(path, 250, 3, SLOW)
+        assert_exact(path, 250)
+        call(path.with_name("begun"), 30, 3)
+        assert_exact(path.with_name("begun"), 30)
+    finally:
+        for hoard in hoards:
+            ray.kill(hoard)
 
 
 def test_a_node_goes_with_its_disk_and_comes_back(cluster, path, caplog):
