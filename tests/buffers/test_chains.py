@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.buffers import replay
+from ringmap.clips import drawn as drawn_module
 from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
@@ -836,7 +837,7 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
 
     assert (draw() == 1).all()
     with monkeypatch.context() as patch:
-        patch.setattr(parts_module.Crossing, "still_whole", lambda self, count: None)
+        patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
         patch.setattr(parts_module.Joined, "still_whole", lambda self, good: good)
         assert not (draw() == 1).all()
 

@@ -232,6 +232,11 @@ class WholeEpisodes:
         found: Array = self._episode_of.take(indices)
         return found
 
+    def begin_of(self, indices: Array) -> Array:
+        """Return the place of the first step of the episode of each part."""
+        found: Array = self.places.take(self._episode_of.take(indices))
+        return found
+
     def place_of(self, indices: Array) -> Array:
         """Return the place of the first step of each part."""
         found: Array = self._place_of.take(indices)
