@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ringmap.clips import index as index_module
-from ringmap.clips.drawn import Crossing
+from ringmap.clips.drawn import Around, Crossing
 from ringmap.clips.index import ClipIndex
 from ringmap.storage.ring import chains as chains_module
 from ringmap.storage.ring.chains import NONE, Parts
@@ -163,7 +163,8 @@ class Script:
     def draw(self, of, expected, step):
         """Draw each number, or another in place of a lost one; read the clips with what the draw says of them."""
         numbers = np.arange(of.base, of.end)
-        drawn = of.drawn(numbers.copy(), step, np.random.default_rng(self.looks))
+        around, rng = Around(range(-step, of.span - step)), np.random.default_rng(self.looks)
+        drawn = of.drawn(numbers.copy(), step, rng, around)
         if not expected:
             assert drawn is None or not len(numbers)
             return
@@ -172,7 +173,7 @@ class Script:
         if drawn.crossing is not None:
             slots = drawn.positions[:, None] + offsets
             if drawn.crossing:
-                drawn.crossing.put(slots, offsets, -step, 1 << 40)
+                drawn.crossing.put(slots, around.spots(offsets), 1 << 40)
             assert list(map(tuple, slots.tolist())) == wanted
             self.handed += len(drawn.crossing)
             self.look_again(drawn, wanted, step)
@@ -290,22 +291,19 @@ def test_of_many_scripts():
     print(f"\n{count} scripts, {looks} looks")
 
 
-PUT = Crossing.put
-
 # -- controls: each guard taken out, and the model sees it -------------------------------------------
 
 
-def serve_lost_clips(which, whole, index, first, step):
+def serve_lost_clips(self, anchors):
     """Take clips whose first step is gone for whole."""
-    return Crossing(which, whole, whole.place_of(index) + first + step)
+    anchors[self.which] = self.positions[:, self._around.zero]
 
 
-def look_at_the_anchor_only(self, slots, offsets, lowest, rows):
+def look_at_the_anchor_only(self, source, count):
     """Forget that a step before the anchor was read."""
-    PUT(self, slots, offsets, 0, rows)
 
 
-def put_nothing(self, slots, offsets, lowest, rows):
+def put_nothing(self, slots, spots, rows):
     """Read a clip as if all of it lay in the part of its anchor."""
 
 
@@ -326,8 +324,8 @@ def count_live_steps(self, first, last):
 @pytest.mark.parametrize(
     ("where", "name", "planted"),
     [
-        (Crossing, "before", serve_lost_clips),
-        (Crossing, "put", look_at_the_anchor_only),
+        (Crossing, "put_anchors", serve_lost_clips),
+        (Crossing, "still_whole", look_at_the_anchor_only),
         (Crossing, "put", put_nothing),
         (chains_module, "_begins", follow_any_step),
         (index_module.SpanIndex, "_clips_of", count_live_steps),

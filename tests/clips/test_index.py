@@ -268,6 +268,20 @@ def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
     assert costs[0] == costs[1]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_finds_what_the_guide_table_finds(monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    live = LiveEpisodes.from_lengths(rng.integers(1, 30, 300))
+    of = ClipIndex(live).of(4)
+    live.evict_before(live.start(40))
+    of.follow()
+    numbers = rng.permutation(np.arange(of.base, of.end))
+    guided = of.positions(numbers), *of.locate(numbers)
+    monkeypatch.setattr("ringmap.clips.index._FEW", 300)
+    searched = of.positions(numbers), *of.locate(numbers)
+    assert np.array_equal(guided, searched)
+
+
 class Rebuilding(SpanIndex):
     """The control: counts all clips anew after each write."""
 

@@ -466,7 +466,7 @@ class Engine(Forkable):
             with source.memory:
                 numbers = ids + clips.base
                 gone = numbers < clips.index.base
-                drawn = clips.index.drawn(numbers[~gone], cut.before, self.rng)
+                drawn = clips.index.drawn(numbers[~gone], cut.before, self.rng, cut.around)
                 if drawn is None:
                     raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
             if gone.any():

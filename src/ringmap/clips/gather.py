@@ -172,7 +172,8 @@ class ClipReader(Forkable):
                 return None
             if index.shift is not None or not index.is_joined:
                 return Drawn(index.draw(count, rng, cut.before))
-            return index.drawn(integers(rng, index.base, index.end, count), cut.before, rng)
+            numbers = integers(rng, index.base, index.end, count)
+            return index.drawn(numbers, cut.before, rng, cut.around)
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
@@ -274,10 +275,10 @@ class ClipReader(Forkable):
         if not (plan.needs_bounds and self._is_joined(cut)):
             slots, starts, lengths, inside = self._slots(plan, anchors)
             if crossing is None and plan.can_cross and self.source.live.chains is not None:
-                crossing = Crossing.of(self.source, anchors, plan.lowest, plan.highest)
+                crossing = Crossing.of(self.source, anchors, cut.around)
             if crossing:
-                for (steps, _), (every, _) in zip(plan.steps, slots, strict=True):
-                    crossing.put(every, steps.array, steps.lowest, plan.size)
+                for spots, (every, _) in zip(plan.spots, slots, strict=True):
+                    crossing.put(every, spots, plan.size)
         else:
             starts = lengths = anchors
             joined = Joined.of(self.source, anchors, cut.across)
@@ -391,7 +392,7 @@ class Plan:
     """
 
     __slots__ = (
-        "can_cross", "columns", "computed", "cut", "highest", "lowest", "needs_bounds", "rows", "size", "steps"
+        "can_cross", "columns", "computed", "cut", "needs_bounds", "rows", "size", "spots", "steps"
     )  # fmt: skip
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
@@ -408,11 +409,10 @@ class Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
-        self.lowest = min((0, *(steps.lowest for steps, _ in self.steps)))
-        """Of all offsets, and 0."""
-        self.highest = max((0, *(steps.highest for steps, _ in self.steps)))
-        self.can_cross = self.highest > self.lowest and not self.needs_bounds
+        self.can_cross = len(cut.around.array) > 1 and not self.needs_bounds
         """Whether an item may have steps in several parts, with none of them padded."""
+        self.spots = [cut.around.spots(steps.array) for steps, _ in self.steps]
+        """Where the steps are among those of an item that does."""
 
     def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
         """Move computed columns to the caller's arrays, where these fit."""

@@ -9,8 +9,8 @@ of all episodes up to ordinal o, evicted ones included, so that an eviction move
 Numbers are assigned again, from 0 on, when an era ends, when an update was interrupted, and when the index of a span that
 was dropped is built again. `numbering` is another object then; positions keep their meaning.
 
-A lookup starts at an entry of the guide table and walks to the first episode whose end is beyond the number. From there it is one
-addition: the first steps of the clips of an episode follow one another as their numbers do.
+A lookup searches the ends of few episodes; of many it starts at an entry of the guide table, and walks to the first episode whose
+end is beyond the number. From there it is one addition: the first steps of the clips of an episode follow one another as their numbers do.
 
     position of the first step == number + shifts[o]       shifts[o] == start of o + L[o] - (span - 1) - ends[o]
 
@@ -42,7 +42,7 @@ from typing import Any, overload
 import numpy as np
 
 from ringmap.clips.drawing import integers
-from ringmap.clips.drawn import NO_CROSSING, Crossing, Drawn
+from ringmap.clips.drawn import ANCHOR_ONLY, NO_CROSSING, Around, Crossing, Drawn
 from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
 from ringmap.storage.ring.chains import NONE, WholeEpisodes
@@ -65,6 +65,9 @@ _PART = 65_536
 
 _MAX_STEPS = 4
 """Steps to walk from an entry of the guide table before a binary search is faster."""
+
+_FEW = 4096
+"""Episodes among which a binary search is faster than the guide table: their ends stay in the processor's second cache."""
 
 _TRIES = 8
 """Draws of clips in place of lost ones, before all clips are looked at."""
@@ -269,6 +272,8 @@ class SpanIndex:
     def _find(self, numbers: Array) -> Array:
         """Return, for each clip number in `[base, end)`, the index of its episode."""
         ends = self._ends.span(self.first, self.last)
+        if len(ends) <= _FEW:
+            return ends.searchsorted(numbers, side="right")
         index: Array = np.maximum(self._guide.before(numbers, self.base) - self.first, 0)
         for _ in range(_MAX_STEPS):
             behind = ends.take(index) <= numbers
@@ -311,12 +316,12 @@ class SpanIndex:
         if self.shift is not None:
             shifted: Array = numbers + self.shift
             return shifted
-        positions, crossing = self._placed(numbers, step)
+        positions, crossing = self._placed(numbers, step, ANCHOR_ONLY)
         if crossing is not None:
             crossing.put_anchors(positions)
         return positions
 
-    def _placed(self, numbers: Array, step: int) -> tuple[Array, Crossing | None]:
+    def _placed(self, numbers: Array, step: int, around: Around) -> tuple[Array, Crossing | None]:
         """Return the position of a step of each clip number in `[base, end)`, those of clips that cross parts still to be put there."""
         index, positions = self._first_steps(numbers)
         crossing: Crossing | None = None
@@ -324,8 +329,8 @@ class SpanIndex:
             starts = self.live.starts.take(index)
             which = (positions < starts).nonzero()[0]
             if len(which):
-                first = positions.take(which) - starts.take(which)
-                crossing = Crossing.before(which, self.whole, index.take(which), first, step)
+                index, first = index.take(which), positions.take(which)
+                crossing = Crossing.before(which, self.whole, index, first, step, around)
         if step:
             positions += step
         return positions, crossing
@@ -367,18 +372,21 @@ class SpanIndex:
         found = self._ends.span(self.first, self.last).take(part) - (stops - last)
         return found
 
-    def drawn(self, numbers: Array, step: int, rng: np.random.Generator) -> Drawn | None:
+    def drawn(
+        self, numbers: Array, step: int, rng: np.random.Generator, around: Around = ANCHOR_ONLY
+    ) -> Drawn | None:
         """Return the positions of a step of the clips that were drawn; clips drawn uniformly in place of lost ones; None if all are lost.
 
         Args:
             numbers: of the clips, in `[base, end)`; changed where a clip is lost.
             step: which of their steps.
             rng: draws.
+            around: the steps of a clip, from that one.
         """
         if self.shift is not None:
             return Drawn(numbers + self.shift, NO_CROSSING)
         for _ in range(_TRIES):
-            positions, crossing = self._placed(numbers, step)
+            positions, crossing = self._placed(numbers, step, around)
             if crossing is None:
                 return Drawn(positions, NO_CROSSING)
             if crossing.good is None:
