@@ -59,6 +59,7 @@ from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
+from ringmap.storage.ring.extremes import highest
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
@@ -640,15 +641,18 @@ class TransitionReplayBuffer(LoaderDataset):
             step = engine.next_step(step)
             ids = ids_of(sampler, step, self, size, 1, where)
             weigh = sampler.weigh()
-            if ((ids < 0) | (ids >= window.count)).any():
+            if highest(ids.view(np.uint64)) >= window.count:  # a negative one is huge
                 raise ClipIndexError(
                     f"{where}: the sampler returned an id out of range for {window.count} transitions"
                 )
-            numbers = ids + window.base
+            seen = window.base, window.end
             with source.memory:  # a slow sampler does not keep the writer out
-                window = self._ring.window()
+                window.follow()
+                if (window.base, window.end) == seen:
+                    return Drawn(window.positions(ids), weigh=weigh)
                 if not window.count:  # another thread cleared the buffer meanwhile
                     raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
+                numbers = ids + seen[0]
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
                     numbers[gone] = integers(engine.rng, window.base, window.end, int(gone.sum()))
