@@ -24,6 +24,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.buffers import replay
 from ringmap.clips import drawn as drawn_module
+from ringmap.clips import gather as gather_module
 from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
@@ -36,6 +37,7 @@ from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.window import Window
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NewerVersionError, NoClipsError, RoleError
+from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import manifest as manifest_module
 from ringmap.storage.records.stream_file import FRAME
@@ -844,6 +846,47 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
         patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
         patch.setattr(parts_module.Joined, "still_whole", lambda self, good: good)
         assert not (draw() == 1).all()
+
+
+@pytest.mark.parametrize("lowest", [0, -5])
+def test_rows_are_overwritten_between_a_draw_and_the_second_look(lowest, monkeypatch):
+    """The draw says which clips cross parts; some of their parts are gone when they are read. With a control."""
+    window = {name: Window(range(lowest, lowest + 6)) for name in ("step", "episode")}
+
+    def draws():
+        buf = make(max_steps=60)
+        lanes = lanes_of(buf, 30)
+        cut = buf.cut_of(window=window, columns=["step", "episode"])
+        crossing, wrong, step = 0, 0, 30
+        for _ in range(20):
+            drawn = buf.engine.draw(buf.view(window=window), 32, cut)
+            real, calls = MemmapColumn.take, iter(range(100))
+
+            def take(self, *args, real=real, calls=calls, **options):
+                nonlocal step
+                if next(calls) == 0:
+                    for _ in range(5):
+                        for number, lane in enumerate(lanes):
+                            lane.append(row(number, step))
+                        step += 1
+                return real(self, *args, **options)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(MemmapColumn, "take", take)
+                batch = buf.engine.read(drawn.positions, cut, crossing=drawn.crossing)
+            crossing += len(drawn.crossing)
+            wrong += int((np.diff(batch["step"], axis=1) != 1).sum())
+            wrong += int((np.diff(batch["episode"], axis=1) != 0).sum())
+        assert crossing > 100
+        return wrong
+
+    assert draws() == 0
+    with monkeypatch.context() as patch:
+        if lowest:
+            patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
+        else:
+            patch.setattr(gather_module, "lost", lambda *_: None)
+        assert draws() > 0
 
 
 class Before(Computed):
