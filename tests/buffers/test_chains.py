@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.buffers import replay
+from ringmap.clips import drawn as drawn_module
+from ringmap.clips import gather as gather_module
 from ringmap.clips import parts as parts_module
 from ringmap.clips.computed.hindsight import Hindsight
 from ringmap.clips.computed.nstep import NStep
@@ -35,6 +37,7 @@ from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.window import Window
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError, NewerVersionError, NoClipsError, RoleError
+from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records import manifest as manifest_module
 from ringmap.storage.records.stream_file import FRAME
@@ -807,7 +810,7 @@ def test_readers_beside_a_writer(tmp_path, place):
     assert not errors, errors
 
 
-@pytest.mark.parametrize("cut", ["clip", "computed"])
+@pytest.mark.parametrize("cut", ["clip", "padded", "computed"])
 def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
     """A part that is overwritten during the copy makes an item bad whose anchor lies in a later part. With a control."""
 
@@ -815,10 +818,12 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
         buf = make(max_steps=20)
         episode = recorded(buf, 0, 20)
         window = {"step": Window(range(-12, 1)), "episode": Window(range(-12, 1))}
+        if cut == "padded":
+            window = {name: Window(range(-12, 1), pad="edge") for name in window}
         if cut == "computed":
             window = {"before": Before()}
         one = buf.view(window=window, columns=["step", "episode", *window])
-        anchor = 12 if cut == "computed" else 0  # its steps begin in the first part
+        anchor = 0 if cut == "clip" else 12  # its steps begin in the first part
         position = one.positions(np.array([anchor]))
         rows, real = buf.engine.source.rows, type(buf.engine.source.rows.by_name["step"]).take
         calls = iter(range(100))
@@ -832,13 +837,56 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(type(rows.by_name["step"]), "take", take)
             batch = buf.engine.read(position, one.cut)
+        if cut == "padded":  # one that is drawn in its place may begin with padding
+            return np.isin(np.diff(batch["step"], axis=1), (0, 1))
         return batch["before"] if cut == "computed" else np.diff(batch["step"], axis=1)
 
     assert (draw() == 1).all()
     with monkeypatch.context() as patch:
-        patch.setattr(parts_module.Crossing, "still_whole", lambda self, count: None)
+        patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
         patch.setattr(parts_module.Joined, "still_whole", lambda self, good: good)
         assert not (draw() == 1).all()
+
+
+@pytest.mark.parametrize("lowest", [0, -5])
+def test_rows_are_overwritten_between_a_draw_and_the_second_look(lowest, monkeypatch):
+    """The draw says which clips cross parts; some of their parts are gone when they are read. With a control."""
+    window = {name: Window(range(lowest, lowest + 6)) for name in ("step", "episode")}
+
+    def draws():
+        buf = make(max_steps=60)
+        lanes = lanes_of(buf, 30)
+        cut = buf.cut_of(window=window, columns=["step", "episode"])
+        crossing, wrong, step = 0, 0, 30
+        for _ in range(20):
+            drawn = buf.engine.draw(buf.view(window=window), 32, cut)
+            real, calls = MemmapColumn.take, iter(range(100))
+
+            def take(self, *args, real=real, calls=calls, **options):
+                nonlocal step
+                if next(calls) == 0:
+                    for _ in range(5):
+                        for number, lane in enumerate(lanes):
+                            lane.append(row(number, step))
+                        step += 1
+                return real(self, *args, **options)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(MemmapColumn, "take", take)
+                batch = buf.engine.read(drawn.positions, cut, crossing=drawn.crossing)
+            crossing += len(drawn.crossing)
+            wrong += int((np.diff(batch["step"], axis=1) != 1).sum())
+            wrong += int((np.diff(batch["episode"], axis=1) != 0).sum())
+        assert crossing > 100
+        return wrong
+
+    assert draws() == 0
+    with monkeypatch.context() as patch:
+        if lowest:
+            patch.setattr(drawn_module.Crossing, "still_whole", lambda self, source, count: None)
+        else:
+            patch.setattr(gather_module, "lost", lambda *_: None)
+        assert draws() > 0
 
 
 class Before(Computed):

@@ -50,8 +50,8 @@ def clips(engine, ids, cut):
 
 
 def drawn(engine, size=32, span=1, step=None):
-    positions, _ = engine.draw(None, size, Cut.clip(span), step)
-    return engine.read(positions, Cut.clip(span))["x"]
+    positions, crossing, _ = engine.draw(None, size, Cut.clip(span), step)
+    return engine.read(positions, Cut.clip(span), crossing=crossing)["x"]
 
 
 def in_child(work):

@@ -8,11 +8,13 @@ opened the ring now. The joined episodes must be the model's.
 
 import os
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from ringmap.clips import index as index_module
+from ringmap.clips.drawn import Around, Crossing
 from ringmap.clips.index import ClipIndex
 from ringmap.storage.ring import chains as chains_module
 from ringmap.storage.ring.chains import NONE, Parts
@@ -74,7 +76,7 @@ class Script:
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.index = ClipIndex(self.live)
         self.names = {}
-        self.looks = 0
+        self.looks = self.handed = 0
 
     def draw_part(self):
         """Return the next episode or part, as the model stores it, and whether its chain ends with it."""
@@ -153,9 +155,38 @@ class Script:
         for number, clip in zip(numbers[~is_lost].tolist(), expected, strict=True):
             assert names.setdefault(number, clip) == clip, f"number {number} was {names[number]}"
         assert of.check() == []
+        self.draw(of, expected, step)
         other = ClipIndex(LiveEpisodes(*self.columns_again())).of(span, least)
         there = other.positions(np.arange(other.base, other.end))
         assert there.tolist() == first.tolist()
+
+    def draw(self, of, expected, step):
+        """Draw each number, or another in place of a lost one; read the clips with what the draw says of them."""
+        numbers = np.arange(of.base, of.end)
+        around, rng = Around(range(-step, of.span - step)), np.random.default_rng(self.looks)
+        drawn = of.drawn(numbers.copy(), step, rng, around)
+        if not expected:
+            assert drawn is None or not len(numbers)
+            return
+        offsets, clips = np.arange(of.span) - step, {clip[step]: clip for clip in expected}
+        wanted = [clips[anchor] for anchor in drawn.positions.tolist()]
+        if drawn.crossing is not None:
+            slots = drawn.positions[:, None] + offsets
+            if drawn.crossing:
+                drawn.crossing.put(slots, around.spots(offsets), 1 << 40)
+            assert list(map(tuple, slots.tolist())) == wanted
+            self.handed += len(drawn.crossing)
+            self.look_again(drawn, wanted, step)
+
+    def look_again(self, drawn, wanted, step):
+        """A step that is evicted during the read makes its clip bad, whichever part it is in."""
+        tail = self.rng.choice(wanted)[self.rng.randrange(len(wanted[0]))]
+        good = drawn.crossing.still_whole(Tail(tail), len(wanted))
+        good = np.ones(len(wanted), bool) if good is None else good
+        good &= drawn.positions >= tail  # which the reader looks at itself
+        assert good[drawn.crossing.which].tolist() == [
+            wanted[i][0] >= tail for i in drawn.crossing.which
+        ]
 
     def columns_again(self):
         starts, lengths, parts = columns(self.model.parts)
@@ -193,6 +224,15 @@ class Script:
         return list(map(tuple, steps.tolist()))
 
 
+class Tail(NamedTuple):
+    """A source whose rows before a position were overwritten."""
+
+    tail: int
+
+    def newest_tail(self):
+        return self.tail
+
+
 def columns(parts):
     starts, lengths, chains, steps = np.array(parts, np.int64).reshape(-1, 4).T
     return starts, lengths, Parts(chains, steps, 0 * chains) if (chains != NONE).any() else None
@@ -200,8 +240,12 @@ def columns(parts):
 
 @pytest.mark.slow
 def test_it_holds_the_clips_of_the_model():
+    handed = 0
     for seed in range(200):
-        Script(seed).run(40)
+        script = Script(seed)
+        script.run(40)
+        handed += script.handed
+    assert handed > 1000
 
 
 def test_without_parts_there_are_no_chains():
@@ -250,9 +294,17 @@ def test_of_many_scripts():
 # -- controls: each guard taken out, and the model sees it -------------------------------------------
 
 
-def serve_lost_clips(self, index, offsets):
+def serve_lost_clips(self, anchors):
     """Take clips whose first step is gone for whole."""
-    return self.live.whole.place_of(index) + offsets
+    anchors[self.which] = self.positions[:, self._around.zero]
+
+
+def look_at_the_anchor_only(self, source, count):
+    """Forget that a step before the anchor was read."""
+
+
+def put_nothing(self, slots, spots, rows):
+    """Read a clip as if all of it lay in the part of its anchor."""
 
 
 def follow_any_step(name, steps, sizes, is_part):
@@ -272,7 +324,9 @@ def count_live_steps(self, first, last):
 @pytest.mark.parametrize(
     ("where", "name", "planted"),
     [
-        (index_module.SpanIndex, "_placed", serve_lost_clips),
+        (Crossing, "put_anchors", serve_lost_clips),
+        (Crossing, "still_whole", look_at_the_anchor_only),
+        (Crossing, "put", put_nothing),
         (chains_module, "_begins", follow_any_step),
         (index_module.SpanIndex, "_clips_of", count_live_steps),
     ],

@@ -866,3 +866,43 @@ def test_a_loader_over_transitions(tmp_path, workers):
         assert sorted(int(a) for b in batches for a in b["actions"]) == list(range(4, 14))
         assert all((b["next_observations"][:, 0] == b["actions"] + 1).all() for b in batches)
     buf.close()
+
+
+def test_in_ram_an_open_group_stands_in_the_columns():
+    """Where the ring wraps within a call, it does not. Each look is over all transitions, committed or not."""
+    buf, reference, life = make(capacity=43), Reference(43), Life(4)
+    in_place = []
+    for _ in range(120):
+        add(buf, reference, life.step(4))
+        group = buf.engine.source.pending
+        if group is None:
+            continue
+        in_place.append(group.is_in_place)
+        lowest = group.start - buf.engine.source.tail + group.limit
+        assert lowest <= buf.engine.source.rows.ring.rows, "a live row could be overwritten"
+        compare(buf, reference)
+    assert {True, False} <= set(in_place)
+    assert in_place[-1], "after a group of its own, the next one stands in the columns again"
+
+
+def test_the_rows_of_a_call_that_is_interrupted_in_ram_do_not_count(monkeypatch):
+    buf, reference, life = make(capacity=40), Reference(40), Life(3)
+    for _ in range(3):
+        add(buf, reference, life.step(3))
+    group = buf.engine.source.pending
+    assert group.is_in_place
+    values = list(group._values)
+
+    class Interrupting:
+        def __setitem__(self, where, given):
+            raise KeyboardInterrupt
+
+    group._values[-1] = Interrupting()  # the columns before it are written
+    step = life.step(3)
+    with pytest.raises(KeyboardInterrupt):
+        add(buf, Reference(40), step)
+    group._values[:] = values
+    compare(buf, reference)
+    add(buf, reference, step)
+    compare(buf, reference)
+    assert buf.check() == []

@@ -35,8 +35,9 @@ from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
+from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import PINNED, ClipReader, Pinned
-from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, generator, ids_of
+from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, generator, ids_of
 from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
@@ -108,8 +109,8 @@ class Engine(Forkable):
         >>> buf.write_episode({"obs": np.arange(10)})
         >>> engine = buf.engine
         >>> cut = Cut.clip(1)
-        >>> positions, _ = engine.draw(buf, 3, cut)
-        >>> engine.read(positions, cut)["obs"].shape, engine.source.head
+        >>> drawn = engine.draw(buf, 3, cut)
+        >>> engine.read(drawn.positions, cut)["obs"].shape, engine.source.head
         ((3, 1), 10)
     """
 
@@ -343,6 +344,7 @@ class Engine(Forkable):
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
+        crossing: Crossing | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn.
 
@@ -351,6 +353,7 @@ class Engine(Forkable):
             cut: what the clips hold.
             out: column -> array to fill.
             asked: whether the disk was already asked for them.
+            crossing: what the draw said of these very positions, for this cut; None: they are looked up.
 
         Raises:
             NoClipsError: no clip is left to draw.
@@ -358,7 +361,7 @@ class Engine(Forkable):
         """
         reader, threads = self.readers[0], self.threads or _threads_here()
         try:
-            batch = reader.at(positions, cut, out, threads, asked)
+            batch = reader.at(positions, cut, out, threads, asked, crossing)
         except (OSError, ValueError):
             self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
             with clear_reads(_WHERE, reader.source.folder):
@@ -413,10 +416,8 @@ class Engine(Forkable):
             self.counter += 1
         return step
 
-    def draw(
-        self, buffer: Any, size: int, cut: Cut, step: int | None = None
-    ) -> tuple[Array, Weigh | None]:
-        """Draw `size` clips through the sampler; return their anchors, and the function that weighs them.
+    def draw(self, buffer: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
+        """Draw `size` clips through the sampler.
 
         Args:
             buffer: what the sampler receives: its `num_valid_ends` and `clip_window` count the clips of this cut.
@@ -431,20 +432,18 @@ class Engine(Forkable):
         source = self.look()
         step, sampler = self.next_step(step), self.sampler
         if sampler.given is None:
-            positions = self.readers[0].draw(size, cut, self.rng)
-            if positions is None:
+            drawn = self.readers[0].draw(size, cut, self.rng)
+            if drawn is None:
                 raise self._no_clips(cut)
-            return positions, None
+            return drawn
         # A quick sampler keeps the writer waiting: its clips are not evicted or renumbered meanwhile.
         # A sampler in the middle of a draw knows that draw only, so a second one is refused.
         source.refuse_if_held(f"{_WHERE}.sample")
         with source.memory if sampler.is_quick else contextlib.nullcontext():
             positions = self._ask_positions(sampler, step, buffer, size, cut)
-            return positions, sampler.weigh()
+            return Drawn(positions, None, sampler.weigh())
 
-    def draw_among(
-        self, view: Any, size: int, cut: Cut, step: int | None = None
-    ) -> tuple[Array, Weigh | None]:
+    def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by a new draw of the buffer.
 
         `view`: its `clip_window` returns the clips to draw from.
@@ -465,18 +464,16 @@ class Engine(Forkable):
                     f"{clips.count} clips"
                 )
             with source.memory:
-                gone = ids + clips.base < clips.index.base
-                positions = np.full(len(ids), -1)
-                positions[~gone] = clips.positions(ids[~gone])
-                kept = positions[~gone]
-                if (kept < 0).any():  # clips that have lost their first steps: others of the view
-                    drawn = clips.index.draw_again(kept, cut.before, self.rng)
-                    if drawn is None:
-                        raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
-                    positions[~gone] = drawn
+                numbers = ids + clips.base
+                gone = numbers < clips.index.base
+                drawn = clips.index.drawn(numbers[~gone], cut.before, self.rng, cut.around)
+                if drawn is None:
+                    raise NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
             if gone.any():
-                positions = self.readers[0].starting(positions, cut)
-            return positions, sampler.weigh()
+                positions = np.full(len(ids), -1)
+                positions[~gone] = drawn.positions
+                drawn = Drawn(self.readers[0].starting(positions, cut))
+            return drawn._replace(weigh=sampler.weigh())
 
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut

@@ -20,6 +20,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.nested import flat
 from ringmap.clips.cut import Cut
+from ringmap.clips.drawn import Crossing
 from ringmap.datasets.batch import ClipBatch, Layout, worker
 from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_columns
 from ringmap.errors import InputError
@@ -38,8 +39,9 @@ class Clips(Protocol):
         ...
 
     def read(
-        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False
-    ) -> dict[str, Array]:
+        self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
+        crossing: Crossing | None = None,
+    ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)`; `positions` shows which were redrawn."""
         ...
 

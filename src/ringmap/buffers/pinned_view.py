@@ -24,8 +24,8 @@ from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.options import positive, sendable
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.clips.cut import Cut
+from ringmap.clips.drawn import Drawn
 from ringmap.clips.gather import PINNED
-from ringmap.clips.samplers.base import Weigh
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError
@@ -90,8 +90,8 @@ class PinnedView(Dataset):
         """Return the anchors of the clips with these ids, as `clips` reads them."""
 
     @abstractmethod
-    def draw(self, size: int, step: int | None = None) -> tuple[Array, Weigh | None]:
-        """Draw clips of episodes that are still stored; return their anchors, and the function that weighs them."""
+    def draw(self, size: int, step: int | None = None) -> Drawn:
+        """Draw clips of episodes that are still stored."""
 
     @abstractmethod
     def take(self, episodes: Sequence[int] | Array) -> Self:
@@ -191,8 +191,8 @@ class PinnedView(Dataset):
         """
         positive(f"{type(self).__name__}.sample", "batch_size", batch_size)
         into = None if out is None else fitting(out, self.engine, batch_size, self.cut)
-        positions, weigh = self.draw(batch_size, step)
-        columns = self.engine.read(positions, self.cut, into)
+        positions, crossing, weigh = self.draw(batch_size, step)
+        columns = self.engine.read(positions, self.cut, into, crossing=crossing)
         return self.engine.shown(Batch(columns, positions, weigh and weigh(positions)))
 
     def batches(

@@ -22,7 +22,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.options import positive
 from ringmap.clips.cut import Cut
-from ringmap.clips.samplers.base import Weigh
+from ringmap.clips.drawn import Drawn
 from ringmap.errors import InputError, RoleError
 from ringmap.extras import require
 
@@ -35,31 +35,31 @@ _LOOK_S = 0.1
 
 
 def drawn_ahead(
-    clips: Clips, draw: Callable[[], tuple[Any, Weigh | None]], cut: Cut, count: int | None
+    clips: Clips, draw: Callable[[], Drawn], cut: Cut, count: int | None
 ) -> Iterator[Batch[Any]]:
     """Yield `count` batches; draw each, and ask the disk for it, before the last one is read.
 
     Args:
         clips: reads.
-        draw: returns the anchors of a batch, and the function that weighs them.
+        draw: returns the clips of a batch.
         cut: what an item holds.
         count: number of batches; None: without end.
     """
-    positions, weigh = draw()
+    positions, crossing, weigh = draw()
     clips.want(positions, cut)
     for number in itertools.count(1):
         failed: BaseException | None = None
         try:
             if number != count:
                 following = draw()
-                clips.want(following[0], cut)
+                clips.want(following.positions, cut)
         except BaseException as error:  # it is the next one's, not this one's
             failed = error
-        columns = clips.read(positions, cut, asked=True)
+        columns = clips.read(positions, cut, asked=True, crossing=crossing)
         yield Batch(columns, positions, weigh and weigh(positions))
         if failed is not None:
             raise failed
-        positions, weigh = following
+        positions, crossing, weigh = following
 
 
 class Batches(Iterator[Batch[Any]]):

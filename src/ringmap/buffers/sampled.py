@@ -377,8 +377,8 @@ class Sampled(Dataset):
         out: Mapping[str, Array] | None = None,
     ) -> Batch[Array]:  # fmt: skip
         into = None if out is None else fitting(out, self.engine, size, cut)
-        positions, weigh = self.engine.draw(clips, size, cut, step)
-        columns = self.engine.read(positions, cut, into)
+        positions, crossing, weigh = self.engine.draw(clips, size, cut, step)
+        columns = self.engine.read(positions, cut, into, crossing=crossing)
         return self.engine.shown(Batch(columns, positions, weigh and weigh(positions)))
 
     def update_priorities(self, ids: Any, values: Any) -> int:

@@ -23,8 +23,8 @@ from ringmap.buffers.lookup import ClipBuffer, Clips
 from ringmap.buffers.pinned_view import PinnedView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
+from ringmap.clips.drawn import Drawn
 from ringmap.clips.index import ClipIndex
-from ringmap.clips.samplers.base import Weigh
 from ringmap.clips.wanted import tell_no_lanes
 from ringmap.datasets.windows import Runs
 from ringmap.errors import ClipIndexError, InputError
@@ -250,7 +250,7 @@ class BufferView(PinnedView):
             found = index.of(cut.span, cut.least, cut.across)
             return ClipRange(source, found, before=cut.before)
 
-    def draw(self, size: int, step: int | None = None) -> tuple[Array, Weigh | None]:
+    def draw(self, size: int, step: int | None = None) -> Drawn:
         """Draw clips of episodes that are still stored, through the sampler of the buffer."""
         return self.engine.draw_among(self, size, self.cut, step)
 

@@ -102,6 +102,8 @@ class ClipRange:
         """The position of the oldest clip that counts; the head when there is none."""
         if self.end == self.base:
             return self.source.head
+        if self.index.shift is not None:
+            return Position(self.base + self.index.shift)
         if (
             self.index.is_joined
         ):  # the first number may be that of a lost clip, or not the lowest position

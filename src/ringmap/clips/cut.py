@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.drawn import Around
 from ringmap.clips.index import counts, why_no_clips
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.ring.extremes import highest
 
 __all__ = ["ANCHOR", "Cut", "Layout", "Steps", "Taken", "clamp", "slots_of"]
 
@@ -88,9 +90,13 @@ class Steps:
         first = anchors + self.lowest if self.lowest else anchors
         slots: Array = first[:, None] % rows
         if len(self.offsets) > 1:
+            wraps = not isinstance(rows, int) or (
+                len(slots) and highest(slots) + self.highest - self.lowest >= rows
+            )
             slots = slots + self._upward
             # An episode is at most as long as the ring, so one lap back is enough; a second modulo costs 4 times as much.
-            np.subtract(slots, rows, out=slots, where=slots >= rows)
+            if wraps:
+                np.subtract(slots, rows, out=slots, where=slots >= rows)
         return slots
 
     def places(self, anchors: Array, starts: Array, lengths: Array) -> tuple[Array, Array | None]:
@@ -222,6 +228,8 @@ class Cut:
     """What decides which steps are anchors: two cuts with the same value have the same anchors."""
     added: tuple[str, ...] = field(init=False)
     """Names of the columns that are computed."""
+    around: Around = field(init=False, compare=False, repr=False)
+    """All steps that an item holds, where none of them is padded or of a computed column's own choice."""
     needs_bounds: bool = field(init=False)
     """Whether gathering needs the bounds of the episodes: a column is padded, or computed."""
 
@@ -229,6 +237,8 @@ class Cut:
         taken = [*self.named.values(), *([self.others] if self.others else [])]
         span = self.before + 1 + self.after
         least = self.least if self.least > span else 0
+        needs_bounds = self.across or bool(self.computed) or any(t.steps.padded for t in taken)
+        offsets = (offset for t in taken for offset in t.steps.offsets)
         added = [column for name, how in self.computed for column in how.adds(name)]
         for name, value in (
             ("span", span),
@@ -236,10 +246,8 @@ class Cut:
             ("least", least),
             ("anchors", (self.before, self.after, least, self.across)),
             ("widest", max((len(t.steps.offsets) for t in taken), default=1)),
-            (
-                "needs_bounds",
-                self.across or bool(self.computed) or any(t.steps.padded for t in taken),
-            ),
+            ("needs_bounds", needs_bounds),
+            ("around", Around(() if needs_bounds else offsets)),
         ):
             object.__setattr__(self, name, value)
 

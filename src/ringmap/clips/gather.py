@@ -20,9 +20,11 @@ import numpy as np
 
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
+from ringmap.clips.drawing import integers
+from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
-from ringmap.clips.parts import Crossing, Joined, JoinedRows
+from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
 from ringmap.storage.columns.aligned import aligned
@@ -99,7 +101,7 @@ class ClipReader(Forkable):
 
     def at(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False,
+        asked: bool = False, crossing: Crossing | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these anchors, column -> `(B, ...)` as the cut has it.
 
@@ -109,6 +111,7 @@ class ClipReader(Forkable):
             out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
             threads: maximum number of threads for the copy.
             asked: whether `want` was already called for them.
+            crossing: what `draw` said of these very positions, for this cut; None: they are looked up.
 
         Raises:
             NoClipsError: no clip is left to draw.
@@ -119,7 +122,7 @@ class ClipReader(Forkable):
             if len(positions):
                 self._redraw(len(positions), cut)
             return {}
-        batch, good = self._gather(positions, cut, out, threads, asked)
+        batch, good = self._gather(positions, cut, out, threads, asked, crossing)
         bad = lost(source, positions, good)
         if bad is not None:
             self._read_again(batch, positions, bad, cut)
@@ -161,16 +164,16 @@ class ClipReader(Forkable):
         advice = "raise max_steps, or ask for smaller batches"
         read_again(self.source, positions, bad, gather, redraw, self.source.folder, advice)
 
-    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Array | None:
-        """Return the anchors of `count` clips drawn uniformly, or None when there are none."""
+    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Drawn | None:
+        """Return `count` clips drawn uniformly, or None when there are none."""
         with self.source.memory:
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.end <= index.base:
                 return None
-            positions = index.draw(count, rng, cut.before)
-            if index.shift is None and index.is_joined:
-                return index.draw_again(positions, cut.before, rng)
-        return positions
+            if index.shift is not None or not index.is_joined:
+                return Drawn(index.draw(count, rng, cut.before))
+            numbers = integers(rng, index.base, index.end, count)
+            return index.drawn(numbers, cut.before, rng, cut.around)
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether it is an anchor now. O(B log episodes)."""
@@ -241,8 +244,8 @@ class ClipReader(Forkable):
 
     def _redraw(self, count: int, cut: Cut) -> Array:
         """Return the anchors of `count` clips drawn uniformly from the newest state."""
-        positions = self.draw(count, cut, self.rng)
-        if positions is None:
+        drawn = self.draw(count, cut, self.rng)
+        if drawn is None:
             with self.source.memory:
                 lengths = self.source.live.whole_lengths
                 why = (
@@ -252,11 +255,11 @@ class ClipReader(Forkable):
                 )
             raise NoClipsError(f"{self.source.folder}: {why}")
         self.num_redraws += count
-        return positions
+        return drawn.positions
 
     def _gather(
         self, anchors: Array, cut: Cut, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False,
+        asked: bool = False, crossing: Crossing | None = None,
     ) -> tuple[dict[str, Array], Array | None]:  # fmt: skip
         """Return the clips with these anchors as they are now, and which of them lie in an episode, None if all do."""
         rows, head = self.source.rows, self.source.head  # before any row is read
@@ -267,13 +270,15 @@ class ClipReader(Forkable):
         if threads > 1 and len(anchors) * cut.widest * rows.row_nbytes < SPLIT_NBYTES:
             threads = 1
         joined: Joined | None = None
-        crossing: Crossing | None = None
+        if plan.needs_bounds:
+            crossing = None
         if not (plan.needs_bounds and self._is_joined(cut)):
             slots, starts, lengths, inside = self._slots(plan, anchors)
-            if plan.highest > plan.lowest and self.source.live.chains is not None:
-                crossing = Crossing.of(self.source, anchors, plan.lowest, plan.highest)
-                if crossing is not None:
-                    crossing.put(slots, plan.steps, plan.size)
+            if crossing is None and plan.can_cross and self.source.live.chains is not None:
+                crossing = Crossing.of(self.source, anchors, cut.around)
+            if crossing:
+                for spots, (every, _) in zip(plan.spots, slots, strict=True):
+                    crossing.put(every, spots, plan.size)
         else:
             starts = lengths = anchors
             joined = Joined.of(self.source, anchors, cut.across)
@@ -305,8 +310,8 @@ class ClipReader(Forkable):
             else:
                 items = joined.items(JoinedRows(self.source, joined), cut, batch, self.rng)
             inside = self._compute(batch, items, cut, inside)
-        if crossing is not None:
-            inside = crossing.still_whole(len(anchors))
+        if crossing:
+            inside = crossing.still_whole(self.source, len(anchors))
         elif joined is not None:
             inside = joined.still_whole(inside)
         return batch, inside
@@ -387,7 +392,7 @@ class Plan:
     """
 
     __slots__ = (
-        "columns", "computed", "cut", "highest", "lowest", "needs_bounds", "rows", "size", "steps"
+        "can_cross", "columns", "computed", "cut", "needs_bounds", "rows", "size", "spots", "steps"
     )  # fmt: skip
 
     def __init__(self, cut: Cut, rows: Rows) -> None:
@@ -404,9 +409,10 @@ class Plan:
                     self.steps.append(key)
                 folded = taken.shape(0, column.spec)[1:] if taken.fold else None
                 self.columns.append((name, column, taken, self.steps.index(key), folded))
-        self.lowest = min((0, *(steps.lowest for steps, _ in self.steps)))
-        """Of all offsets, and 0."""
-        self.highest = max((0, *(steps.highest for steps, _ in self.steps)))
+        self.can_cross = len(cut.around.array) > 1 and not self.needs_bounds
+        """Whether an item may have steps in several parts, with none of them padded."""
+        self.spots = [cut.around.spots(steps.array) for steps, _ in self.steps]
+        """Where the steps are among those of an item that does."""
 
     def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
         """Move computed columns to the caller's arrays, where these fit."""

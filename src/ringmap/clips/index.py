@@ -9,7 +9,10 @@ of all episodes up to ordinal o, evicted ones included, so that an eviction move
 Numbers are assigned again, from 0 on, when an era ends, when an update was interrupted, and when the index of a span that
 was dropped is built again. `numbering` is another object then; positions keep their meaning.
 
-A lookup starts at an entry of the guide table and walks to the first episode whose end is beyond the number.
+A lookup searches the ends of few episodes; of many it starts at an entry of the guide table, and walks to the first episode whose
+end is beyond the number. From there it is one addition: the first steps of the clips of an episode follow one another as their numbers do.
+
+    position of the first step == number + shifts[o]       shifts[o] == start of o + L[o] - (span - 1) - ends[o]
 
 A long episode may be stored in parts (storage/ring/chains.py). A clip belongs to the part that holds its last step, so a part
 that is added adds numbers at the end only, as if all parts before it were live:
@@ -17,14 +20,15 @@ that is added adds numbers at the end only, as if all parts before it were live:
     ends[o] - ends[o - 1] == clips(step + L) - clips(step)         step = steps of the chain before part o
     last step of a clip   == stop of o - (ends[o] - number)
 
-A clip that begins in an earlier part is lost with that part, although the part that it belongs to stays. Its number stays, and has
+So a clip whose first step would lie before its part begins in an earlier one: its steps are looked up one by one (drawn.py). A clip
+that begins in an earlier part is lost with that part, although the part that it belongs to stays. Its number stays, and has
 no position: of such numbers there are at most span - 1 for each chain that has lost a part.
 
 Invariants: ends never decrease; ends[o] - ends[o - 1] == max(0, L[o] - span + 1) for an episode that is not a part;
 0 <= base <= ends[last - 1]; no lookup walks more than a few steps.
 Not here: positions on a ring, rows, files.
 Cost: an append or an evict is O(1) amortised, for each span in use; a lookup of n
-ids is O(n log episodes) at worst and O(n) as a rule, vectorised. 16 bytes per episode
+ids is O(n log episodes) at worst and O(n) as a rule, vectorised. 24 bytes per episode
 and span in use.
 """
 
@@ -38,9 +42,10 @@ from typing import Any, overload
 import numpy as np
 
 from ringmap.clips.drawing import integers
+from ringmap.clips.drawn import ANCHOR_ONLY, NO_CROSSING, Around, Crossing, Drawn
 from ringmap.clips.guide_table import GuideTable
 from ringmap.errors import ClipIndexError
-from ringmap.storage.ring.chains import WholeEpisodes
+from ringmap.storage.ring.chains import NONE, WholeEpisodes
 from ringmap.storage.ring.growing import GrowingArray
 from ringmap.storage.ring.integers import ClipNumber, Ordinal, Position
 from ringmap.storage.ring.live import LiveEpisodes
@@ -60,6 +65,9 @@ _PART = 65_536
 
 _MAX_STEPS = 4
 """Steps to walk from an entry of the guide table before a binary search is faster."""
+
+_FEW = 4096
+"""Episodes among which a binary search is faster than the guide table: their ends stay in the processor's second cache."""
 
 _TRIES = 8
 """Draws of clips in place of lost ones, before all clips are looked at."""
@@ -118,8 +126,8 @@ class SpanIndex:
     """
 
     __slots__ = (
-        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_upto", "across", "base", "end", "first", "last", "least",
-        "live", "numbering", "shift", "span",
+        "_ends", "_era", "_follower", "_guide", "_length", "_num_steps", "_shifts", "_upto", "across", "base", "end", "first", "last",
+        "least", "live", "numbering", "shift", "span",
     )  # fmt: skip
 
     def __init__(self, live: LiveEpisodes, span: int, least: int = 0, across: bool = False) -> None:
@@ -142,6 +150,7 @@ class SpanIndex:
         """From a number to the position of its clip, where every step starts a clip and episodes lie end to end: no search is needed."""
         self.numbering = object()
         self._ends: GrowingArray[ClipNumber] = GrowingArray(np.empty(0, np.int64), live.first)
+        self._shifts: GrowingArray[int] = GrowingArray(np.empty(0, np.int64), live.first)
         clips = live.num_steps - (0 if self.across else len(live) * (self.span - 1))
         self._guide = GuideTable(0, max(0, clips), len(live))
 
@@ -196,16 +205,23 @@ class SpanIndex:
                 length = live.length(fresh)
                 seen += max(0, length - self.span + 1) if length >= self.least else 0
                 self._ends.append(seen, self.first)
+                self._shifts.append(live.start(fresh) + length - (self.span - 1) - seen, self.first)
                 self._guide.append(fresh, seen, self.base)
             else:
                 if fresh > self._upto:  # episodes came and went unseen: their clips had no numbers
                     self._ends = GrowingArray(np.empty(0, np.int64), fresh)
+                    self._shifts = GrowingArray(np.empty(0, np.int64), fresh)
                     self.first, self.base = fresh, ClipNumber(seen)
                 self._ends.reserve(last - fresh, self.first)
+                self._shifts.reserve(last - fresh, self.first)
                 for at in range(fresh, last, _PART):
-                    ends = np.cumsum(self._clips_of(at, min(at + _PART, last))) + seen
+                    stop = min(at + _PART, last)
+                    ends = np.cumsum(self._clips_of(at, stop)) + seen
                     seen = int(ends[-1])
                     self._ends.extend(ends, self.first)
+                    shifts = live.stops_between(at, stop) - ends
+                    shifts -= self.span - 1
+                    self._shifts.extend(shifts, self.first)
                     self._guide.extend(at, ends, self.base)
             self._upto = last
         if first != self.first:
@@ -239,6 +255,7 @@ class SpanIndex:
             before, now = counts(np.array([before, now]), self.span, self.least).tolist()
         end = self._ends.at(newest) + now - before
         self._ends.put(newest, end)
+        self._shifts.put(newest, self.live.stop - (self.span - 1) - end)
         self._guide.append(newest, end, self.base)
 
     def _rebuild_guide(self) -> None:
@@ -252,10 +269,12 @@ class SpanIndex:
         count = int(self.live.starts.searchsorted(position))
         return self._ends.at(self.first + count - 1) if count else self.base
 
-    def _find(self, numbers: Array) -> tuple[Array, Array]:
-        """Return, for each clip number in `[base, end)`, the index of its episode, and the ends of all episodes."""
+    def _find(self, numbers: Array) -> Array:
+        """Return, for each clip number in `[base, end)`, the index of its episode."""
         ends = self._ends.span(self.first, self.last)
-        index = np.maximum(self._guide.before(numbers, self.base) - self.first, 0)
+        if len(ends) <= _FEW:
+            return ends.searchsorted(numbers, side="right")
+        index: Array = np.maximum(self._guide.before(numbers, self.base) - self.first, 0)
         for _ in range(_MAX_STEPS):
             behind = ends.take(index) <= numbers
             if not behind.any():
@@ -264,21 +283,28 @@ class SpanIndex:
         else:  # among episodes much shorter than most, or too short for a clip
             late = np.flatnonzero(ends.take(index) <= numbers)
             index[late] = ends.searchsorted(numbers[late], side="right")
-        return index, ends
+        return index
+
+    def _first_steps(self, numbers: Array) -> tuple[Array, Array]:
+        """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the clip's first step: as
+        if there were nothing else before the part that the clip belongs to.
+        """
+        index = self._find(numbers)
+        return index, numbers + self._shifts.span(self.first, self.last).take(index)
 
     def locate(self, numbers: Array) -> tuple[Array, Array]:
         """Return the episode ordinal and the first step in it of each clip number in `[base, end)`; the step is -1 for a lost clip.
 
         Episodes of parts are counted from `first` on, as they are named.
         """
-        if self.is_joined:
-            whole, places = self.whole, self._places(numbers)
-            episodes = whole.places.searchsorted(places, side="right") - 1
-            steps = places - whole.places.take(episodes, mode="clip")
-            return episodes + self.first, np.where(places < 0, -1, steps)
-        index, ends = self._find(numbers)
-        before = np.where(index > 0, ends[index - 1], self.base)
-        return index + self.first, numbers - before
+        index, positions = self._first_steps(numbers)
+        starts = self.live.starts.take(index)
+        if not self.is_joined:
+            return index + self.first, positions - starts
+        whole = self.whole
+        places = whole.place_of(index) + (positions - starts)
+        begins = whole.begin_of(index)
+        return whole.episode_of(index) + self.first, np.maximum(places - begins, NONE)
 
     def positions(self, numbers: Array, step: int = 0) -> Array:
         """Return the position on the ring of a step of each clip number in `[base, end)`; -1 for a lost clip.
@@ -287,52 +313,27 @@ class SpanIndex:
             numbers: of the clips.
             step: which of its steps, 0 for the first.
         """
-        live = self.live
         if self.shift is not None:
             shifted: Array = numbers + self.shift
             return shifted
-        if self.is_joined:
-            return self._in_parts(numbers, step)
-        index, ends = self._find(numbers)
-        before = np.where(index > 0, ends[index - 1], self.base)
-        found: Array = live.starts.take(index) + (numbers - before)
-        return found + step if step else found
-
-    def _in_parts(self, numbers: Array, step: int) -> Array:
-        """Return what `positions` does, where there are parts."""
-        live = self.live
-        index, ends = self._find(numbers)
-        offsets = self._offsets(index, ends, numbers)
-        positions = live.starts.take(index) + offsets
-        which = (offsets < 0).nonzero()[0]
-        if step:
-            positions += step
-        if len(which):
-            places = self._placed(index.take(which), offsets.take(which))
-            if step:
-                places[places >= 0] += step
-            lost = places < 0
-            positions[which] = np.where(lost, -1, self.whole.positions(places))
+        positions, crossing = self._placed(numbers, step, ANCHOR_ONLY)
+        if crossing is not None:
+            crossing.put_anchors(positions)
         return positions
 
-    def _offsets(self, index: Array, ends: Array, numbers: Array) -> Array:
-        """Return the first step of each clip, counted from the first one of the part that it belongs to: negative in a part before."""
-        offsets = self.live.lengths.take(index) - ends.take(index)
-        offsets += numbers
-        offsets -= self.span - 1
-        return offsets
-
-    def _placed(self, index: Array, offsets: Array) -> Array:
-        """Return the place of the first step of each clip, -1 for a lost clip."""
-        whole = self.whole
-        places = whole.place_of(index) + offsets
-        lost = places < whole.places.take(whole.episode_of(index))
-        return np.where(lost, -1, places)
-
-    def _places(self, numbers: Array) -> Array:
-        """Return the place of the first step of each clip number, -1 for a lost clip."""
-        index, ends = self._find(numbers)
-        return self._placed(index, self._offsets(index, ends, numbers))
+    def _placed(self, numbers: Array, step: int, around: Around) -> tuple[Array, Crossing | None]:
+        """Return the position of a step of each clip number in `[base, end)`, those of clips that cross parts still to be put there."""
+        index, positions = self._first_steps(numbers)
+        crossing: Crossing | None = None
+        if self.is_joined:
+            starts = self.live.starts.take(index)
+            which = (positions < starts).nonzero()[0]
+            if len(which):
+                index, first = index.take(which), positions.take(which)
+                crossing = Crossing.before(which, self.whole, index, first, step, around)
+        if step:
+            positions += step
+        return positions, crossing
 
     def draw(
         self, count: int, rng: np.random.Generator, step: int = 0, base: int | None = None
@@ -357,10 +358,8 @@ class SpanIndex:
             shifted: Array = positions - self.shift
             return shifted
         index = live.starts.searchsorted(positions, side="right") - 1
-        ends = self._ends.span(self.first, self.last)
         if not self.is_joined:
-            before = np.where(index > 0, ends[index - 1], self.base)
-            found: Array = before + (positions - live.starts.take(index) - step)
+            found: Array = positions - self._shifts.span(self.first, self.last).take(index) - step
             return found
         whole = self.whole
         # It belongs to the part that holds its last step, or with which the chain is long enough.
@@ -370,30 +369,39 @@ class SpanIndex:
         long_enough = whole.places[episode] + self.least - 1 - whole.first_steps[episode]
         part = whole.part_at(np.maximum(last, long_enough))
         stops = whole.place_of(part) + live.lengths.take(part)
-        found = ends.take(part) - (stops - last)
+        found = self._ends.span(self.first, self.last).take(part) - (stops - last)
         return found
 
-    def draw_again(
-        self, positions: Array, step: int, rng: np.random.Generator
-    ) -> Array | None:  # fmt: skip
-        """Replace -1, of clips that are lost, by the positions of clips drawn uniformly; return None if all clips are lost.
+    def drawn(
+        self, numbers: Array, step: int, rng: np.random.Generator, around: Around = ANCHOR_ONLY
+    ) -> Drawn | None:
+        """Return the positions of a step of the clips that were drawn; clips drawn uniformly in place of lost ones; None if all are lost.
 
         Args:
-            positions: of step `step` of clips.
+            numbers: of the clips, in `[base, end)`; changed where a clip is lost.
             step: which of their steps.
             rng: draws.
+            around: the steps of a clip, from that one.
         """
+        if self.shift is not None:
+            return Drawn(numbers + self.shift, NO_CROSSING)
         for _ in range(_TRIES):
-            lost = np.flatnonzero(positions < 0)
-            if not len(lost):
-                return positions
-            positions[lost] = self.draw(len(lost), rng, step)
+            positions, crossing = self._placed(numbers, step, around)
+            if crossing is None:
+                return Drawn(positions, NO_CROSSING)
+            if crossing.good is None:
+                crossing.put_anchors(positions)
+                return Drawn(positions, crossing)
+            lost = crossing.which[~crossing.good]
+            numbers[lost] = integers(rng, self.base, self.end, len(lost))
         every = self.positions(np.arange(self.base, self.end), step)
-        every, lost = every[every >= 0], np.flatnonzero(positions < 0)
+        every = every[every >= 0]
         if not len(every):
             return None
+        positions = self.positions(numbers, step)
+        lost = np.flatnonzero(positions < 0)
         positions[lost] = rng.choice(every, len(lost))
-        return positions
+        return Drawn(positions)
 
     def are(self, positions: Array, step: int) -> Array:
         """Tell of each position whether step `step` of a clip stands there. O(B log episodes)."""
@@ -418,6 +426,11 @@ class SpanIndex:
         if not np.array_equal(expected, got):
             return [
                 f"clip index of span {self.span}: clip counts do not follow the episode lengths"
+            ]
+        shifts = self.live.stops_between(self.first, self.last) - (self.span - 1) - got
+        if not np.array_equal(shifts, self._shifts.span(self.first, self.last)):
+            return [
+                f"clip index of span {self.span}: a clip's position does not follow from its number"
             ]
         numbers = np.arange(self.base, self.end)
         entries = self._guide.before(numbers, self.base)

@@ -23,84 +23,9 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.chains import WholeEpisodes
 
-__all__ = ["Crossing", "Joined", "JoinedRows"]
+__all__ = ["Joined", "JoinedRows"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Crossing:
-    """The items of a batch that have steps in more than one part. None of their steps is clamped.
-
-    Args:
-        source: the ring.
-        which: the items.
-        whole: the episodes.
-        places: of the anchors.
-        good: whether the steps of each lie in its episode.
-    """
-
-    def __init__(
-        self, source: Handle, which: Array, whole: WholeEpisodes, places: Array, good: Array
-    ) -> None:  # fmt: skip
-        self._source, self._which, self._whole = source, which, whole
-        self._places, self._good = places, good
-        self._lowest: Array | None = None
-
-    @classmethod
-    def of(cls, source: Handle, anchors: Array, low: int, high: int) -> Crossing | None:
-        """Return the items that cross parts, None if none does.
-
-        Args:
-            source: the ring.
-            anchors: positions `(B,)`.
-            low: the smallest offset of their steps, at most 0.
-            high: the greatest one, at least 0.
-        """
-        with source.memory:
-            live = source.live
-            if not len(live):
-                return None
-            index = live.starts.searchsorted(anchors, side="right") - 1
-            left = anchors - live.starts.take(index)
-            far = left + high >= live.lengths.take(index)
-            if low:
-                far |= left + low < 0
-            which = far.nonzero()[0]
-            if not len(which):
-                return None
-            whole = live.whole
-        index = index.take(which)
-        places, episodes = whole.place_of(index) + left.take(which), whole.episode_of(index)
-        begin = whole.places.take(episodes)
-        good = (places + low >= begin) & (places + high < begin + whole.lengths.take(episodes))
-        return cls(source, which, whole, places, good)
-
-    def put(
-        self, slots: list[tuple[Array, Array | None]], kinds: list[tuple[Steps, bool]], rows: int
-    ) -> None:
-        """Replace the slots of these items, which were found as if each lay in one part.
-
-        Args:
-            slots: of the whole batch, `(B, n)` for each of `kinds`.
-            kinds: steps, and whether they come without an axis of their own.
-            rows: of the ring.
-        """
-        for (steps, is_alone), (every, _) in zip(kinds, slots, strict=True):
-            positions = self._whole.positions(self._places[:, None] + steps.array)
-            lowest = np.minimum.reduce(positions, 1)
-            self._lowest = lowest if self._lowest is None else np.minimum(self._lowest, lowest)
-            positions %= rows
-            every[self._which] = positions[:, 0] if is_alone else positions
-
-    def still_whole(self, count: int) -> Array | None:
-        """Look again: return which items of the batch of `count` are good, None for all."""
-        assert self._lowest is not None
-        good = self._good & (self._lowest >= self._source.newest_tail())
-        if good.all():
-            return None
-        found = np.ones(count, np.bool_)
-        found[self._which] = good
-        return found
 
 
 class Joined:

@@ -37,10 +37,11 @@ from ringmap.buffers.sharded.values import FleetValues
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
+from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import PINNED
 from ringmap.clips.items import call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, groups
-from ringmap.clips.samplers.base import BaseSampler, Sampler, Weigh, as_sampler, ids_of
+from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, ids_of
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
@@ -298,7 +299,7 @@ class ShardEngine(Engine):
                         if drawn is None:  # cleared meanwhile
                             shares[place] = 0
                             continue
-                        found = joined(ring.number, drawn)
+                        found = joined(ring.number, drawn.positions)
                     parts.append(found)
                     left -= len(found)
         if len(self.members.open) == 1 and len(parts) == 1:
@@ -316,9 +317,7 @@ class ShardEngine(Engine):
             has *= [float(weights.get(ring.name, 0.0)) for ring in rings]
         return has
 
-    def draw(
-        self, buffer: Any, size: int, cut: Cut, step: int | None = None
-    ) -> tuple[Array, Weigh | None]:
+    def draw(self, buffer: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips, as `Engine.draw` does."""
         self.look_everywhere()
         self._refuse_clips(cut)
@@ -327,7 +326,7 @@ class ShardEngine(Engine):
             ids = self.draw_positions(size, cut)
             if ids is None:
                 raise NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
-            return ids, None
+            return Drawn(ids)
         if isinstance(sampler, FleetPriorities):
             with self.members.lock:
                 drawn = sampler.draw(size, cut, step)
@@ -351,7 +350,7 @@ class ShardEngine(Engine):
                     f"{_WHERE}.sample: the sampler returned id {int(numbers[wrong][0])}, which is out of range for "
                     f"{moment.clips} clips"
                 )
-            return self._placed(numbers, moment, cut), sampler.weigh()
+            return Drawn(self._placed(numbers, moment, cut), weigh=sampler.weigh())
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return what `read` takes for clips with these ids, as `Engine.anchors` does."""
@@ -424,6 +423,7 @@ class ShardEngine(Engine):
 
     def read(
         self, positions: Array, cut: Cut, out: dict[str, Array] | None = None, asked: bool = False,
+        crossing: Crossing | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the clips with these ids, as `Engine.read` does; `positions` shows which were redrawn."""
         self.check_open()

@@ -23,8 +23,9 @@ from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
+from ringmap.clips.drawn import Drawn
 from ringmap.clips.many import groups
-from ringmap.clips.samplers.base import BaseSampler, Weigh
+from ringmap.clips.samplers.base import BaseSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities
 from ringmap.errors import InputError
 
@@ -114,8 +115,8 @@ class FleetPriorities(BaseSampler):
             self._counts[place] = window.count
         self._seen[:] = changes
 
-    def draw(self, size: int, cut: Cut, step: int) -> tuple[Array, Weigh] | None:
-        """Return the ids of `size` clips, and what weighs them; None when there are none."""
+    def draw(self, size: int, cut: Cut, step: int) -> Drawn | None:
+        """Return `size` clips, by their ids; None when there are none."""
         self._follow(cut)
         ends = self._masses.cumsum()
         if not len(ends) or not ends[-1] > 0:
@@ -130,7 +131,7 @@ class FleetPriorities(BaseSampler):
             positions, found[at] = self._trees[ring.number].at(rest[at])
             ids[at] = joined(ring.number, positions)
         odds = int(self._counts.sum()) * (found / total)
-        return ids, self._given.weigher(ids.copy(), odds, step)
+        return Drawn(ids, weigh=self._given.weigher(ids.copy(), odds, step))
 
     def mass(self, cut: Cut) -> float:
         """Return the mass of all clips that exist now, as `draw` would find it: their chance against those of other buffers."""

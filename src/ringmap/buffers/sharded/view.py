@@ -22,8 +22,8 @@ from ringmap.buffers.sharded.numbers import joined
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.buffers.view import BufferView
 from ringmap.clips.cut import Cut
+from ringmap.clips.drawn import Drawn
 from ringmap.clips.many import groups
-from ringmap.clips.samplers.base import Weigh
 from ringmap.clips.window import WindowSpec
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import Schema
@@ -213,7 +213,7 @@ class ShardedView(PinnedView):
 
     # -- draws --------------------------------------------------------------------------------
 
-    def draw(self, size: int, step: int | None = None) -> tuple[Array, Weigh | None]:
+    def draw(self, size: int, step: int | None = None) -> Drawn:
         """Draw clips of episodes that are still stored, each equally likely; return their ids in the engine.
 
         Raises:
@@ -236,9 +236,9 @@ class ShardedView(PinnedView):
         picks, drawn = engine.rng.multinomial(size, counts / counts.sum()), []
         for which in picks.nonzero()[0].tolist():
             number, view = views[which]
-            found, _ = view.engine.draw_among(view, int(picks[which]), self.cut)
-            drawn.append(joined(number, found))
-        return np.concatenate(drawn)[engine.rng.permutation(size)], None
+            found = view.engine.draw_among(view, int(picks[which]), self.cut)
+            drawn.append(joined(number, found.positions))
+        return Drawn(np.concatenate(drawn)[engine.rng.permutation(size)])
 
     # -- episodes -----------------------------------------------------------------------------
 

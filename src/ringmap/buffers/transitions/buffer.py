@@ -48,8 +48,9 @@ from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.drawing import integers
+from ringmap.clips.drawn import Drawn
 from ringmap.clips.gather import PINNED
-from ringmap.clips.samplers.base import Sampler, Weigh, ids_of
+from ringmap.clips.samplers.base import Sampler, ids_of
 from ringmap.datasets.base import LoaderDataset, clip_id, clip_ids
 from ringmap.errors import ClipIndexError, InputError, LappedError, NotFoundError
 from ringmap.storage.columns.schema import Schema
@@ -58,6 +59,7 @@ from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.stream_file import EARLIER_LIMIT
+from ringmap.storage.ring.extremes import highest
 from ringmap.storage.sidecars import Copied
 from ringmap.storage.sidecars.successors import Successors
 
@@ -485,7 +487,7 @@ class TransitionReplayBuffer(LoaderDataset):
             raise InputError(
                 f"{type(self).__name__}.sample: to must be 'numpy' or 'torch', got {to!r}"
             )
-        positions, weigh = self._draw(batch_size, step, "sample")
+        positions, _, weigh = self._draw(batch_size, step, "sample")
         columns: dict[str, Any] = self.engine.read(positions, ROW)
         weights: Any = weigh and weigh(positions)
         if weights is not None:
@@ -620,8 +622,8 @@ class TransitionReplayBuffer(LoaderDataset):
             starts = np.maximum(source.live.starts[kept], low)
             return BufferView(self, starts, stops[kept] - starts)
 
-    def _draw(self, size: int, step: int | None, what: str) -> tuple[Array, Weigh | None]:
-        """Return the positions of the next batch, and the function that weighs it. `what`: the method to name in an error."""
+    def _draw(self, size: int, step: int | None, what: str) -> Drawn:
+        """Return the transitions of the next batch. `what`: the method to name in an error."""
         engine = self._ring.buffer.engine
         source, sampler = engine.look(), engine.sampler
         if sampler.given is None:
@@ -629,7 +631,7 @@ class TransitionReplayBuffer(LoaderDataset):
             if size > count:
                 raise self._too_few(f"{type(self).__name__}.{what}", size, count)
             engine.next_step(step)
-            return positions, None
+            return Drawn(positions)
         where = f"{type(self).__name__}.{what}"
         source.refuse_if_held(where)
         with source.memory if sampler.is_quick else contextlib.nullcontext():
@@ -639,20 +641,23 @@ class TransitionReplayBuffer(LoaderDataset):
             step = engine.next_step(step)
             ids = ids_of(sampler, step, self, size, 1, where)
             weigh = sampler.weigh()
-            if ((ids < 0) | (ids >= window.count)).any():
+            if highest(ids.view(np.uint64)) >= window.count:  # a negative one is huge
                 raise ClipIndexError(
                     f"{where}: the sampler returned an id out of range for {window.count} transitions"
                 )
-            numbers = ids + window.base
+            seen = window.base, window.end
             with source.memory:  # a slow sampler does not keep the writer out
-                window = self._ring.window()
+                window.follow()
+                if (window.base, window.end) == seen:
+                    return Drawn(window.positions(ids), weigh=weigh)
                 if not window.count:  # another thread cleared the buffer meanwhile
                     raise InputError(f"{where}: batch_size={size}, but 0 transitions are stored")
+                numbers = ids + seen[0]
                 gone = (numbers < window.base) | (numbers >= window.end)
                 if gone.any():
                     numbers[gone] = integers(engine.rng, window.base, window.end, int(gone.sum()))
                     engine.reader.num_redraws += int(gone.sum())
-                return window.positions(numbers - window.base), weigh
+                return Drawn(window.positions(numbers - window.base), weigh=weigh)
 
     @staticmethod
     def _too_few(where: str, size: int, count: int) -> InputError:

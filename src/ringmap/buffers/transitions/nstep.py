@@ -28,6 +28,7 @@ from ringmap.buffers.transitions.rows import RowsOfMany, RowsOfOne, are_live
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
+from ringmap.clips.drawn import Crossing, Drawn
 from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import LappedError, NoClipsError
@@ -100,11 +101,11 @@ class TransitionReader(ClipReader):
             now = self.window()
             return Pinned(now.base, now.end, now.index.numbering, now.head)
 
-    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Array | None:
-        """Return the positions of `count` transitions drawn uniformly, or None when there are none."""
+    def draw(self, count: int, cut: Cut, rng: np.random.Generator) -> Drawn | None:
+        """Return `count` transitions drawn uniformly, or None when there are none."""
         with self.source.memory:
             now = self.window()
-            return now.index.draw(count, rng, base=now.base) if now.count else None
+            return Drawn(now.index.draw(count, rng, base=now.base)) if now.count else None
 
     def starts(self, positions: Array, cut: Cut) -> Array:
         """Tell for each position whether a transition that counts stands there: rows are stored for longer."""
@@ -120,19 +121,19 @@ class TransitionReader(ClipReader):
 
     def _redraw(self, count: int, cut: Cut) -> Array:
         """Return the positions of `count` transitions drawn uniformly in place of others, and count them."""
-        positions = self.draw(count, cut, self.rng)
-        if positions is None:
+        drawn = self.draw(count, cut, self.rng)
+        if drawn is None:
             raise NoClipsError(
                 f"{self.source.folder}: no rows are left to draw from; add some first"
             )
         self.num_redraws += count
-        return positions
+        return drawn.positions
 
     # -- reading -----------------------------------------------------------------------------
 
     def at(
         self, positions: Array, cut: Cut = ROW, out: dict[str, Array] | None = None, threads: int = 1,
-        asked: bool = False,
+        asked: bool = False, crossing: Crossing | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the transitions at these positions, flat; an evicted one is redrawn, and `positions` shows it.
 
@@ -142,6 +143,7 @@ class TransitionReader(ClipReader):
             out: column -> array to fill and return, as `layout` says; missing columns are returned in new arrays.
             threads: maximum number of threads for the copy of stacks.
             asked: whether `want` was called for them.
+            crossing: always None.
 
         Raises:
             NoClipsError: no transition is left to draw.

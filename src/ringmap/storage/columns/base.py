@@ -44,6 +44,10 @@ class Column(Protocol):
         """
         ...
 
+    def room(self, slot: int, count: int) -> Array | None:
+        """Return `count` rows from `slot` (no wrap) to write to; None where only `write` writes: on a disk, or rows in chunks."""
+        ...
+
     @property
     def is_large(self) -> bool:
         """Whether its rows may be on the disk only, so that a call of `want` pays off."""

@@ -227,6 +227,13 @@ class MemmapColumn:
         if self._row:
             self._file.write(_bytes_of(values), _PAGE + slot * self._row)
 
+    def room(self, slot: int, count: int) -> Array | None:
+        """Return rows in RAM to write to; None for those in a file."""
+        raw = self._file.room(_PAGE + slot * self._row, count * self._row)
+        if raw is None or not self._row:
+            return None
+        return raw.view(self.spec.dtype).reshape(count, *self.spec.shape)
+
     def view(self) -> Array:
         """Return the rows as one read-only array `(rows, *shape)` over the map."""
         view = self._map

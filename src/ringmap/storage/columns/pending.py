@@ -110,6 +110,10 @@ class PendingColumn:
         """Make sure that rows can be written."""
         self.file.reserve(slot, count)
 
+    def room(self, slot: int, count: int) -> Array | None:
+        """Return rows of the file to write to."""
+        return self.file.room(slot, count)
+
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows."""
         self.file.write(slot, values, live)

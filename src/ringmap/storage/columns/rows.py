@@ -124,6 +124,18 @@ class Rows:
             for column in self.columns:
                 column.reserve(slot, steps)
 
+    def room(self, position: Position, count: int) -> list[Array] | None:
+        """Return rows of every column to write to, as `Column.room` does; None also where they wrap."""
+        pieces, found = self.ring.pieces(position, count), list[Array]()
+        if len(pieces) > 1:
+            return None
+        for column in self.columns:
+            rows = column.room(*pieces[0])
+            if rows is None:
+                return None
+            found.append(rows)
+        return found
+
     def write(self, position: Position, arrays: list[Array], live: Live | None = None) -> None:
         """Write rows of every column. `arrays`: schema order, dtype and shape, C-contiguous; `live`: as for `Column.write`."""
         pieces = self.ring.pieces(position, len(arrays[0]))

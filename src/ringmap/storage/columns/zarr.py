@@ -312,6 +312,10 @@ class ZarrColumn(Forkable):
             self._disk.put(path, self._beside, data, synced=True)
             self._disk.sync_folder(self.path)
 
+    def room(self, slot: int, count: int) -> Array | None:
+        """Return None: rows are compressed."""
+        return None
+
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:
         """Copy every chunk that holds these rows, unchanged."""
         assert isinstance(source, ZarrColumn)

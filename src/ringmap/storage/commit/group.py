@@ -7,6 +7,9 @@ A call appends one frame, with all its rows, so that it costs one write. The row
 them; other processes see them once the group is committed. The commit is an ordinary one. The next group writes over the
 file, which is removed when the buffer is closed.
 
+A ring in RAM has no use for a second copy: there the rows stand in the columns themselves, at the slots that the commit gives them.
+No live row is there, since a group is no longer than the spare rows; what counts is `count`, and the commit.
+
 Frame 0 names the record that the group follows, by its number and checksums. A recovery takes the frames of a group only if
 that record is the newest one: else the group was committed already, or the rows before it were lost.
 
@@ -127,6 +130,7 @@ class OpenGroup:
         start: the position of the first row.
         limit: rows that fit.
         rows: of the ring.
+        room: the rows of the columns at its slots, to write to; None: the group keeps them.
         after: the record that the group follows, as `follows` names it.
         earlier: values apart of rows before the group, as for `kept_apart`.
     """
@@ -140,18 +144,22 @@ class OpenGroup:
         rows: int,
         after: list[int],
         earlier: Values | None = None,
+        room: Sequence[Array] | None = None,
     ) -> None:
         self.schema, self.apart, self.earlier = schema, apart, earlier or {}
         self.start, self.limit, self.after = start, limit, after
         self.begun_at = time.monotonic()
         self.count = 0
         """Rows that count."""
+        self.is_in_place = room is not None
+        """Whether the rows stand in the columns: who reads those by name needs nothing else."""
         specs = (*schema.columns, *(apart.schema.columns if apart else ()))
+        if room is not None:
+            specs = specs[len(room) :]
         fields = [(str(i), spec.dtype, spec.shape) for i, spec in enumerate(specs)]
         self._records = np.zeros(limit, np.dtype(fields))
         self._size = self._records.itemsize
-        self._bytes = self._records.view(np.uint8).data
-        self._values = [self._records[str(i)] for i in range(len(specs))]
+        self._values = [*(room or ()), *(self._records[str(i)] for i in range(len(specs)))]
         self._by_name = dict(zip(schema.names, self._values, strict=False))
         self._fields = {name: str(i) for i, name in enumerate(schema.names)}
         kept = self._values[len(schema.columns) :]
@@ -172,6 +180,7 @@ class OpenGroup:
             OSError: the disk is full or fails.
         """
         salt = uuid.uuid4().hex
+        self._bytes = self._records.view(np.uint8).data
         self._seed = seed_of(salt)
         described: dict[str, Any] = {
             "columns": _described(self.schema), "after": self.after, "salt": salt, "rows": self.limit,

@@ -846,7 +846,7 @@ class Store(Handle):
                 if group is not None:
                     with small() as state:
                         self._commit_group(files, where, state)
-                group = self._begin_group(files, limit, apart, earlier)
+                group = self._begin_group(files, count, limit, apart, earlier)
             return group
 
     def _is_due(self, group: OpenGroup) -> bool:
@@ -855,14 +855,19 @@ class Store(Handle):
         return bool(group.count) and not self.disk.volatile and 0 < most < 2 * age
 
     def _begin_group(
-        self, files: CommitFiles, limit: int, apart: Apart | None, earlier: Values
+        self, files: CommitFiles, count: int, limit: int, apart: Apart | None, earlier: Values
     ) -> OpenGroup:
         rows, start = self.rows, self.head
         assert rows is not None
         self.use_within(files, ["groups"])
         rows.reserve(start, limit)
         after = follows(self._newest_record())
-        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier)
+        room = None
+        if self.disk.volatile:
+            first = self.ring.pieces(start, limit)[0][1]
+            if first >= count:  # it ends where the ring wraps
+                limit, room = first, rows.room(start, first)
+        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier, room)
         if not self.disk.volatile:
             spent, self._spent = self._spent, None
             try:
@@ -873,7 +878,7 @@ class Store(Handle):
             except BaseException:
                 self._remove(group.file)
                 raise
-        if not rows.shows_pending:
+        if not group.is_in_place and not rows.shows_pending:
             self.rows = rows.showing(_pending_of(self))
         self._group = group
         if self._grouping is not None:
@@ -1257,7 +1262,8 @@ def _pending_of(store: Store) -> Callable[[], OpenGroup | None]:
 
     def pending() -> OpenGroup | None:
         store = found()
-        return None if store is None else store.pending
+        group = None if store is None else store.pending
+        return None if group is None or group.is_in_place else group
 
     return pending
 

@@ -78,6 +78,10 @@ class File(Protocol):
         """
         ...
 
+    def room(self, offset: int, nbytes: int) -> Array | None:
+        """Return a byte range to write to, as a uint8 array; None where only `write` writes. The file's size is fixed."""
+        ...
+
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask for a byte range that will be read soon. A hint."""
         ...
@@ -203,6 +207,10 @@ class FileHandle:
         if random:
             self.disk.system.expect_random(mapped)
         return np.frombuffer(mapped, np.uint8)
+
+    def room(self, offset: int, nbytes: int) -> Array | None:
+        """Return None: a write to a hole on a full disk would kill the process."""
+        return None
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask for a byte range that will be read soon."""

@@ -89,6 +89,10 @@ class MemoryFile:
         view.flags.writeable = False
         return view
 
+    def room(self, offset: int, nbytes: int) -> Array | None:
+        """Return a byte range of the file itself."""
+        return self.data[offset : offset + nbytes]
+
     def size(self) -> int:
         """Return the size in bytes."""
         return self.used

@@ -128,7 +128,7 @@ class WholeEpisodes:
     """
 
     __slots__ = (
-        "__weakref__", "_episode_of", "_place_of", "_places", "_shifts", "_starts", "begins", "ended", "episodes", "first_steps",
+        "__weakref__", "_begin_of", "_episode_of", "_into", "_later", "_place_of", "_places", "_shifts", "_starts", "begins", "ended", "episodes", "first_steps",
         "in_order", "is_open", "lanes", "lengths", "names", "parts", "places",
     )  # fmt: skip
 
@@ -171,6 +171,7 @@ class WholeEpisodes:
         self._starts = starts
         stops = np.cumsum(sizes)
         self._places = stops - sizes
+        self._later = self._places[1:]
         self._shifts = starts - self._places
         self.places = self._places[self.parts]
         self.lengths = np.diff(self.places, append=stops[-1:])
@@ -178,6 +179,9 @@ class WholeEpisodes:
         self._place_of[order] = self._places
         self._episode_of = np.empty(len(order), np.int64)
         self._episode_of[order] = np.cumsum(begins) - 1
+        self._into = np.empty(len(order), np.int64)
+        self._into[order] = -self._shifts
+        self._begin_of = self.places.take(self._episode_of)
 
     def by_lane(self) -> WholeEpisodes:
         """Return runs of episodes in place of episodes: those of a lane one after the other, or in the order of storage without lanes.
@@ -232,6 +236,17 @@ class WholeEpisodes:
         found: Array = self._episode_of.take(indices)
         return found
 
+    def begin_of(self, indices: Array) -> Array:
+        """Return the place of the first step of the episode of each part."""
+        found: Array = self._begin_of.take(indices)
+        return found
+
+    def places_in(self, indices: Array, positions: Array) -> Array:
+        """Return the places of positions, each in the part of an index; before it, of steps that are stored elsewhere."""
+        found: Array = self._into.take(indices)
+        found += positions
+        return found
+
     def place_of(self, indices: Array) -> Array:
         """Return the place of the first step of each part."""
         found: Array = self._place_of.take(indices)
@@ -239,8 +254,8 @@ class WholeEpisodes:
 
     def positions(self, places: Array) -> Array:
         """Return the positions of places, which exist. O(n log parts)."""
-        at = self._places.searchsorted(places, side="right") - 1
-        found: Array = places + self._shifts.take(at)
+        found: Array = self._shifts.take(self._later.searchsorted(places, side="right"))
+        found += places
         return found
 
     def part_at(self, places: Array) -> Array:

@@ -230,6 +230,11 @@ class LiveEpisodes:
         """Return the lengths of the episodes from this ordinal on."""
         return self._lengths.span(ordinal, self.last)
 
+    def stops_between(self, first: int, last: int) -> Array:
+        """Return where the episodes of the ordinals `[first, last)` end, int64. O(last - first)."""
+        stops: Array = self._starts.span(first, last) + self._lengths.span(first, last)
+        return stops
+
     def starts_of(self, ordinals: Array) -> Array:
         """Return the start positions of these ordinals. O(len(ordinals))."""
         starts: Array = self.starts.take(ordinals - self.first)

@@ -1,0 +1,175 @@
+"""What a draw hands on to the read of its clips: their anchors, and which of them cross parts.
+
+    numbers -> parts -> anchors (B,) ------------------------------------> slots (B, H)
+                  \\--> clips that begin in an earlier part: their places
+                            among the joined episodes, positions of all steps --> slots of these few
+
+A draw looks up the part of each clip, and so it knows which clips begin in an earlier one. A read that is given anchors alone
+looks up the parts of all of them again.
+
+Invariants: a step is read at the position where its part is stored; an item is whole only if the lowest position that was read
+for it is still live after the copy.
+Not here: which parts make an episode (storage/ring/chains.py), items with padding (parts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringmap.clips.samplers.base import Weigh
+from ringmap.storage.read.handle import Handle
+from ringmap.storage.ring.chains import NONE, WholeEpisodes
+from ringmap.storage.ring.extremes import all_true
+
+__all__ = ["ANCHOR_ONLY", "NO_CROSSING", "Around", "Crossing", "Drawn"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Around:
+    """The steps around an anchor that an item holds.
+
+    Args:
+        offsets: of the steps from the anchor; 0 is added.
+
+    Attributes:
+        array: the offsets, rising, int64.
+        zero: where 0 is among them.
+    """
+
+    __slots__ = ("array", "zero")
+
+    def __init__(self, offsets: Iterable[int] = ()) -> None:
+        self.array: Array = np.array(sorted({0, *offsets}), np.int64)
+        self.zero = int(self.array.searchsorted(0))
+
+    def spots(self, offsets: Array) -> slice | Array:
+        """Return where some of the offsets are among them: as a slice, if they rise evenly."""
+        found: Array = self.array.searchsorted(offsets)
+        first, last = int(found[0]), int(found[-1])
+        stride = int(found[1]) - first if len(found) > 1 else 1
+        if stride > 0 and np.array_equal(found, np.arange(first, last + 1, stride)):
+            return slice(first, last + 1, stride)
+        return found
+
+
+ANCHOR_ONLY = Around()
+
+
+class Crossing:
+    """The items of a batch that have steps in more than one part. None of their steps is clamped.
+
+    It stays true: a step keeps its position for life.
+
+    Args:
+        which: the items.
+        positions: of their steps, `(n, steps)`, as `around` has these.
+        around: the steps.
+        good: whether the steps of each lie in its episode; the positions of others mean nothing.
+    """
+
+    __slots__ = ("_around", "good", "positions", "which")
+
+    def __init__(self, which: Array, positions: Array, around: Around, good: Array) -> None:
+        self.which, self.positions, self._around = which, positions, around
+        self.good = None if all_true(good) else good
+        """None: all are."""
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    @classmethod
+    def before(
+        cls, which: Array, whole: WholeEpisodes, index: Array, first: Array, step: int, around: Around
+    ) -> Crossing:  # fmt: skip
+        """Return items that begin before the part that they belong to.
+
+        Args:
+            which: the items.
+            whole: the episodes.
+            index: of their parts.
+            first: positions of their first steps, as if there were nothing else before the part.
+            step: which of their steps is the anchor.
+            around: their steps.
+        """
+        places = whole.places_in(index, first)
+        good = places >= whole.begin_of(index)
+        if step:
+            places += step
+        return cls(which, whole.positions(places[:, None] + around.array), around, good)
+
+    @classmethod
+    def of(cls, source: Handle, anchors: Array, around: Around) -> Crossing:
+        """Return the items that cross parts, given the positions of all anchors, `(B,)`."""
+        low, high = around.array[[0, -1]].tolist()
+        with source.memory:
+            live = source.live
+            if not len(live):
+                return NO_CROSSING
+            index = live.starts.searchsorted(anchors, side="right") - 1
+            left = anchors - live.starts.take(index)
+            far = left + high >= live.lengths.take(index)
+            if low:
+                far |= left + low < 0
+            which = far.nonzero()[0]
+            if not len(which):
+                return NO_CROSSING
+            whole = live.whole
+        index, places = index.take(which), whole.places_in(index.take(which), anchors.take(which))
+        begins = whole.begin_of(index)
+        stops = begins + whole.lengths.take(whole.episode_of(index))
+        good = (places + low >= begins) & (places + high < stops)
+        return cls(which, whole.positions(places[:, None] + around.array), around, good)
+
+    def put_anchors(self, anchors: Array) -> None:
+        """Put the positions of the anchors among those of the batch; -1 for an item that is not good."""
+        found = self.positions[:, self._around.zero]
+        anchors[self.which] = found if self.good is None else np.where(self.good, found, NONE)
+
+    def put(self, slots: Array, spots: slice | Array, rows: int) -> None:
+        """Replace the slots of these items, which were found as if each lay in one part.
+
+        Args:
+            slots: of the whole batch, `(B, n)`; `(B,)` of one step.
+            spots: of their steps, from `Around.spots`.
+            rows: of the ring.
+        """
+        found = self.positions[:, spots] % rows
+        slots[self.which] = found if slots.ndim > 1 else found[:, 0]
+
+    def still_whole(self, source: Handle, count: int) -> Array | None:
+        """Look again: return which items of the batch of `count` are good, None for all.
+
+        Positions rise with the steps, so it is the first step that is overwritten first. Where that is the anchor, the reader looks
+        at it anyway.
+        """
+        good = self.good
+        if self._around.zero:
+            live = self.positions[:, 0] >= source.newest_tail()
+            good = live if good is None else good & live
+        if good is None or all_true(good):
+            return None
+        found = np.ones(count, np.bool_)
+        found[self.which] = good
+        return found
+
+
+_NOTHING = np.empty(0, np.int64)
+
+NO_CROSSING = Crossing(_NOTHING, _NOTHING[:, None], ANCHOR_ONLY, _NOTHING)
+"""All items lie in one part each."""
+
+
+class Drawn(NamedTuple):
+    """Clips that were drawn.
+
+    `positions`: of their anchors, int64 `(B,)`; `crossing`: which of them cross parts, None: it is not known; `weigh`: returns
+    their weights, None: they have none.
+    """
+
+    positions: Array
+    crossing: Crossing | None = None
+    weigh: Weigh | None = None
