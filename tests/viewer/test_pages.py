@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer
-from tests.viewer.conftest import episode, fill
+from tests.viewer.conftest import add_transitions, episode, fill, fill_transitions
 
 CHROMIUM = os.environ.get("RINGMAP_CHROMIUM") or shutil.which("chromium") or ""
 ARGUMENTS = [
@@ -254,6 +254,36 @@ def test_a_fleet_is_live(tmp_path, serve, visit):
     page.get_by_text("b: the ring was removed").wait_for()
     page.wait_for_function("() => document.querySelectorAll('.row').length == 4")
     assert axe(page) == []
+    buffer.close()
+
+
+def test_a_fleet_of_transitions_is_live(tmp_path, serve, visit):
+    buffer = fill_transitions(tmp_path / "fleet/a", 30, policy_step=5)
+    fill_transitions(tmp_path / "fleet/b", 20).close()
+    client = serve()
+    page = visit(client)
+    card = page.locator(".place", has_text="2 rings, 1 writer alive")
+    card.get_by_text("50 transitions").wait_for()
+    assert card.locator("img").evaluate("img => img.decode().then(() => img.naturalWidth)") > 0
+    page.goto(f"http://127.0.0.1:{client.port}/#/p/{client.keys()['fleet']}")
+    page.get_by_text("● live").wait_for()
+    page.get_by_text("5 steps between rings").wait_for()
+    heads = page.locator("thead").first.inner_text().split("\t")
+    assert heads[:4] == ["ring", "transitions", "fill", "written"]
+    add_transitions(buffer, 30, 90, policy_step=9)
+    page.locator("dd", has_text="120").first.wait_for()  # 100 of a, whose ring is full
+    assert page.locator("tbody tr").first.inner_text().split("\t")[:4] == ["a", "100", "100.0 %", "120"]  # fmt: skip
+    page.get_by_text("9 steps between rings").wait_for()
+    assert axe(page) == [] and fits(page)
+    page.get_by_role("link", name="a", exact=True).click()
+    page.get_by_role("img", name="The ring: 100 of 100 steps").wait_for()
+    page.get_by_text("● live").wait_for()
+    add_transitions(buffer, 120, 10)
+    page.get_by_role("img", name="positions 30 to 130").wait_for()
+    assert page.get_by_role("heading", name="Episodes").count() == 0
+    assert axe(page) == []
+    page.set_viewport_size({"width": 380, "height": 800})
+    assert fits(page)
     buffer.close()
 
 

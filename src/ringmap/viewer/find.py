@@ -18,7 +18,14 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringmap.buffers.located import DATASET, EPISODES, buffer_at, folders_of, is_dataset
+from ringmap.buffers.located import (
+    DATASET,
+    EPISODES,
+    TRANSITIONS,
+    buffer_at,
+    folders_of,
+    is_dataset,
+)
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
 from ringmap.storage.directory.entries import SIGNS, Paths
@@ -164,10 +171,10 @@ def _place(path: str, name: str) -> Place | None:
 
 
 def _is_ring(place: Place) -> bool:
-    """Return whether a place is a ring of episodes, or one that can't be read."""
+    """Return whether a place is a ring of episodes or transitions, or one that can't be read."""
     if place.kind == PROBLEM:
         return os.path.lexists(Paths(place.path).manifest)
-    return place.kind == EPISODES
+    return place.kind in (EPISODES, TRANSITIONS)
 
 
 def _columns_of(place: Place) -> str | None:
