@@ -1,5 +1,6 @@
 """A fleet's page: all rings as one table against plain lists, counts and pace; rings that are damaged, gone or replaced."""
 
+import contextlib
 import shutil
 import threading
 import time
@@ -360,7 +361,7 @@ def test_a_fleet_of_transitions_against_the_buffer_that_reads_it(tmp_path, shelf
 
 
 def test_a_ring_of_transitions_is_followed(tmp_path, serve):
-    with fill_transitions(tmp_path / "ring", 30) as buffer:
+    with contextlib.closing(fill_transitions(tmp_path / "ring", 30)) as buffer:
         client = serve()
         ((name, key),) = client.keys().items()
         about = client.json("place", p=key)
