@@ -261,8 +261,8 @@ class Viewer:
             opened, name = self._opened(request), self._episode(request)
             return download(opened, name, _text(request, "as"), request.query_params.get("c"))
 
-        body, kind, suffix = await self.run(work)
-        headers = {"content-disposition": f'attachment; filename="episode.{suffix}"'}
+        body, kind, filename = await self.run(work)
+        headers = {"content-disposition": f'attachment; filename="{filename}"'}
         return Response(body, media_type=kind, headers=headers)
 
     async def mark(self, request: Request) -> Response:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 
 FLEET, PROBLEM = "fleet", "problem"
 
-_DEEPEST = 5
+_DEEPEST, _SUFFIX = 5, 12
 _MOST_ENTRIES = 20_000
 
 
@@ -85,7 +86,11 @@ def find(
     search = _Search([real for real, _ in roots], fleets)
     found: dict[str, Place] = {}
     for real, shown in roots:
-        for place in search.at(real, shown, 0):
+        search.others.clear()
+        inside = list(search.at(real, shown, 0))
+        if not inside and search.others and key_of(real) not in found:
+            inside = [search.nothing_in(real, shown)]
+        for place in inside:
             found.setdefault(place.key, place)
     return list(found.values())
 
@@ -95,6 +100,8 @@ class _Search:
         self.roots, self.fleets = roots, fleets
         self.left = _MOST_ENTRIES
         self.seen: set[str] = set()
+        self.others = Counter[str]()
+        """Files that hold nothing of ours, by suffix."""
 
     def at(self, path: str, name: str, depth: int) -> Iterator[Place]:
         if path in self.seen or self.left <= 0 or depth > _DEEPEST:
@@ -118,6 +125,24 @@ class _Search:
             return
         if stat.S_ISDIR(mode):
             yield from self._below(path, name, depth)
+        else:
+            self.others[os.path.splitext(path)[1][:_SUFFIX] or "no suffix"] += 1
+
+    def nothing_in(self, path: str, name: str) -> Place:
+        """Return a place that says what was found at a path in place of buffers and datasets."""
+        if not os.path.isdir(path):
+            return self._problem(
+                path,
+                name,
+                "is a file of no format that ringmap reads; `ringmap formats` lists them",
+            )
+        shown = ", ".join(f"{count:,} {suffix}" for suffix, count in self.others.most_common(5))
+        more = ", ..." if len(self.others) > 5 else ""
+        return self._problem(
+            path,
+            name,
+            f"holds no buffer and no dataset that ringmap reads, but other files: {shown}{more}",
+        )
 
     def _below(self, path: str, name: str, depth: int) -> Iterator[Place]:
         try:
