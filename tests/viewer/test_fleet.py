@@ -11,7 +11,7 @@ import pytest
 from ringmap import Pace
 from ringmap.buffers.located import EPISODES
 from ringmap.data import ReplayBuffer, ShardedReplayBuffer
-from ringmap.errors import InputError
+from ringmap.errors import InputError, NotFoundError
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer import library as library_module
 from ringmap.viewer.index import AtWork, EpisodeIndex
@@ -171,7 +171,11 @@ def test_a_ring_that_was_replaced_is_opened_again(tmp_path, shelf):
     (place,) = shelf.places()
     assert shelf.follow(place.key)["episodes"] == 3
     shutil.rmtree(tmp_path / "a")
+    for _ in range(3):
+        with pytest.raises(NotFoundError, match=r"/a: was removed or renamed|nothing of that name"):
+            shelf.follow(place.key)
     fill(tmp_path / "a", 2).close()
+    shelf.places()
     assert shelf.follow(place.key)["episodes"] == 2
     assert shelf.open(place.key).source.data(0)["seed"] == 100
 

@@ -1,5 +1,6 @@
 """The server's answers: what is stored, who may ask, what is refused, and what one request may take."""
 
+import asyncio
 import io
 import json
 import os
@@ -397,6 +398,32 @@ def test_a_port_in_use_takes_the_next():
     assert port < other.getsockname()[1] < port + 50
     taken.close()
     other.close()
+
+
+def nodelay(bound):
+    """Return whether a server on a socket sends small replies at once."""
+
+    async def accepted():
+        found = asyncio.get_running_loop().create_future()
+
+        def connected(_, writer):
+            sock = writer.get_extra_info("socket")
+            found.set_result(bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            writer.close()
+
+        async with await asyncio.start_server(connected, sock=bound):
+            with socket.create_connection(bound.getsockname()):
+                return await found
+
+    return asyncio.run(accepted())
+
+
+def test_a_small_reply_is_sent_at_once():
+    assert nodelay(listen("127.0.0.1", 0))
+    control = socket.socket(socket.AF_INET)  # its protocol is not named
+    control.bind(("127.0.0.1", 0))
+    control.listen()
+    assert not nodelay(control)
 
 
 def test_behind_ssh_it_prints_the_tunnel(monkeypatch):

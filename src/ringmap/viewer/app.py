@@ -31,6 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ringmap.errors import (
+    ClosedError,
     DamageError,
     EnvironmentFault,
     InputError,
@@ -38,6 +39,7 @@ from ringmap.errors import (
     MissingExtraError,
     NotFoundError,
     ReadOnlyError,
+    ReplacedError,
     RingmapError,
     UnknownColumnError,
 )
@@ -424,8 +426,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         status = 413
     elif isinstance(error, MissingExtraError):
         status = 501
-    elif isinstance(error, NotFoundError):
-        status = 404
+    elif isinstance(error, NotFoundError | ReplacedError | ClosedError):
+        status = 404  # it is gone, or another one by now
     elif isinstance(error, InputError):
         status = 400
     elif isinstance(error, ReadOnlyError):

@@ -138,8 +138,10 @@ class Library:
             try:
                 self._opened[key] = opened = self._made(place)
             except (RingmapError, OSError) as error:
-                self._failed[key] = _later(start), error
-                raise
+                is_there = os.path.lexists(place.path)
+                why = error if is_there else NotFoundError(f"{place.name}: was removed or renamed")
+                self._failed[key] = _later(start), why
+                raise why from None
             return opened
 
     def _made(self, place: Place) -> Opened:

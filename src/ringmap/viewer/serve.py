@@ -39,7 +39,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"view: --port must be 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(port, min(65536, port + _NEXT_PORTS)) if port else (0,):
-        bound = socket.socket(family)
+        # asyncio sends at once only where the protocol is named: else a small reply waits 40 ms for the client's acknowledgement.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, number))

@@ -21,20 +21,29 @@ class Page {
     for (const call of this.later) call();
   }
   follow(key, call) {
-    const events = new EventSource(api("events", { p: key }));
-    let before = null;
-    events.onmessage = (message) => {
-      const state = JSON.parse(message.data);
-      live.className = state.problem ? "bad" : "";
-      live.textContent = state.problem ? state.problem : state.live ? "● live" : "";
-      if (!state.problem) call(state, before);
-      before = state.problem ? null : state; // another ring may be there after it
+    let events = null, before = null;
+    const wrong = el("div", {});
+    const listen = () => {
+      events?.close();
+      if (document.hidden) return; // a browser has six connections for all its tabs
+      events = new EventSource(api("events", { p: key }));
+      events.onmessage = (message) => {
+        const state = JSON.parse(message.data);
+        live.className = state.problem ? "bad" : "";
+        live.textContent = state.problem ? "not read" : state.live ? "● live" : "";
+        if (!state.problem) wrong.remove();
+        else if (wrong.textContent !== state.problem || !wrong.isConnected) wrong.replaceChildren(note(state.problem)), main.prepend(wrong);
+        if (!state.problem) call(state, before);
+        before = state.problem ? null : state; // another ring may be there after it
+      };
+      events.onerror = () => {
+        live.className = "bad";
+        live.textContent = "not connected";
+      };
     };
-    events.onerror = () => {
-      live.className = "bad";
-      live.textContent = "not connected";
-    };
-    this.later.push(() => events.close());
+    listen();
+    document.addEventListener("visibilitychange", listen);
+    this.later.push(() => { events?.close(); document.removeEventListener("visibilitychange", listen); });
   }
 }
 
