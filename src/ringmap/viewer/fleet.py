@@ -22,7 +22,6 @@ from typing import Any
 from ringmap.errors import RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.inspect.describe import writer_of
 from ringmap.viewer.find import Place
 from ringmap.viewer.opened import Opened, idle_s
 from ringmap.viewer.table import EpisodeTable, Part
@@ -113,13 +112,13 @@ class Fleet:
 
     def _look(self, opened: Opened) -> dict[str, Any]:
         state, path = opened.state(), opened.place.path
-        writer, idle = writer_of(path), idle_s(path)
+        idle = idle_s(path)
         policy = None
         with contextlib.suppress(*_FAULTS):  # an episode of it is damaged, or gone
             policy = opened.newest_policy()
         return {
             "episodes": state["episodes"], "steps": state["steps"], "max_steps": state["max_steps"], "written": state["head"],
-            "redraws": state["redraws"], "writer": {"alive": writer.alive, "pid": writer.pid, "host": writer.host},
+            "redraws": state["redraws"], "writer": state["writer"],
             "idle_s": None if idle is None else _rounded(idle), "policy_step": policy,
             "marks_problem": state["marks_problem"],
         }  # fmt: skip

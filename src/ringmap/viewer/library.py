@@ -246,7 +246,7 @@ class Library:
                 told["nbytes"] = nbytes_of(place.path)
             if facts is not None and place.path:
                 told = {"steps": facts.steps, "max_steps": facts.max_steps - facts.spare} | told
-                told["writer"] = _writer(facts)
+                told.setdefault("writer", _writer(facts))
                 told["committed_s"] = idle_s(_main_of(place))
         except (RingmapError, OSError) as error:
             told["problem"] = str(error)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringmap.errors import ClipIndexError, InputError, RingmapError
 from ringmap.fleet.weights import POLICY_STEP
-from ringmap.storage.inspect.describe import Facts
+from ringmap.storage.inspect.describe import Facts, writer_of
 from ringmap.viewer.drawing import kind_of, thumbnail
 from ringmap.viewer.find import Place
 from ringmap.viewer.index import AtWork, EpisodeIndex
@@ -109,12 +109,16 @@ class Opened:
             self.index.mark({})
 
     def _look(self) -> dict[str, Any]:
-        ids = self.index.ids
+        ids, path = self.index.ids, self.place.path
+        ring = self.source.ring()
+        if ring and path:
+            writer = writer_of(path)
+            ring["writer"] = {"alive": writer.alive, "pid": writer.pid, "host": writer.host}
         return {
             "episodes": len(ids), "steps": int(self.index.lengths.sum()),
             "first": str(ids[0]) if len(ids) else None, "last": str(ids[-1]) if len(ids) else None,
             "version": self.index.version, "indexed": self.index.done, "live": self.source.is_live, "marked": self.index.num_marked(), "marks_problem": self.marks_problem,
-            **self.source.ring(),
+            **ring,
         }  # fmt: skip
 
     def thumbnail(self, name: int | None) -> bytes | None:

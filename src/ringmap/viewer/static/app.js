@@ -7,6 +7,7 @@ import { comparePage, episodePage } from "./episode.js";
 const main = document.getElementById("main");
 const trail = document.getElementById("trail");
 const live = document.getElementById("live");
+const STILL_MS = 2000; // after which nothing new means: 0 steps per second
 let page = null;
 let shown = "";
 
@@ -23,6 +24,8 @@ class Page {
   follow(key, call) {
     let events = null, before = null;
     const wrong = el("div", {});
+    let heard = 0;
+    const timer = setInterval(() => { if (before && Date.now() - heard >= STILL_MS) call(before, before); }, STILL_MS);
     const listen = () => {
       events?.close();
       if (document.hidden) return; // a browser has six connections for all its tabs
@@ -33,6 +36,7 @@ class Page {
         live.textContent = state.problem ? "not read" : state.live ? "● live" : "";
         if (!state.problem) wrong.remove();
         else if (wrong.textContent !== state.problem || !wrong.isConnected) wrong.replaceChildren(note(state.problem)), main.prepend(wrong);
+        heard = Date.now();
         if (!state.problem) call(state, before);
         before = state.problem ? null : state; // another ring may be there after it
       };
@@ -43,7 +47,7 @@ class Page {
     };
     listen();
     document.addEventListener("visibilitychange", listen);
-    this.later.push(() => { events?.close(); document.removeEventListener("visibilitychange", listen); });
+    this.later.push(() => { events?.close(); clearInterval(timer); document.removeEventListener("visibilitychange", listen); });
   }
 }
 
@@ -200,7 +204,8 @@ function counts(about) {
   add(steps, count(about.steps));
   if (about.max_steps) add("fill", "");
   if (about.head !== undefined) add("written", count(about.head)), add("commits", count(about.commits)), add("steps per second", "–"), add("commits per second", "–"), add("redraws of this reader", count(about.redraws));
-  if (about.writer) add("writer", el("span", {}, writerOf(about.writer), about.writer.pid && about.writer.alive ? ` ${about.writer.pid} on ${about.writer.host}` : ""));
+  const who = (w) => el("span", {}, writerOf(w), w.pid && w.alive ? ` ${w.pid} on ${w.host}` : "");
+  if (about.writer) add("writer", who(about.writer));
   if (about.nbytes !== undefined) add("on disk", nbytes(about.nbytes) + (about.nbytes_full ? ` of ${nbytes(about.nbytes_full)} when full` : ""));
   if (about.settings && !hasNone(about)) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`);
   if (about.settings) add("durability", told(about.settings.durability));
@@ -213,6 +218,7 @@ function counts(about) {
     facts[steps].dd.textContent = count(state.steps);
     if (state.max_steps) facts.fill.dd.textContent = fillOf(state);
     if (state.head === undefined) return;
+    if (state.writer && JSON.stringify(state.writer) !== JSON.stringify(about.writer)) facts.writer?.dd.replaceChildren(who((about.writer = state.writer)));
     facts.written.dd.textContent = count(state.head);
     facts.commits.dd.textContent = count(state.commits);
     facts["redraws of this reader"].dd.textContent = count(state.redraws);

@@ -152,7 +152,7 @@ export class Chart {
   say(idx) {
     if (!this.plot || idx === null || idx === undefined) return;
     const d = this.plot.data;
-    this.read.textContent = `step ${count(d[0][idx])}: ` + this.labels.slice(0, 8).map((label, i) => (this.labels.length > 1 ? `${label} ` : "") + number(d[i + 1][idx])).join("  ");
+    this.read.textContent = `step ${count(d[0][idx])}: ` + this.labels.slice(0, 8).map((label, i) => (this.labels.length > 1 ? `${label}: ` : "") + number(d[i + 1][idx])).join(", ");
   }
 
   resize() {

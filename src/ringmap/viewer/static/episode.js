@@ -108,7 +108,7 @@ class Charts {
     const on = { moved: (step) => cursor.to(step), zoomed: (low, high) => this.zoom(low, high) };
     this.charts = this.columns.map((c) => {
       const own = Array.from({ length: c.lines }, (_, i) => String(i));
-      const labels = episodes.length === 1 ? (c.lines > 1 ? own : [c.name]) : episodes.flatMap((e) => own.map((i) => (c.lines > 1 ? `${e.called}: ${i}` : e.called)));
+      const labels = episodes.length === 1 ? (c.lines > 1 ? own : [c.name]) : episodes.flatMap((e) => own.map((i) => (c.lines > 1 ? `${e.called} [${i}]` : e.called)));
       return new Chart(c.name, labels, on);
     });
     this.root = el("div", { class: "charts" }, this.charts.map((c) => c.root));
