@@ -19,6 +19,7 @@ import pytest
 from ringmap.data import ReplayBuffer
 from ringmap.errors import NotFoundError, RoleError
 from ringmap.viewer import limits
+from ringmap.viewer.find import find
 from ringmap.viewer.library import Library
 from ringmap.viewer.serve import Server, listen, tunnel_line
 from tests.viewer.conftest import Client, episode, fill
@@ -490,6 +491,22 @@ def test_a_path_with_nothing_readable_says_what_was_found(tmp_path, serve):
     fill(tmp_path / "runs/ring", 1).close()
     found = until(lambda: client.json("places")["places"], lambda p: p[0]["kind"] != "problem")
     assert [p["kind"] for p in found] == ["episodes"]
+
+
+def test_a_search_that_is_cut_says_so(tmp_path, monkeypatch):
+    for number in range(6):
+        fill(tmp_path / f"ring{number}", 1).close()
+    monkeypatch.setattr("ringmap.viewer.find._MOST_ENTRIES", 4)
+    *found, cut = find([tmp_path])
+    assert len(found) >= 3 and "only the first 4 entries" in cut.problem
+    monkeypatch.setattr("ringmap.viewer.find._MOST_ENTRIES", 7)
+    assert [place.problem for place in find([tmp_path])] == [None] * 7  # the fleet, its rings
+
+
+def test_marks_need_a_folder(tmp_path):
+    with pytest.raises(NotFoundError, match="there is no folder"):
+        Library([tmp_path], marks=str(tmp_path / "none/marks.json"))
+    Library([tmp_path], marks=str(tmp_path / "marks.json")).close()
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ MarksFile = Annotated[
     ),
 ]
 
+_SLOW_S = 2.0
+"""A search that takes longer is spoken of."""
 _SAID = 5
 """Places that can't be read, and are named before the page is opened."""
 
@@ -55,7 +57,19 @@ def view(
     from ringmap.viewer.serve import Server, tunnel_line
 
     given = paths or ["."]
-    library = Library(given, marks=marks, read_only=read_only)
+    slow = threading.Timer(
+        _SLOW_S,
+        say,
+        [
+            f"ringmap: looking for buffers and datasets below {', '.join(given)}; a folder closer to the data is quicker"
+        ],
+    )
+    slow.daemon = True
+    slow.start()
+    try:
+        library = Library(given, marks=marks, read_only=read_only)
+    finally:
+        slow.cancel()
     library.prepare()
     places = library.places()
     found = [place for place in places if place.kind != PROBLEM]

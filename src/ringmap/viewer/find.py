@@ -92,19 +92,26 @@ def find(
             inside = [search.nothing_in(real, shown)]
         for place in inside:
             found.setdefault(place.key, place)
+    if search.is_cut:
+        why = f"only the first {_MOST_ENTRIES:,} entries were looked at; give a folder closer to the data"
+        cut = Place(key_of("..."), "", ", ".join(shown for _, shown in roots), PROBLEM, problem=why)
+        found[cut.key] = cut
     return list(found.values())
 
 
 class _Search:
     def __init__(self, roots: list[str], fleets: Collection[str]) -> None:
         self.roots, self.fleets = roots, fleets
-        self.left = _MOST_ENTRIES
+        self.left, self.is_cut = _MOST_ENTRIES, False
         self.seen: set[str] = set()
         self.others = Counter[str]()
         """Files that hold nothing of ours, by suffix."""
 
     def at(self, path: str, name: str, depth: int) -> Iterator[Place]:
-        if path in self.seen or self.left <= 0 or depth > _DEEPEST:
+        if path in self.seen or depth > _DEEPEST:
+            return
+        if self.left <= 0:
+            self.is_cut = True
             return
         self.seen.add(path)
         self.left -= 1

@@ -47,7 +47,7 @@ class Library:
         read_only: whether marks can't be changed.
 
     Raises:
-        NotFoundError: a path is not there.
+        NotFoundError: a path, or the folder of `marks`, is not there.
     """
 
     def __init__(
@@ -58,6 +58,11 @@ class Library:
         read_only: bool = False,
     ) -> None:
         self.paths = list(paths)
+        folder = os.path.dirname(os.path.abspath(marks or ""))
+        if marks is not None and not os.path.isdir(folder):
+            raise NotFoundError(
+                f"view: --marks {marks}: there is no folder {folder}; make it first"
+            )
         self.marks, self.read_only = marks, read_only
         self._is_closed = False
         self.at_work = AtWork()
