@@ -295,6 +295,12 @@ def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, serve, visit):
     page.wait_for_load_state("networkidle")
     with page.expect_request(lambda r: "/api/columns" in r.url and "end=5000" in r.url):
         chart.dblclick()
+    page.locator("h1").click()
+    page.evaluate("""() => { const slider = document.querySelector("input[type=range]"); slider.value = 4000; slider.dispatchEvent(new Event("input")); }""")  # fmt: skip
+    for key_, expected in (("+", (2000, 4501)), ("-", (0, 5000)), ("=", (2000, 4501)), ("0", (0, 5000))):  # fmt: skip
+        with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
+            page.keyboard.press(key_)
+        assert all(abs(a - b) < 3 for a, b in zip(edges(asked.value), expected, strict=True)), key_
 
 
 def edges(request):
@@ -411,6 +417,10 @@ def test_compare(tmp_path, serve, visit):
     page.locator("#row0").click(modifiers=["Shift"])
     page.locator("#row2").click(modifiers=["Shift"])
     page.get_by_role("button", name="Compare 2").click()
+    page.get_by_role("heading", name="Episodes 3, 1").wait_for()
+    page.get_by_role("link", name="1", exact=True).click()
+    page.get_by_role("heading", name="Episode 1").wait_for()
+    page.go_back()
     page.get_by_role("heading", name="Episodes 3, 1").wait_for()
     page.locator(".u-over").first.wait_for()
     assert page.locator(".films canvas").count() == 2

@@ -12,6 +12,7 @@ class Cursor {
     this.step = Math.max(0, Math.min(length - 1, Number(query.get("t")) || 0));
     this.speed = 3;
     this.followers = [];
+    this.zoom = () => {}; // in or out by a factor around the step; null: all
     this.slider = el("input", { type: "range", min: "0", max: String(Math.max(0, length - 1)), value: String(this.step), "aria-label": "Step", oninput: () => this.to(Number(this.slider.value)) });
     this.play = el("button", { type: "button", onclick: () => this.toggle(), "aria-pressed": "false", title: "Space" }, "Play");
     this.said = el("span", { class: "quiet" });
@@ -30,6 +31,7 @@ class Cursor {
     const act = {
       " ": () => this.toggle(), ArrowRight: () => this.to(this.step + by), ArrowLeft: () => this.to(this.step - by),
       Home: () => this.to(0), End: () => this.to(this.length - 1), ",": () => this.faster(-1), ".": () => this.faster(1),
+      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.zoom(null),
     }[event.key];
     if (!act || (event.key === " " && event.target.closest?.("button,summary"))) return;
     event.preventDefault();
@@ -105,6 +107,7 @@ class Charts {
     this.low = 0;
     this.high = Math.max(1, this.length - 1);
     this.columns = episodes[0].columns.filter((c) => c.kind === "lines" && (episodes.length === 1 || c.lines <= 8));
+    cursor.zoom = (by) => (by === null ? this.zoom(null, null) : this.zoom(cursor.step - (cursor.step - this.low) * by, cursor.step + (this.high - cursor.step) * by));
     const on = { moved: (step) => cursor.to(step), zoomed: (low, high) => this.zoom(low, high) };
     this.charts = this.columns.map((c) => {
       const own = Array.from({ length: c.lines }, (_, i) => String(i));
@@ -240,7 +243,7 @@ export async function episodePage(page, main, key, id, query, about) {
     texts.length ? el("div", { class: "charts" }, texts.map((t) => t.root)) : "",
     Object.keys(e.data).length ? el("div", {}, el("h2", {}, "Episode data"), el("dl", { class: "facts" }, Object.entries(e.data).map(([n, v]) => el("div", {}, el("dt", {}, n), el("dd", {}, told(v)))))) : "",
     left.length ? el("div", {}, el("h2", {}, "Not drawn"), el("ul", {}, left.map((c) => el("li", {}, `${c.name}: ${c.reason}`)))) : "",
-    el("p", { class: "quiet" }, "Space plays. Arrows step, with shift by ten. Comma and period change the speed." + (about.can_mark ? " The letter b gives the flag bad, or takes it away." : "") + " Drag or turn the wheel over a chart to zoom; double-click shows all."));
+    el("p", { class: "quiet" }, "Space plays. Arrows step, with shift by ten. Comma and period change the speed." + (about.can_mark ? " The letter b gives the flag bad, or takes it away." : "") + " Drag or turn the wheel over a chart to zoom, or press plus and minus; double-click, or zero, shows all."));
   cursor.to(cursor.step);
   await charts.load();
   page.moved = (q) => { const t = Number(q.get("t")); if (q.has("t") && t !== cursor.step) cursor.to(t); };
@@ -272,7 +275,7 @@ export async function comparePage(page, main, key, query, about) {
   const films = episodes.flatMap((e) => e.columns.filter((c) => c.kind === "picture").slice(0, 2).map((c) => new Film(page, e.p, e.id, c, e.length, `${c.name}, episode ${e.called}`)));
   const charts = new Charts(page, episodes, cursor, failed);
   cursor.followers.push(...films, charts);
-  main.replaceChildren(el("h1", {}, `Episodes ${episodes.map((e) => e.called).join(", ")}`), wrong, el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root);
+  main.replaceChildren(el("h1", {}, "Episodes ", episodes.map((e, i) => [i ? ", " : "", el("a", { href: link(["p", e.p, "e", e.id]) }, e.called)])), wrong, el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root);
   cursor.to(cursor.step);
   await charts.load();
 }

@@ -2,6 +2,7 @@
 import { ask, el } from "./lib.js";
 
 const BLOCK = 32, BLOCK_NBYTES = 16e6, KEPT_NBYTES = 200e6;
+const REST_MS = 150; // after a jump, before its block is asked for: another jump may follow
 const EXACT_PIXELS = 160 * 160; // the server sends larger pictures as JPEG, unless it is asked for exact ones
 
 export class Film {
@@ -27,13 +28,16 @@ export class Film {
 
   forget() {
     for (const frames of this.ready?.values() ?? []) frames.forEach((frame) => frame.close());
+    for (const asked of this.asked?.values() ?? []) asked.abort();
+    clearTimeout(this.resting);
+    this.resting = null;
     this.ready = new Map(); // block -> frames
-    this.asked = new Map(); // block -> promise
+    this.asked = new Map(); // block -> what ends its request
     this.shown = null;
   }
 
-  async fetch(start, n) {
-    const reply = await ask("frames", { p: this.key, e: this.id, c: this.column.name, start, n, exact: this.exact ? 1 : null }, { signal: this.page.signal });
+  async fetch(start, n, signal) {
+    const reply = await ask("frames", { p: this.key, e: this.id, c: this.column.name, start, n, exact: this.exact ? 1 : null }, { signal });
     const buffer = await reply.arrayBuffer(), view = new DataView(buffer), count = view.getUint32(4, true), frames = [];
     let at = 8 + 4 * count;
     for (let i = 0; i < count; i++) {
@@ -46,9 +50,11 @@ export class Film {
 
   // Loads a block, once.
   block(number) {
-    if (this.asked.has(number)) return;
-    const asked = this.asked, ready = this.ready;
-    asked.set(number, this.fetch(number * this.size, this.size).then((frames) => {
+    if (this.ready.has(number) || this.asked.has(number)) return;
+    const asked = this.asked, ready = this.ready, ending = new AbortController();
+    asked.set(number, ending);
+    this.fetch(number * this.size, this.size, ending.signal).then((frames) => {
+      asked.delete(number);
       if (ready !== this.ready) return frames.forEach((frame) => frame.close());
       ready.set(number, frames);
       this.show();
@@ -56,12 +62,11 @@ export class Film {
         const far = [...ready.keys()].sort((a, b) => Math.abs(b - number) - Math.abs(a - number))[0];
         ready.get(far).forEach((frame) => frame.close());
         ready.delete(far);
-        asked.delete(far);
       }
     }, (error) => {
       asked.delete(number);
       this.wrong(error);
-    }));
+    });
   }
 
   wrong(error) {
@@ -83,8 +88,9 @@ export class Film {
   // Fetches the wanted frame alone. One at a time: while a slider is dragged, the next is the one where it is by then.
   async jump() {
     while (this.wanted < this.length && !this.show()) {
-      const step = this.wanted, ready = this.ready;
-      const [frame] = await this.fetch(step, 1);
+      const step = this.wanted, ready = this.ready, number = Math.floor(step / this.size);
+      for (const [other, ending] of this.asked) if (Math.abs(other - number) > 1) ending.abort();
+      const [frame] = await this.fetch(step, 1, this.page.signal);
       if (ready === this.ready && this.wanted < this.length && !this.show()) {
         this.draw(frame);
         this.shown = step;
@@ -95,10 +101,8 @@ export class Film {
 
   async at(step) {
     this.wanted = step;
-    if (step >= this.length) { // of several episodes, a shorter one
-      this.shown = null;
-      return this.draw(null);
-    }
+    this.shown = null; // it is drawn again, even if it is what is seen
+    if (step >= this.length) return this.draw(null); // of several episodes, a shorter one
     if (!this.show()) {
       if (this.jumping) return;
       this.jumping = true;
@@ -112,8 +116,14 @@ export class Film {
         this.jumping = false;
       }
     }
+    if (this.ready.has(Math.floor(this.wanted / this.size))) this.ahead();
+    else this.resting ??= setTimeout(() => { this.resting = null; this.ahead(); }, REST_MS);
+  }
+
+  // Loads the block of the wanted frame, and past its middle the next one.
+  ahead() {
     const number = Math.floor(this.wanted / this.size);
-    this.block(number);
+    if (this.wanted < this.length) this.block(number);
     if (this.wanted % this.size >= this.size >> 1 && (number + 1) * this.size < this.length) this.block(number + 1);
   }
 
