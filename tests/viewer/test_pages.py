@@ -367,20 +367,19 @@ def test_a_ring_that_vanishes_while_it_is_shown(tmp_path, serve, visit):
     assert page.locator("main .note").count() == 0
 
 
-def test_a_writer_that_ends_is_seen(tmp_path, serve, visit):
-    buffer = fill(tmp_path / "ring", 3)
+def test_a_writer_that_pauses_or_ends_is_seen(tmp_path, serve, visit):
+    buffer = fill_transitions(tmp_path / "ring", 30)
     client = serve()
     (key,) = client.keys().values()
     page = visit(client, f"#/p/{key}")
     page.get_by_text("● live").wait_for()
     page.locator("dd", has_text=f"writer alive {os.getpid()}").wait_for()
     rate = page.locator(".facts div", has_text="steps per second").locator("dd")
-    for number in range(3, 6):
-        buffer.write_episode(episode(number))
-    page.wait_for_function("() => [...document.querySelectorAll('.facts dd')].some(d => d.textContent === '120')")  # fmt: skip
+    add_transitions(buffer, 30, 40)
+    until(rate.inner_text, lambda text: text.isdigit() and text != "0")
+    until(rate.inner_text, lambda text: text == "0")  # not the last one for ever
     buffer.close()
     page.locator("dd", has_text="no writer").wait_for()
-    until(rate.inner_text, lambda text: text == "0")  # not the last one for ever
 
 
 def test_the_first_columns_come_without_a_reload(tmp_path, serve, visit):
