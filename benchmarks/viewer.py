@@ -147,7 +147,7 @@ def _page(place: Place, folder: Path) -> Table:
                 ]
                 table.add(f"a frame of {name} that is not loaded", np.array(jumps) / 1000)
         browser.close()
-    table.notes.append("Chromium and the server share the machine's cores; a film is asked for ahead, 32 frames at a time")  # fmt: skip
+    table.notes.append("Chromium and the server share the machine's cores; a film is asked for ahead, up to 32 frames at a time; a frame that is not loaded comes alone")  # fmt: skip
     return table
 
 

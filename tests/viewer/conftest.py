@@ -5,6 +5,7 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import pytest
 
+from ringmap import TransitionReplayBuffer
 from ringmap.data import ReplayBuffer
 from ringmap.viewer.library import Library
 from ringmap.viewer.serve import Server
@@ -32,6 +33,23 @@ def fill(path, episodes=6, max_steps=1000, **options):
     for number in range(episodes):
         buffer.write_episode(episode(number))
     return buffer
+
+
+def fill_transitions(path, count=30, capacity=100, policy_step=0, side=8):
+    """A ring of transitions of one lane, whose reward is the number of the step."""
+    buffer = TransitionReplayBuffer(
+        capacity, obs_shape=(side, side, 3), obs_dtype=np.uint8, path=path, device=None,
+        extra={"policy_step": ((), np.int64)},
+    )  # fmt: skip
+    add_transitions(buffer, 0, count, policy_step)
+    return buffer
+
+
+def add_transitions(buffer, first, count, policy_step=0):
+    for t in range(first, first + count):
+        now, after = (np.full(buffer.schema.columns[0].shape, n % 256, np.uint8) for n in (t, t + 1))  # fmt: skip
+        buffer.add(now, t % 3, float(t), after, t % 10 == 9, extra={"policy_step": policy_step})
+    buffer.flush()
 
 
 class Client:

@@ -1,5 +1,6 @@
 """A fleet's page: all rings as one table against plain lists, counts and pace; rings that are damaged, gone or replaced."""
 
+import contextlib
 import shutil
 import threading
 import time
@@ -8,15 +9,16 @@ import numpy as np
 import pytest
 
 from ringmap import Pace
-from ringmap.data import ReplayBuffer
-from ringmap.errors import InputError
+from ringmap.buffers.located import EPISODES
+from ringmap.data import ReplayBuffer, ShardedReplayBuffer
+from ringmap.errors import InputError, NotFoundError
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer import library as library_module
 from ringmap.viewer.index import AtWork, EpisodeIndex
 from ringmap.viewer.library import Library
 from ringmap.viewer.sources import RingSource
 from ringmap.viewer.table import EpisodeTable, Part
-from tests.viewer.conftest import episode, fill
+from tests.viewer.conftest import add_transitions, episode, fill, fill_transitions
 
 
 def until(call, wanted, seconds=20):
@@ -169,7 +171,11 @@ def test_a_ring_that_was_replaced_is_opened_again(tmp_path, shelf):
     (place,) = shelf.places()
     assert shelf.follow(place.key)["episodes"] == 3
     shutil.rmtree(tmp_path / "a")
+    for _ in range(3):
+        with pytest.raises(NotFoundError, match=r"/a: was removed or renamed|nothing of that name"):
+            shelf.follow(place.key)
     fill(tmp_path / "a", 2).close()
+    shelf.places()
     assert shelf.follow(place.key)["episodes"] == 2
     assert shelf.open(place.key).source.data(0)["seed"] == 100
 
@@ -184,7 +190,7 @@ def test_a_ring_that_fails_is_not_opened_at_each_look(tmp_path, monkeypatch):
         tried.append(path)
         raise OSError("the disk fails")
 
-    monkeypatch.setattr(library_module, "RingSource", broken)
+    monkeypatch.setitem(library_module._SOURCES, EPISODES, broken)
     for _ in range(3):
         lines = library.follow(key)["shards"]
     assert [line["problem"] for line in lines] == ["the disk fails"] * 2
@@ -316,3 +322,88 @@ def test_the_server_answers_for_a_fleet(tmp_path, serve):
     for name in ("episode", "columns", "frames", "text", "download"):
         said = client.json(name, p=key, e=0, c="reward", status=400, **{"as": "hdf5"})["error"]
         assert "is a fleet; an episode is in one of its rings" in said, name
+
+
+def test_a_fleet_of_transitions_against_the_buffer_that_reads_it(tmp_path, shelf):
+    a, b = (fill_transitions(tmp_path / n, c, policy_step=p) for n, c, p in (("a", 160, 30), ("b", 40, 10)))  # fmt: skip
+    key = fleet_of(shelf)
+
+    def compared():
+        state = shelf.follow(key)
+        with ShardedReplayBuffer(tmp_path) as read:
+            shards = read.shards
+        own = [(line["name"], line["steps"], line["written"], line["writer"]["alive"], line["problem"]) for line in state["shards"]]  # fmt: skip
+        assert own == [(s.name, s.steps, s.written, s.writer.alive, None) for s in shards]
+        assert state["steps"] == sum(s.steps for s in shards)
+        assert state["written"] == sum(s.written for s in shards)
+        return state
+
+    state = compared()
+    assert (state["episodes"], state["steps"], state["max_steps"], state["written"]) == (None, 140, 200, 200)  # fmt: skip
+    assert (state["policy_step"], state["staleness"], state["writers"]) == (30, 20, 2)
+    assert [line["episodes"] for line in state["shards"]] == [None, None]
+    add_transitions(b, 40, 20, policy_step=40)
+    assert (compared()["staleness"], shelf.follow(key)["policy_step"]) == (10, 40)
+    c = fill_transitions(tmp_path / "c", 5)
+    assert [line["name"] for line in compared()["shards"]] == ["a", "b", "c"]
+    with Pace(tmp_path, samples_per_insert=4, min_steps=100, slack=1) as pace:
+        pace.draw(300)
+        told = shelf.follow(key)["pace"]
+        assert (told["inserted"], told["drawn"]) == (160 + 60 + 5, 300)
+    for buffer in (a, b, c):
+        buffer.close()
+    assert compared()["writers"] == 0
+    assert rows_of(shelf, key) == []
+    columns = {column["name"]: column for column in shelf.describe(key)["columns"]}
+    assert columns["rewards"]["range"] == [0.0, 159.0]  # of the newest steps of all rings
+    assert columns["observations"]["kind"] == "picture"
+    assert shelf.shown(key).thumbnail()[:4] == b"\x89PNG"
+    (tmp_path / "a/manifest.json").write_text("{")
+    problems = {line["name"]: line["problem"] for line in shelf.follow(key)["shards"]}
+    assert "manifest" in problems["a"] and problems["b"] is None
+    assert shelf.follow(key)["episodes"] is None
+
+
+def test_a_ring_of_transitions_is_followed(tmp_path, serve):
+    with contextlib.closing(fill_transitions(tmp_path / "ring", 30)) as buffer:
+        client = serve()
+        ((name, key),) = client.keys().items()
+        about = client.json("place", p=key)
+        assert (name, about["episodes"], about["steps"], about["max_steps"]) == ("ring", None, 30, 100)  # fmt: skip
+        assert "TransitionReplayBuffer.open" in about["code"] and not about["can_mark"]
+        assert {c["name"]: c for c in about["columns"]}["rewards"]["range"] == [0.0, 29.0]
+        before = client.api("thumb", p=key)
+        add_transitions(buffer, 30, 130)
+        about = client.json("place", p=key)
+        assert (about["steps"], about["tail"], about["head"]) == (len(buffer), 60, 160)
+        assert {c["name"]: c for c in about["columns"]}["rewards"]["range"] == [60.0, 159.0]
+        assert client.api("thumb", p=key) != before
+        assert client.json("episodes", p=key)["total"] == 0
+        for name in ("episode", "columns", "download"):
+            said = client.json(name, p=key, e=0, c="rewards", status=410, **{"as": "hdf5"})["error"]
+            assert "transitions has no episodes" in said, name
+
+
+def test_rings_of_transitions_and_of_episodes_are_no_fleet(tmp_path, shelf):
+    fill(tmp_path / "a", 1).close()
+    fill_transitions(tmp_path / "b").close()
+    assert [place.kind for place in shelf.places()] == ["episodes", "transitions"]
+    fill_transitions(tmp_path / "c").close()
+    kinds = {place.name.rpartition("/")[2]: place.kind for place in shelf.places()}
+    assert kinds == {"a": "episodes", "b": "transitions", "c": "transitions"}
+
+
+def test_the_python_lines_open_what_is_shown(tmp_path, shelf):
+    for name in "ab":
+        fill(tmp_path / f"episodes/{name}", 3).close()
+        fill_transitions(tmp_path / f"steps/{name}", 40).close()
+    ReplayBuffer.open(tmp_path / "episodes/a").dump(tmp_path / "set.h5", progress=False)
+    ran = []
+    for place in shelf.places():
+        made = {}
+        exec(shelf.describe(place.key)["code"], made)
+        ran.append(place.kind)
+        for name in ("buf", "dataset"):
+            if name in made:
+                made[name].close()
+    assert ran == ["fleet", "episodes", "episodes", "dataset", "fleet", "transitions", "transitions"]  # fmt: skip

@@ -1,5 +1,6 @@
 """A buffer in a notebook: a card, and the page in a frame, without a cookie."""
 
+import json
 import re
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from ringmap.data import ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import InputError
 from ringmap.viewer.notebook import show
-from tests.viewer.conftest import Client, episode, fill
+from tests.viewer.conftest import Client, episode, fill, fill_transitions
 
 
 @pytest.fixture
@@ -48,6 +49,39 @@ def test_the_card_shows_names_as_text():
     assert "&lt;script&gt;" in card and "<script>" not in card and "3 of 10" in card
     buffer.close()
     assert "closed" in buffer._repr_html_()
+
+
+def test_cards_of_transitions_and_of_fleets(tmp_path):
+    ring = fill_transitions(tmp_path / "steps/a", 30)
+    assert "30 of 100" in ring._repr_html_() and "observations" in ring._repr_html_()
+    with ShardedReplayBuffer(tmp_path / "steps") as fleet:
+        assert "<td style='text-align:left'>30</td>" in fleet._repr_html_()
+    ring.close()
+    assert "closed" in ring._repr_html_()
+    fill(tmp_path / "<b>/a", 2).close()
+    with ShardedReplayBuffer(tmp_path / "<b>") as fleet:
+        card = fleet._repr_html_()
+        assert "pixels" in card and "&lt;b&gt;" in card and "<b>" not in card
+    assert "closed" in fleet._repr_html_()
+
+
+def test_transitions_in_ram_and_fleets_of_them_are_shown(tmp_path):
+    ring = fill_transitions(None, 30)
+    fill_transitions(tmp_path / "a", 20).close()
+    fill_transitions(tmp_path / "b", 10).close()
+    fleet = ShardedReplayBuffer(tmp_path)
+    for buffer, kind in ((ring, "transitions"), (fleet, "fleet")):
+        shown = buffer.show()
+        try:
+            port, token, key = re.search(r":(\d+)/\?token=([\w-]+)#/p/(\w+)", shown.address).groups()  # fmt: skip
+            client = Client.__new__(Client)
+            client.port = int(port)
+            about = json.loads(client.ask(f"/t/{token}/api/place?p={key}", cookie=False)[2])
+            assert (about["kind"], about["episodes"], about["steps"]) == (kind, None, 30)
+        finally:
+            shown.close()
+    fleet.close()
+    assert len(ring) == 30
 
 
 def test_a_fleet_is_shown_as_one_and_rings_of_a_list_one_by_one(tmp_path):

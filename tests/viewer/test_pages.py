@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer
-from tests.viewer.conftest import episode, fill
+from tests.viewer.conftest import add_transitions, episode, fill, fill_transitions
+from tests.viewer.test_server import until
 
 CHROMIUM = os.environ.get("RINGMAP_CHROMIUM") or shutil.which("chromium") or ""
 ARGUMENTS = [
@@ -173,6 +174,237 @@ def test_one_cursor_moves_everything_and_is_in_the_address(tmp_path, serve, visi
     page.get_by_role("heading", name="Episode 2").wait_for()
 
 
+def large(path, length=60, **more):
+    """A ring of one episode whose pictures are sent as JPEG, in several blocks."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (length, 200, 256, 3), np.uint8)
+    pixels[:, :16, :16] = np.arange(length)[:, None, None, None]
+    with ReplayBuffer(1000, path=path) as buffer:
+        buffer.write_episode({"pixels": pixels, "reward": np.arange(length, dtype=np.float32), **more})  # fmt: skip
+    return pixels
+
+
+SEEN = """step => { const c = document.querySelector(".films canvas");
+  return c && Math.abs(c.getContext("2d").getImageData(5, 5, 1, 1).data[0] - step) <= 1; }"""
+
+
+def test_a_frame_that_is_not_loaded_comes_alone(tmp_path, serve, visit):
+    large(tmp_path / "ring", 500)
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}/e/0")
+    page.locator(".u-over").first.wait_for()
+    page.wait_for_function(SEEN, arg=0)
+    page.wait_for_load_state("networkidle")
+    asked, kept = [], []
+
+    def hold(route):
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(route.request.url).query))
+        asked.append((int(query["start"]), int(query["n"])))
+        route.continue_() if query["n"] == "1" else kept.append(route)
+
+    page.route("**/api/frames?*", hold)
+    page.evaluate("""() => { const slider = document.querySelector("input[type=range]");
+      for (const step of [100, 150, 200, 210]) { slider.value = step; slider.dispatchEvent(new Event("input")); } }""")  # fmt: skip
+    page.wait_for_function(SEEN, arg=210)  # while no block has come
+    while len(asked) < 4:
+        page.wait_for_timeout(20)
+    # Of a slider that is dragged: where it was first, and where it is by then.
+    assert asked == [(100, 1), (210, 1), (192, 32), (224, 32)]
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(SEEN, arg=211)
+    for route in kept:
+        route.continue_()
+    for step in range(212, 256):
+        count = len(asked)
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function(SEEN, arg=step)
+        if len(asked) == count:
+            break  # its block was there
+    else:
+        raise AssertionError(asked)
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(SEEN, arg=step - 1)
+    assert len(asked) == count
+
+
+def test_every_pixel_on_demand(tmp_path, serve, visit):
+    pixels = large(tmp_path / "ring")
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}/e/0?t=7")
+    page.wait_for_function(SEEN, arg=7)
+    page.wait_for_load_state("networkidle")
+    drawn = """() => [...document.querySelector(".films canvas").getContext("2d").getImageData(0, 0, 256, 200).data]"""  # fmt: skip
+
+    def differs():
+        shown = np.array(page.evaluate(drawn)).reshape(200, 256, 4)[..., :3]
+        return int((shown != pixels[7]).sum())
+
+    assert differs() > 1000
+    page.get_by_role("button", name="exact").click()
+    until(differs, lambda count: count == 0)
+    assert axe(page) == []
+
+
+def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, serve, visit):
+    reward = np.arange(5000, dtype=np.float32)
+    reward[2000:3000] = np.nan
+    with ReplayBuffer(10_000, path=tmp_path / "ring") as buffer:
+        buffer.write_episode({"reward": reward})
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}/e/0?t=4000")
+    chart, read = page.locator(".u-over").first, page.locator(".read").first
+    chart.wait_for()
+    page.wait_for_function("() => /step (4,00|3,99)/.test(document.querySelector('.read').textContent)")  # fmt: skip
+    at_rest = read.inner_text()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + 40)
+    page.wait_for_function("before => document.querySelector('.read').textContent !== before", arg=at_rest)  # fmt: skip
+    step, value = (float(part.replace(",", "")) for part in read.inner_text().removeprefix("step ").split(": "))  # fmt: skip
+    assert (
+        abs(step - 500) < 10 and abs(value - step) < 6
+    )  # thinned: least and greatest of each part
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+    page.wait_for_function(
+        "() => document.querySelector('.read').textContent.endsWith(': \\u2013')"
+    )
+    page.mouse.move(5, 5)
+    page.wait_for_function("before => document.querySelector('.read').textContent === before", arg=at_rest)  # fmt: skip
+
+    # Dragged over, each step is asked for, and read.
+    with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 60, steps=4)
+        page.mouse.up()
+    low, high = edges(asked.value)
+    assert abs(low - 1000) < 20 and abs(high - 1500) < 20
+    page.wait_for_load_state("networkidle")
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+    page.wait_for_function("() => { const [, s, v] = /step ([\\d,]+): (\\d+)/.exec(document.querySelector('.read').textContent) || []; return s && s.replace(',', '') === v; }")  # fmt: skip
+    with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
+        page.mouse.wheel(0, -100)
+    closer = edges(asked.value)
+    assert low < closer[0] < 1250 < closer[1] < high
+    page.wait_for_load_state("networkidle")
+    with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
+        page.mouse.wheel(0, 100)
+    assert edges(asked.value)[0] < closer[0]
+    page.wait_for_load_state("networkidle")
+    with page.expect_request(lambda r: "/api/columns" in r.url and "end=5000" in r.url):
+        chart.dblclick()
+    page.locator("h1").click()
+    page.evaluate("""() => { const slider = document.querySelector("input[type=range]"); slider.value = 4000; slider.dispatchEvent(new Event("input")); }""")  # fmt: skip
+    for key_, expected in (("+", (2000, 4501)), ("-", (0, 5000)), ("=", (2000, 4501)), ("0", (0, 5000))):  # fmt: skip
+        with page.expect_request(lambda r: "/api/columns" in r.url) as asked:
+            page.keyboard.press(key_)
+        assert all(abs(a - b) < 3 for a, b in zip(edges(asked.value), expected, strict=True)), key_
+
+
+def edges(request):
+    query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(request.url).query))
+    return int(query["start"]), int(query["end"])
+
+
+def test_downloads_on_the_page(tmp_path, serve, visit, monkeypatch):
+    large(tmp_path / "ring")
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}/e/0")
+    page.locator(".u-over").first.wait_for()
+    starts = {"HDF5": b"\x89HDF", "mp4": None, "PNG strip": b"\x89PNG"}
+    if importlib.util.find_spec("av") is None:
+        del starts["mp4"]
+    for name, start in starts.items():
+        with page.expect_download() as got:
+            page.get_by_role("link", name=name).click()
+        suffix = {"HDF5": "h5", "mp4": "mp4", "PNG strip": "png"}[name]
+        assert got.value.suggested_filename == f"episode-0.{suffix}"
+        body = Path(got.value.path()).read_bytes()
+        assert body[4:8] == b"ftyp" if start is None else body.startswith(start)
+    monkeypatch.setattr("ringmap.viewer.download.MOST_NBYTES", 1000)
+    page.get_by_role("link", name="HDF5").click()
+    page.get_by_text("use `ringmap convert`").wait_for()  # the page says why there is no file
+
+
+def test_a_tab_in_the_back_asks_nothing(tmp_path, serve, visit):
+    buffer = fill(tmp_path / "ring", 3)
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}")
+    page.get_by_text("● live").wait_for()
+    hidden = "is => { Object.defineProperty(document, 'hidden', { get: () => is, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"  # fmt: skip
+    opened = []
+    page.on("request", lambda r: opened.append(r.url) if "/api/" in r.url else None)
+    page.evaluate(hidden, True)
+    buffer.write_episode(episode(3))
+    page.wait_for_timeout(1500)
+    assert opened == [] and page.locator(".row").count() == 3
+    page.evaluate(hidden, False)
+    page.wait_for_function("() => document.querySelectorAll('.row').length == 4")
+    buffer.close()
+
+
+def test_a_ring_that_vanishes_while_it_is_shown(tmp_path, serve, visit):
+    fill(tmp_path / "runs/ring", 3).close()
+    client = serve(tmp_path / "runs")
+    (key,) = client.keys().values()
+    page, other = visit(client, f"#/p/{key}"), visit(client, f"#/p/{key}/e/20?t=5")
+    page.locator("#row2").wait_for()
+    other.locator(".u-over").first.wait_for()
+    (tmp_path / "runs/ring").rename(tmp_path / "elsewhere")
+    for one in (page, other):
+        one.locator("main .note", has_text="ring: was removed or renamed").wait_for()
+        assert one.locator("#live").inner_text() == "not read"
+    other.keyboard.press("ArrowRight")  # what was loaded stays
+    other.wait_for_function("() => document.querySelector('.read').textContent.startsWith('step 6:')")  # fmt: skip
+    fill(tmp_path / "new", 5).close()
+    (tmp_path / "new").rename(tmp_path / "runs/ring")  # another one in its place
+    page.locator("#row4").wait_for()
+    page.get_by_text("● live").wait_for()
+    assert page.locator("main .note").count() == 0
+
+
+def test_a_writer_that_pauses_or_ends_is_seen(tmp_path, serve, visit):
+    buffer = fill_transitions(tmp_path / "ring", 30)
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}")
+    page.get_by_text("● live").wait_for()
+    page.locator("dd", has_text=f"writer alive {os.getpid()}").wait_for()
+    rate = page.locator(".facts div", has_text="steps per second").locator("dd")
+    add_transitions(buffer, 30, 40)
+    until(rate.inner_text, lambda text: text.isdigit() and text != "0")
+    until(rate.inner_text, lambda text: text == "0")  # not the last one for ever
+    buffer.close()
+    page.locator("dd", has_text="no writer").wait_for()
+
+
+def test_the_first_columns_come_without_a_reload(tmp_path, serve, visit):
+    buffer = ReplayBuffer(1000, path=tmp_path / "ring")
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, f"#/p/{key}")
+    page.get_by_text("No columns before the first episode").wait_for()
+    page.get_by_text("● live").wait_for()
+    buffer.write_episode(episode(0))
+    page.get_by_role("region", name="Columns").get_by_text("proprio").wait_for()
+    page.locator("#row0 img").wait_for()
+    buffer.close()
+
+
+@pytest.mark.parametrize("where", ["#/p/%", "#/p/nothing", "#/p/nothing/e/0", "#/what", "#/p/KEY/e/x", "#/p/KEY/e/7", "#/p/KEY/compare"])  # fmt: skip
+def test_addresses_that_lead_nowhere_say_so(tmp_path, serve, visit, where):
+    fill(tmp_path / "ring", 1).close()
+    client = serve()
+    (key,) = client.keys().values()
+    page = visit(client, where.replace("KEY", key))
+    page.locator("main h1").wait_for()
+    assert page.locator("main a, main .note").count() > 0
+
+
 def test_compare(tmp_path, serve, visit):
     buffer = fill(tmp_path / "ring", 3)
     buffer.write_episode(episode(3, length=35))
@@ -184,6 +416,10 @@ def test_compare(tmp_path, serve, visit):
     page.locator("#row0").click(modifiers=["Shift"])
     page.locator("#row2").click(modifiers=["Shift"])
     page.get_by_role("button", name="Compare 2").click()
+    page.get_by_role("heading", name="Episodes 3, 1").wait_for()
+    page.get_by_role("link", name="1", exact=True).click()
+    page.get_by_role("heading", name="Episode 1").wait_for()
+    page.go_back()
     page.get_by_role("heading", name="Episodes 3, 1").wait_for()
     page.locator(".u-over").first.wait_for()
     assert page.locator(".films canvas").count() == 2
@@ -254,6 +490,36 @@ def test_a_fleet_is_live(tmp_path, serve, visit):
     page.get_by_text("b: the ring was removed").wait_for()
     page.wait_for_function("() => document.querySelectorAll('.row').length == 4")
     assert axe(page) == []
+    buffer.close()
+
+
+def test_a_fleet_of_transitions_is_live(tmp_path, serve, visit):
+    buffer = fill_transitions(tmp_path / "fleet/a", 30, policy_step=5)
+    fill_transitions(tmp_path / "fleet/b", 20).close()
+    client = serve()
+    page = visit(client)
+    card = page.locator(".place", has_text="2 rings, 1 writer alive")
+    card.get_by_text("50 transitions").wait_for()
+    assert card.locator("img").evaluate("img => img.decode().then(() => img.naturalWidth)") > 0
+    page.goto(f"http://127.0.0.1:{client.port}/#/p/{client.keys()['fleet']}")
+    page.get_by_text("● live").wait_for()
+    page.get_by_text("5 steps between rings").wait_for()
+    heads = page.locator("thead").first.inner_text().split("\t")
+    assert heads[:4] == ["ring", "transitions", "fill", "written"]
+    add_transitions(buffer, 30, 90, policy_step=9)
+    page.locator("dd", has_text="120").first.wait_for()  # 100 of a, whose ring is full
+    assert page.locator("tbody tr").first.inner_text().split("\t")[:4] == ["a", "100", "100.0 %", "120"]  # fmt: skip
+    page.get_by_text("9 steps between rings").wait_for()
+    assert axe(page) == [] and fits(page)
+    page.get_by_role("link", name="a", exact=True).click()
+    page.get_by_role("img", name="The ring: 100 of 100 steps").wait_for()
+    page.get_by_text("● live").wait_for()
+    add_transitions(buffer, 120, 10)
+    page.get_by_role("img", name="positions 30 to 130").wait_for()
+    assert page.get_by_role("heading", name="Episodes").count() == 0
+    assert axe(page) == []
+    page.set_viewport_size({"width": 380, "height": 800})
+    assert fits(page)
     buffer.close()
 
 

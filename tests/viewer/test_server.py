@@ -1,5 +1,6 @@
 """The server's answers: what is stored, who may ask, what is refused, and what one request may take."""
 
+import asyncio
 import io
 import json
 import os
@@ -18,9 +19,10 @@ import pytest
 from ringmap.data import ReplayBuffer
 from ringmap.errors import NotFoundError, RoleError
 from ringmap.viewer import limits
+from ringmap.viewer.find import find
 from ringmap.viewer.library import Library
-from ringmap.viewer.serve import listen, tunnel_line
-from tests.viewer.conftest import episode, fill
+from ringmap.viewer.serve import Server, listen, tunnel_line
+from tests.viewer.conftest import Client, episode, fill
 
 
 def until(call, wanted, seconds=20):
@@ -159,7 +161,9 @@ def test_downloads(tmp_path, serve, ring):
     (tmp_path / "one.h5").write_bytes(client.api("download", p=key, e=200, **{"as": "hdf5"}))
     with h5py.File(tmp_path / "one.h5") as file:
         np.testing.assert_array_equal(file["proprio"][:], episode(10)["proprio"])
-    assert client.api("download", p=key, e=200, **{"as": "png"})[:4] == b"\x89PNG"
+    status, headers, body = client.ask(f"/api/download?p={key}&e=200&as=png")
+    assert (status, body[:4]) == (200, b"\x89PNG")
+    assert headers["content-disposition"] == 'attachment; filename="episode-5.png"'
     pytest.importorskip("av")
     assert client.api("download", p=key, e=200, **{"as": "mp4"})[4:8] == b"ftyp"
 
@@ -397,17 +401,65 @@ def test_a_port_in_use_takes_the_next():
     other.close()
 
 
+def nodelay(bound):
+    """Return whether a server on a socket sends small replies at once."""
+
+    async def accepted():
+        found = asyncio.get_running_loop().create_future()
+
+        def connected(_, writer):
+            sock = writer.get_extra_info("socket")
+            found.set_result(bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            writer.close()
+
+        async with await asyncio.start_server(connected, sock=bound):
+            with socket.create_connection(bound.getsockname()):
+                return await found
+
+    return asyncio.run(accepted())
+
+
+def test_a_small_reply_is_sent_at_once():
+    assert nodelay(listen("127.0.0.1", 0))
+    control = socket.socket(socket.AF_INET)  # its protocol is not named
+    control.bind(("127.0.0.1", 0))
+    control.listen()
+    assert not nodelay(control)
+
+
 def test_behind_ssh_it_prints_the_tunnel(monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     assert tunnel_line(7777) is None
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 5000 10.0.0.2 22")
     monkeypatch.setenv("USER", "me")
-    assert tunnel_line(7777) == "ssh -N -L 7777:127.0.0.1:7777 me@10.0.0.2"
+    for host in ("127.0.0.1", "localhost", "0.0.0.0", "::"):
+        assert tunnel_line(7777, host) == "ssh -N -L 7777:127.0.0.1:7777 me@10.0.0.2"
+    assert tunnel_line(7777, "10.0.0.9") == "ssh -N -L 7777:10.0.0.9:7777 me@10.0.0.2"
+    assert tunnel_line(7777, "fe80::1") == "ssh -N -L 7777:[fe80::1]:7777 me@10.0.0.2"
+
+
+def test_on_all_addresses_the_token_stays(ring, serve):
+    server = Server(Library([ring]), host="0.0.0.0", port=0)
+    server.start()
+    client, name = Client(server), socket.gethostname()
+    try:
+        assert server.address_outside == f"http://{name}:{client.port}/?token={server.token}"
+        hosts = {f"{name}:{client.port}": 200, f"192.168.0.1:{client.port}": 200, f"evil.example:{client.port}": 403, f"{name}:1": 403}  # fmt: skip
+        for host, expected in hosts.items():
+            assert client.ask("/", Host=host)[0] == expected, host
+            assert refused(client.ask("/", cookie=False, Host=host))
+            assert refused(client.ask("/?token=wrong", cookie=False, Host=host))
+    finally:
+        server.stop()
+    assert serve(ring).server.address_outside is None
 
 
 def test_the_command_until_ctrl_c(ring):
     words = [sys.executable, "-m", "ringmap", "view", str(ring), "--no-open", "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})  # fmt: skip
+    env = {
+        k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"
+    }  # the address comes at once
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)  # fmt: skip
     line = process.stdout.readline()
     assert line.startswith("1 place at http://127.0.0.1:") and "?token=" in line
     port, token = int(line.split(":")[2].split("/")[0]), line.strip().rpartition("=")[2]
@@ -423,6 +475,52 @@ def test_the_command_until_ctrl_c(ring):
     connection.close()
     assert (process.returncode, said) == (0, "")
     assert time.monotonic() - start < 5  # within a second on a machine that is not busy
+
+
+def test_a_path_with_nothing_readable_says_what_was_found(tmp_path, serve):
+    for name in ("notes.txt", "more.txt", "deep/er/code.py", "Makefile"):
+        (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / name).write_text("no data")
+    (tmp_path / "empty").mkdir()
+    client = serve(tmp_path / "runs", tmp_path / "runs/notes.txt", tmp_path / "empty")
+    (place,) = client.json("places")["places"]
+    assert (place["name"], place["kind"]) == (str(tmp_path / "runs"), "problem")
+    assert place["problem"].endswith("but other files: 2 .txt, 1 no suffix, 1 .py")
+    (place,) = serve(tmp_path / "runs/notes.txt").json("places")["places"]
+    assert "a file of no format that ringmap reads" in place["problem"]
+    fill(tmp_path / "runs/ring", 1).close()
+    found = until(lambda: client.json("places")["places"], lambda p: p[0]["kind"] != "problem")
+    assert [p["kind"] for p in found] == ["episodes"]
+
+
+def test_a_search_that_is_cut_says_so(tmp_path, monkeypatch):
+    for number in range(6):
+        fill(tmp_path / f"ring{number}", 1).close()
+    monkeypatch.setattr("ringmap.viewer.find._MOST_ENTRIES", 4)
+    *found, cut = find([tmp_path])
+    assert len(found) >= 3 and "only the first 4 entries" in cut.problem
+    monkeypatch.setattr("ringmap.viewer.find._MOST_ENTRIES", 7)
+    assert [place.problem for place in find([tmp_path])] == [None] * 7  # the fleet, its rings
+
+
+def test_marks_need_a_folder(tmp_path):
+    with pytest.raises(NotFoundError, match="there is no folder"):
+        Library([tmp_path], marks=str(tmp_path / "none/marks.json"))
+    Library([tmp_path], marks=str(tmp_path / "marks.json")).close()
+
+
+@pytest.mark.slow
+def test_the_command_names_what_it_can_not_show(tmp_path):
+    for number in range(7):
+        (tmp_path / f"broken{number}").mkdir()
+        (tmp_path / f"broken{number}/manifest.json").write_text("{")
+    words = [sys.executable, "-m", "ringmap", "view", str(tmp_path), "--no-open", "--port", "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("0 places at http://")
+    process.send_signal(signal.SIGINT)
+    lines = process.communicate(timeout=30)[1].splitlines()
+    assert [line.partition("broken")[2][:1] for line in lines[:5]] == list("01234")
+    assert "2 places more can't be read" in lines[5] and "no buffers or datasets" in lines[6]
 
 
 def test_nothing_there(tmp_path):

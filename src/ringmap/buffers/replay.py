@@ -19,7 +19,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -890,21 +889,14 @@ class ReplayBuffer(Sampled):
         self._choose(Options(**state["options"]), state["transform"], state["key_filter"])
         self.engine = Engine.received(state["engine"])
 
-    def _repr_html_(self) -> str:
-        """Return a small card, which a notebook draws. It needs no network and no extra."""
-        if self.engine.is_closed:
-            return f"<code>{escape(repr(self))}</code>"
-        rows = {
+    def _card(self) -> dict[str, str]:
+        self.engine.check_open()
+        return {
             "episodes": f"{self.num_episodes:,}", "steps": f"{self.num_steps_stored:,} of {self.max_steps:,}",
             "clips": f"history_len {self.num_steps}, frameskip {self.frameskip}",
             "columns": ", ".join(self.column_names[:20]) or "none yet",
             "path": "RAM" if self.path is None else f"{self.path}, mode {self.mode!r}",
         }  # fmt: skip
-        body = "".join(
-            f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{escape(value)}</td></tr>"
-            for name, value in rows.items()
-        )
-        return f"<table><caption>ReplayBuffer</caption>{body}</table>"
 
     def __repr__(self) -> str:
         try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ringmap.buffers.batch import Batch
 from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.lookup import Clips, fitting
+from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.options import positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.pinned_view import split
@@ -47,7 +47,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Sampled(Dataset):
+class Sampled(InNotebook, Dataset):
     """The methods of a buffer that read clips: a subclass supplies the engine."""
 
     engine: Engine
@@ -411,21 +411,6 @@ class Sampled(Dataset):
             InputError: the state is not valid, or comes from a buffer with another sampler. Nothing was changed.
         """
         self.engine.load_state_dict(state)
-
-    def show(self, height: int = 640) -> Any:
-        """Show this buffer as a page in a notebook, while it is written: what `ringmap view` shows. It needs the extra `view`.
-
-        Args:
-            height: of the frame, in pixels.
-
-        Returns:
-            What a notebook draws as a frame: a `Shown`, whose `address` opens in a browser, and whose `close` ends the server.
-
-        Raises:
-            MissingExtraError: Starlette or uvicorn is not installed.
-        """
-        # By name: the viewer is an upper floor, and is loaded only here (decision 159).
-        return import_module("ringmap.viewer.notebook").show(self, height)
 
 
 class DefaultSampler:

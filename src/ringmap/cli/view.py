@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import webbrowser
 from typing import Annotated
 
 import typer
@@ -28,6 +31,11 @@ MarksFile = Annotated[
     ),
 ]
 
+_SLOW_S = 2.0
+"""A search that takes longer is spoken of."""
+_SAID = 5
+"""Places that can't be read, and are named before the page is opened."""
+
 
 def view(
     paths: Paths = None,
@@ -44,13 +52,34 @@ def view(
     Ends on Ctrl-C, with exit code 0.
     """
     require("view", "ringmap view")
+    from ringmap.viewer.find import PROBLEM
     from ringmap.viewer.library import Library
     from ringmap.viewer.serve import Server, tunnel_line
 
     given = paths or ["."]
-    library = Library(given, marks=marks, read_only=read_only)
+    slow = threading.Timer(
+        _SLOW_S,
+        say,
+        [
+            f"ringmap: looking for buffers and datasets below {', '.join(given)}; a folder closer to the data is quicker"
+        ],
+    )
+    slow.daemon = True
+    slow.start()
+    try:
+        library = Library(given, marks=marks, read_only=read_only)
+    finally:
+        slow.cancel()
     library.prepare()
-    found = library.places()
+    places = library.places()
+    found = [place for place in places if place.kind != PROBLEM]
+    wrong = [place for place in places if place.kind == PROBLEM]
+    for place in wrong[:_SAID]:
+        say(f"ringmap: warning: {place.name}: {place.problem}")
+    if len(wrong) > _SAID:
+        say(
+            f"ringmap: warning: {count(len(wrong) - _SAID, 'place')} more can't be read; the page says why"
+        )
     if not found:
         say(
             f"ringmap: warning: no buffers or datasets below {', '.join(given)} yet; the page shows those that come"
@@ -58,20 +87,22 @@ def view(
     server = Server(library, host, port)
     if server.port != port and port:
         say(f"ringmap: warning: port {port} is taken; using {server.port}")
-    if host in ("0.0.0.0", "::"):
+    if server.address_outside is not None:
         say(
             f"ringmap: warning: --host {host}: other machines can connect, without encryption; only the token keeps them out"
         )
 
     def ready() -> None:
         show(f"{count(len(found), 'place')} at {server.address}")
-        tunnel = tunnel_line(server.port)
+        if server.address_outside is not None:
+            show(f"from other machines: {server.address_outside}")
+        tunnel = tunnel_line(server.port, host)
         if tunnel is not None:
             show(f"from your own machine: {tunnel}")
         show("Ctrl-C ends it")
+        sys.stdout.flush()  # it may be a log
         if not no_open and tunnel is None:
-            import webbrowser
-
-            webbrowser.open(server.address)
+            # In a thread: a browser that runs in the terminal returns when it is closed.
+            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
 
     server.run(ready)

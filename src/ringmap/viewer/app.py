@@ -31,6 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ringmap.errors import (
+    ClosedError,
     DamageError,
     EnvironmentFault,
     InputError,
@@ -38,6 +39,7 @@ from ringmap.errors import (
     MissingExtraError,
     NotFoundError,
     ReadOnlyError,
+    ReplacedError,
     RingmapError,
     UnknownColumnError,
 )
@@ -261,8 +263,8 @@ class Viewer:
             opened, name = self._opened(request), self._episode(request)
             return download(opened, name, _text(request, "as"), request.query_params.get("c"))
 
-        body, kind, suffix = await self.run(work)
-        headers = {"content-disposition": f'attachment; filename="episode.{suffix}"'}
+        body, kind, filename = await self.run(work)
+        headers = {"content-disposition": f'attachment; filename="{filename}"'}
         return Response(body, media_type=kind, headers=headers)
 
     async def mark(self, request: Request) -> Response:
@@ -424,8 +426,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         status = 413
     elif isinstance(error, MissingExtraError):
         status = 501
-    elif isinstance(error, NotFoundError):
-        status = 404
+    elif isinstance(error, NotFoundError | ReplacedError | ClosedError):
+        status = 404  # it is gone, or another one by now
     elif isinstance(error, InputError):
         status = 400
     elif isinstance(error, ReadOnlyError):

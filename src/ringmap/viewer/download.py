@@ -29,7 +29,7 @@ _FPS, _SMALLEST, _STRIP = 15, 192, 12
 
 
 def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[bytes, str, str]:
-    """Return an episode as a file: its bytes, its media type, its suffix.
+    """Return an episode as a file: its bytes, its media type, its name.
 
     Args:
         opened: the place.
@@ -44,6 +44,7 @@ def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[
     """
     source = opened.source
     number = source.number_of(name)
+    stem = f"episode-{number}"
     _, lengths = source.spans()
     length = int(lengths[min(number, len(lengths) - 1)])
     if kind == "hdf5":
@@ -55,13 +56,13 @@ def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[
             with get_format("hdf5").open_writer(path) as writer:
                 writer.write_episode({**steps, **({EPISODE_DATA_KEY: data} if data else {})})
             with open(path, "rb") as file:
-                return file.read(), "application/x-hdf5", "h5"
+                return file.read(), "application/x-hdf5", f"{stem}.h5"
     spec = _pictures(opened, column)
     if kind == "png":
         at = np.unique(np.linspace(0, max(0, length - 1), min(_STRIP, length)).round().astype(int))
         _small(len(at), [spec])
         shown = [source.read(name, t, t + 1, [spec.name])[spec.name][0] for t in at.tolist()]
-        return strip(np.stack(shown)), "image/png", "png"
+        return strip(np.stack(shown)), "image/png", f"{stem}.png"
     if kind == "mp4":
         require("video", "downloading a video")
         _small(length, [spec])
@@ -72,7 +73,7 @@ def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[
                 for frame in frames:
                     film.add(enlarged(frame, _SMALLEST))
             with open(path, "rb") as file:
-                return file.read(), "video/mp4", "mp4"
+                return file.read(), "video/mp4", f"{stem}.mp4"
     raise InputError(f"as: expected hdf5, mp4 or png, got {kind!r}")
 
 

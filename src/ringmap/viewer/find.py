@@ -15,10 +15,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringmap.buffers.located import DATASET, EPISODES, buffer_at, folders_of, is_dataset
+from ringmap.buffers.located import (
+    DATASET,
+    EPISODES,
+    TRANSITIONS,
+    buffer_at,
+    folders_of,
+    is_dataset,
+)
 from ringmap.errors import NotFoundError, RingmapError
 from ringmap.formats.registry import detect_format
 from ringmap.storage.directory.entries import SIGNS, Paths
@@ -29,7 +37,7 @@ __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 
 FLEET, PROBLEM = "fleet", "problem"
 
-_DEEPEST = 5
+_DEEPEST, _SUFFIX = 5, 12
 _MOST_ENTRIES = 20_000
 
 
@@ -78,19 +86,32 @@ def find(
     search = _Search([real for real, _ in roots], fleets)
     found: dict[str, Place] = {}
     for real, shown in roots:
-        for place in search.at(real, shown, 0):
+        search.others.clear()
+        inside = list(search.at(real, shown, 0))
+        if not inside and search.others and key_of(real) not in found:
+            inside = [search.nothing_in(real, shown)]
+        for place in inside:
             found.setdefault(place.key, place)
+    if search.is_cut:
+        why = f"only the first {_MOST_ENTRIES:,} entries were looked at; give a folder closer to the data"
+        cut = Place(key_of("..."), "", ", ".join(shown for _, shown in roots), PROBLEM, problem=why)
+        found[cut.key] = cut
     return list(found.values())
 
 
 class _Search:
     def __init__(self, roots: list[str], fleets: Collection[str]) -> None:
         self.roots, self.fleets = roots, fleets
-        self.left = _MOST_ENTRIES
+        self.left, self.is_cut = _MOST_ENTRIES, False
         self.seen: set[str] = set()
+        self.others = Counter[str]()
+        """Files that hold nothing of ours, by suffix."""
 
     def at(self, path: str, name: str, depth: int) -> Iterator[Place]:
-        if path in self.seen or self.left <= 0 or depth > _DEEPEST:
+        if path in self.seen or depth > _DEEPEST:
+            return
+        if self.left <= 0:
+            self.is_cut = True
             return
         self.seen.add(path)
         self.left -= 1
@@ -111,6 +132,24 @@ class _Search:
             return
         if stat.S_ISDIR(mode):
             yield from self._below(path, name, depth)
+        else:
+            self.others[os.path.splitext(path)[1][:_SUFFIX] or "no suffix"] += 1
+
+    def nothing_in(self, path: str, name: str) -> Place:
+        """Return a place that says what was found at a path in place of buffers and datasets."""
+        if not os.path.isdir(path):
+            return self._problem(
+                path,
+                name,
+                "is a file of no format that ringmap reads; `ringmap formats` lists them",
+            )
+        shown = ", ".join(f"{count:,} {suffix}" for suffix, count in self.others.most_common(5))
+        more = ", ..." if len(self.others) > 5 else ""
+        return self._problem(
+            path,
+            name,
+            f"holds no buffer and no dataset that ringmap reads, but other files: {shown}{more}",
+        )
 
     def _below(self, path: str, name: str, depth: int) -> Iterator[Place]:
         try:
@@ -164,10 +203,10 @@ def _place(path: str, name: str) -> Place | None:
 
 
 def _is_ring(place: Place) -> bool:
-    """Return whether a place is a ring of episodes, or one that can't be read."""
+    """Return whether a place is a ring of episodes or transitions, or one that can't be read."""
     if place.kind == PROBLEM:
         return os.path.lexists(Paths(place.path).manifest)
-    return place.kind == EPISODES
+    return place.kind in (EPISODES, TRANSITIONS)
 
 
 def _columns_of(place: Place) -> str | None:

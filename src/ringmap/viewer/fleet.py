@@ -22,7 +22,6 @@ from typing import Any
 from ringmap.errors import RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.storage.inspect.describe import writer_of
 from ringmap.viewer.find import Place
 from ringmap.viewer.opened import Opened, idle_s
 from ringmap.viewer.table import EpisodeTable, Part
@@ -113,13 +112,13 @@ class Fleet:
 
     def _look(self, opened: Opened) -> dict[str, Any]:
         state, path = opened.state(), opened.place.path
-        writer, idle = writer_of(path), idle_s(path)
+        idle = idle_s(path)
         policy = None
         with contextlib.suppress(*_FAULTS):  # an episode of it is damaged, or gone
             policy = opened.newest_policy()
         return {
             "episodes": state["episodes"], "steps": state["steps"], "max_steps": state["max_steps"], "written": state["head"],
-            "redraws": state["redraws"], "writer": {"alive": writer.alive, "pid": writer.pid, "host": writer.host},
+            "redraws": state["redraws"], "writer": state["writer"],
             "idle_s": None if idle is None else _rounded(idle), "policy_step": policy,
             "marks_problem": state["marks_problem"],
         }  # fmt: skip
@@ -131,10 +130,10 @@ class Fleet:
         marks = [f"{line['name']}: {why}" for line in lines if (why := line.get("marks_problem"))]
         newest = self._newest()
         return {
-            **{name: sum(line[name] for line in lines) for name in _COUNTS},
+            **{name: _sum([line[name] for line in lines]) for name in _COUNTS},
             "shards": lines, "writers": sum(alive is True for alive in writers), "live": True, "version": self._table.version, "indexed": self._table.done,
             "marked": self._table.num_marked, "marks_problem": "; ".join(marks) or None, "committed_s": min(idle, default=None),
-            "last": None if newest is None else f"{newest.place.key}-{newest.state()['last']}",
+            "last": None if newest is None else f"{newest.place.key}-{newest.state()['head']}",
             "policy_step": max(policies, default=None), "staleness": max(policies) - min(policies) if policies else None,
             "pace": self._look_at_pace(),
         }  # fmt: skip
@@ -159,8 +158,8 @@ class Fleet:
             return {"problem": str(error)}
 
     def _newest(self) -> Opened | None:
-        """Return the ring with episodes that was committed to last."""
-        filled = [one for one in self._looked_at() if len(one.index.ids)]
+        """Return the ring with steps that was committed to last."""
+        filled = [one for one in self._looked_at() if one.state()["steps"]]
         return min(filled, key=lambda one: idle_s(one.place.path) or 0.0, default=None)
 
     @property
@@ -206,6 +205,12 @@ def _name(place: Place) -> str:
 def _line(key: str | None, name: str, problem: str | None = None) -> dict[str, Any]:
     """Return what is said of a ring before it was looked at, or where it can't be read."""
     return {"key": key, "name": name, "problem": problem, "policy_step": None, "idle_s": None, **dict.fromkeys(_COUNTS, 0)}  # fmt: skip
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    """Return the sum; None where a ring has no such number: one of transitions has no episodes."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _rounded(seconds: float) -> int:

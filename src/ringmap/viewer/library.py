@@ -17,14 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ringmap.buffers.located import DATASET, EPISODES
+from ringmap.buffers.located import EPISODES, TRANSITIONS
 from ringmap.errors import ClosedError, InputError, NotFoundError, ReplacedError, RingmapError
 from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
 from ringmap.viewer.fleet import Fleet
 from ringmap.viewer.index import AtWork
 from ringmap.viewer.opened import Opened, idle_s
-from ringmap.viewer.sources import DatasetSource, RingSource, Source
+from ringmap.viewer.sources import DatasetSource, RingSource, Source, TransitionSource
 from ringmap.viewer.values import plain
 
 __all__ = ["Library"]
@@ -33,6 +33,8 @@ _AGAIN_S = 2.0
 _TIMES = 10
 """Looking for places, and opening one that failed, waits this many times as long as it took: it may be slow."""
 _PREPARED = 16
+_SOURCES = {source.kind: source for source in (RingSource, TransitionSource, DatasetSource)}
+"""By kind of place: what reads it."""
 
 
 class Library:
@@ -45,7 +47,7 @@ class Library:
         read_only: whether marks can't be changed.
 
     Raises:
-        NotFoundError: a path is not there.
+        NotFoundError: a path, or the folder of `marks`, is not there.
     """
 
     def __init__(
@@ -56,6 +58,11 @@ class Library:
         read_only: bool = False,
     ) -> None:
         self.paths = list(paths)
+        folder = os.path.dirname(os.path.abspath(marks or ""))
+        if marks is not None and not os.path.isdir(folder):
+            raise NotFoundError(
+                f"view: --marks {marks}: there is no folder {folder}; make it first"
+            )
         self.marks, self.read_only = marks, read_only
         self._is_closed = False
         self.at_work = AtWork()
@@ -67,8 +74,7 @@ class Library:
         """By key: until when it is not tried again, and why."""
         self._given: list[Place] = []
         for number, (name, source) in enumerate((given or {}).items()):
-            kind = EPISODES if source.is_live else DATASET
-            place = Place(f"given{number}", "", name, kind)
+            place = Place(f"given{number}", "", name, source.kind)
             self._given.append(place)
             self._opened[place.key] = Opened(place, source, marks, self.at_work)
         self._places: dict[str, Place] = {}
@@ -87,9 +93,10 @@ class Library:
                         raise
                     found = []
                 self._places = {place.key: place for place in [*self._given, *found]}
-                sound = {key for key, place in self._places.items() if place.kind != PROBLEM}
-                for key in self._opened.keys() - sound:
-                    self._opened.pop(key).close()
+                kinds = {key: place.kind for key, place in self._places.items()}
+                for key, opened in list(self._opened.items()):
+                    if kinds.get(key) != opened.place.kind:  # it is gone, damaged, or another one
+                        self._opened.pop(key).close()
                 self._look_at = _later(start)
             return list(self._places.values())
 
@@ -127,7 +134,7 @@ class Library:
                 raise ClosedError("view: the server has ended")
             if place.kind == FLEET:
                 raise InputError(f"{place.name}: is a fleet; an episode is in one of its rings")
-            if place.kind not in (EPISODES, DATASET):
+            if place.kind not in _SOURCES:
                 raise InputError(f"{place.name}: {place.kind}: its episodes can't be listed here")
             start = time.monotonic()
             until, why = self._failed.get(key, (0.0, None))
@@ -136,14 +143,14 @@ class Library:
             try:
                 self._opened[key] = opened = self._made(place)
             except (RingmapError, OSError) as error:
-                self._failed[key] = _later(start), error
-                raise
+                is_there = os.path.lexists(place.path)
+                why = error if is_there else NotFoundError(f"{place.name}: was removed or renamed")
+                self._failed[key] = _later(start), why
+                raise why from None
             return opened
 
     def _made(self, place: Place) -> Opened:
-        source: Source = (
-            RingSource(place.path) if place.kind == EPISODES else DatasetSource(place.path)
-        )
+        source: Source = _SOURCES[place.kind](place.path)
         try:
             return Opened(place, source, self.marks, self.at_work)
         except BaseException:
@@ -209,7 +216,7 @@ class Library:
 
         def work() -> None:
             for place in self.places()[:_PREPARED]:
-                if place.kind in (EPISODES, DATASET) and not self._is_closed:
+                if place.kind in _SOURCES and not self._is_closed:
                     with contextlib.suppress(RingmapError, OSError):  # its page says so
                         self.open(place.key)
 
@@ -228,7 +235,7 @@ class Library:
         if place.problem is not None:
             return told, None
         try:
-            if place.kind in (EPISODES, DATASET):
+            if place.kind in _SOURCES:
                 told |= self.follow(place.key)
                 opened = self.open(place.key)
                 told["columns"] = [c.name for c in opened.source.columns]
@@ -243,11 +250,8 @@ class Library:
             if place.path:
                 told["nbytes"] = nbytes_of(place.path)
             if facts is not None and place.path:
-                told |= {
-                    "writer": _writer(facts),
-                    "steps": facts.steps,
-                    "max_steps": facts.max_steps,
-                }
+                told = {"steps": facts.steps, "max_steps": facts.max_steps - facts.spare} | told
+                told.setdefault("writer", _writer(facts))
                 told["committed_s"] = idle_s(_main_of(place))
         except (RingmapError, OSError) as error:
             told["problem"] = str(error)
@@ -266,7 +270,7 @@ class Library:
             fleet = self._fleet(key)
             told["can_mark"] = fleet.can_mark and not self.read_only
             told["columns"] = fleet.columns()
-        elif place.kind in (EPISODES, DATASET):
+        elif place.kind in _SOURCES:
             opened = self.open(key)
             told["can_mark"] = opened.can_mark and not self.read_only
             told["columns"] = opened.columns(facts)
@@ -308,6 +312,8 @@ def _code(place: Place) -> str:
         return ""
     if place.kind == FLEET:
         return f"from ringmap.data import ShardedReplayBuffer\n\nbuf = ShardedReplayBuffer({place.path!r})\nbatch = buf.sample(32)"
+    if place.kind == TRANSITIONS:
+        return f"from ringmap import TransitionReplayBuffer\n\nbuf = TransitionReplayBuffer.open({place.path!r}, device=None)\nbatch = buf.sample(32)"
     if place.kind == EPISODES:
         return f"from ringmap.data import ReplayBuffer\n\nbuf = ReplayBuffer.open({place.path!r})\nbatch = buf.sample(32)"
     return f"from ringmap.data import load_dataset\n\ndataset = load_dataset({place.path!r})\nepisode = dataset.load_episode(0)"

@@ -14,13 +14,14 @@ from typing import Any
 
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.datasets.base import Dataset
 from ringmap.errors import InputError
 from ringmap.extras import require
 from ringmap.viewer.find import FLEET
 from ringmap.viewer.library import Library
 from ringmap.viewer.serve import Server
-from ringmap.viewer.sources import DatasetSource, RingSource
+from ringmap.viewer.sources import DatasetSource, RingSource, TransitionSource
 
 __all__ = ["Shown", "show"]
 
@@ -59,7 +60,7 @@ def show(buffer: Any, height: int = 640) -> Shown:
     """Show a buffer or dataset of this process as a page in a notebook, while it is written.
 
     Args:
-        buffer: a `ReplayBuffer`, in RAM or not, writer or reader; a `ShardedReplayBuffer`; or a dataset.
+        buffer: a `ReplayBuffer` or `TransitionReplayBuffer`, in RAM or not, writer or reader; a `ShardedReplayBuffer`; or a dataset.
         height: of the frame, in pixels.
 
     Returns:
@@ -77,16 +78,21 @@ def show(buffer: Any, height: int = 640) -> Shown:
         rings = [shard.path for shard in buffer.shards]
         library = Library([folder] if folder is not None and folder.is_dir() else rings)
     elif isinstance(buffer, ReplayBuffer):
-        name = "RAM" if buffer.path is None else str(buffer.path)
-        library = Library([], {name: RingSource(buffer)})
+        library = Library([], {_name(buffer): RingSource(buffer)})
+    elif isinstance(buffer, TransitionReplayBuffer):
+        library = Library([], {_name(buffer): TransitionSource(buffer)})
     elif isinstance(buffer, Dataset):
         name = str(getattr(buffer, "path", type(buffer).__name__))
         library = Library([], {name: DatasetSource(buffer)})
     else:
-        raise InputError(f"show: a buffer of episodes or a dataset is shown, got {type(buffer).__name__}")  # fmt: skip
+        raise InputError(f"show: a buffer of episodes or transitions, or a dataset, is shown, got {type(buffer).__name__}")  # fmt: skip
     server = Server(library, port=0, frames=True)
     server.start()
     places = library.places()
     if isinstance(buffer, ShardedReplayBuffer):
         places = [place for place in places if place.kind == FLEET]
     return Shown(server, f"#/p/{places[0].key}" if places else "#/", height)
+
+
+def _name(buffer: ReplayBuffer | TransitionReplayBuffer) -> str:
+    return "RAM" if buffer.path is None else str(buffer.path)

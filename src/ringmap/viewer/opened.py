@@ -18,12 +18,12 @@ import numpy as np
 
 from ringmap.errors import ClipIndexError, InputError, RingmapError
 from ringmap.fleet.weights import POLICY_STEP
-from ringmap.storage.inspect.describe import Facts
+from ringmap.storage.inspect.describe import Facts, writer_of
 from ringmap.viewer.drawing import kind_of, thumbnail
 from ringmap.viewer.find import Place
 from ringmap.viewer.index import AtWork, EpisodeIndex
 from ringmap.viewer.limits import GoneError
-from ringmap.viewer.sources import RingSource, Source
+from ringmap.viewer.sources import Source
 from ringmap.viewer.table import EpisodeTable, Part
 
 __all__ = ["Opened", "idle_s"]
@@ -109,28 +109,30 @@ class Opened:
             self.index.mark({})
 
     def _look(self) -> dict[str, Any]:
-        ids, source = self.index.ids, self.source
-        state: dict[str, Any] = {
+        ids, path = self.index.ids, self.place.path
+        ring = self.source.ring()
+        if ring and path:
+            writer = writer_of(path)
+            ring["writer"] = {"alive": writer.alive, "pid": writer.pid, "host": writer.host}
+        return {
             "episodes": len(ids), "steps": int(self.index.lengths.sum()),
             "first": str(ids[0]) if len(ids) else None, "last": str(ids[-1]) if len(ids) else None,
-            "version": self.index.version, "indexed": self.index.done, "live": source.is_live, "marked": self.index.num_marked(), "marks_problem": self.marks_problem,
+            "version": self.index.version, "indexed": self.index.done, "live": self.source.is_live, "marked": self.index.num_marked(), "marks_problem": self.marks_problem,
+            **ring,
         }  # fmt: skip
-        if isinstance(source, RingSource):
-            buffer = source.buffer
-            tail, head, commits = source.moment()
-            state |= {
-                "tail": tail, "head": head, "commits": commits, "max_steps": buffer.max_steps,
-                "redraws": buffer.num_redraws, "columns": len(source.columns),
-            }  # fmt: skip
-        return state
 
     def thumbnail(self, name: int | None) -> bytes | None:
-        """Return a small picture of an episode, by default the newest; None if it has none."""
+        """Return a small picture of an episode, by default the newest; None if it has none. Of transitions it is the newest one."""
         specs = [c for c in self.source.columns if kind_of(c)[0] == "picture"]
-        ids, lengths = self.index.ids, self.index.lengths
-        if not specs or not len(ids):
+        if not specs:
             return None
         spec = next((s for s in specs if s.name == "pixels"), specs[0])
+        if name is None and self._now["episodes"] is None:
+            newest = self.source.newest(spec.name, 1)
+            return thumbnail(newest[0]) if len(newest) else None
+        ids, lengths = self.index.ids, self.index.lengths
+        if not len(ids):
+            return None
         row = len(ids) - 1 if name is None else self.source.number_of(name)
         if row >= len(ids) or not lengths[row]:
             return None
@@ -140,7 +142,7 @@ class Opened:
 
     def facts(self) -> Facts | None:
         """Return what a ring's directory says; None of a dataset, and of a ring in RAM."""
-        return self.source.facts() if isinstance(self.source, RingSource) else None
+        return self.source.facts()
 
     @property
     def has_pictures(self) -> bool:
@@ -148,7 +150,12 @@ class Opened:
         return any(kind_of(c)[0] == "picture" for c in self.source.columns)
 
     def newest_policy(self) -> int | None:
-        """Return the step of the policy that played the newest episode, None if it is not stored with it."""
+        """Return the step of the policy that played the newest episode, or transition, None if it is not stored with it."""
+        if self._now["episodes"] is None:
+            if POLICY_STEP not in (c.name for c in self.source.columns):
+                return None
+            steps = self.source.newest(POLICY_STEP, 1).reshape(-1)
+            return int(steps[0]) if len(steps) and steps.dtype.kind in "iu" else None
         ids = self.index.ids
         newest = int(ids[-1]) if len(ids) else -1
         if newest != self._played[0]:
@@ -174,17 +181,9 @@ class Opened:
         return found
 
     def _range(self, column: str) -> list[float] | None:
-        parts, left = [], _SHOWN_ROWS
-        with self.index.lock:
-            ids, lengths = self.index.ids, self.index.lengths
+        values = np.empty(0)
         with contextlib.suppress(RingmapError, OSError, ValueError):
-            for row in range(len(ids) - 1, max(-1, len(ids) - 21), -1):
-                count = min(left, int(lengths[row]))
-                if count > 0:
-                    read = self.source.read(int(ids[row]), 0, count, [column])
-                    parts.append(np.asarray(read[column], np.float64).reshape(-1))
-                    left -= count
-        values = np.concatenate(parts) if parts else np.empty(0)
+            values = np.asarray(self.source.newest(column, _SHOWN_ROWS), np.float64).reshape(-1)
         values = values[np.isfinite(values)]
         return [float(values.min()), float(values.max())] if len(values) else None
 

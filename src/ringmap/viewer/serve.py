@@ -24,6 +24,8 @@ __all__ = ["Server", "listen", "tunnel_line"]
 
 _NEXT_PORTS = 50
 _GRACE_S = 0.4
+_ALL = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of the machine."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,7 +39,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"view: --port must be 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for number in range(port, min(65536, port + _NEXT_PORTS)) if port else (0,):
-        bound = socket.socket(family)
+        # asyncio sends at once only where the protocol is named: else a small reply waits 40 ms for the client's acknowledgement.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, number))
@@ -52,13 +55,21 @@ def listen(host: str, port: int) -> socket.socket:
     raise EnvironmentFault(errno.EADDRINUSE, f"view: ports {port} to {port + _NEXT_PORTS - 1} are taken; give another --port")  # fmt: skip
 
 
-def tunnel_line(port: int) -> str | None:
-    """Return the line that makes the page reachable from where the user sits; None unless this is behind ssh."""
+def tunnel_line(port: int, host: str = "127.0.0.1") -> str | None:
+    """Return the line that makes the page reachable from where the user sits; None unless this is behind ssh.
+
+    Args:
+        port: of the server.
+        host: the address that it listens on.
+    """
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) != 4:
         return None
     user = os.environ.get("USER", "you")
-    return f"ssh -N -L {port}:127.0.0.1:{port} {user}@{connection[2]}"
+    to = (
+        "127.0.0.1" if host in _ALL or host == "localhost" else f"[{host}]" if ":" in host else host
+    )
+    return f"ssh -N -L {port}:{to}:{port} {user}@{connection[2]}"
 
 
 class Server:
@@ -89,9 +100,16 @@ class Server:
     @property
     def address(self) -> str:
         """The address to open, with its token."""
-        shown = "127.0.0.1" if self.host in ("0.0.0.0", "::", "localhost") else self.host
-        shown = f"[{shown}]" if ":" in shown else shown
-        return f"http://{shown}:{self.port}/?token={self.token}"
+        return self._at("127.0.0.1" if self.host in (*_ALL, "localhost") else self.host)
+
+    @property
+    def address_outside(self) -> str | None:
+        """The address for other machines, if it listens on all addresses of this one."""
+        return self._at(socket.gethostname()) if self.host in _ALL else None
+
+    def _at(self, host: str) -> str:
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.port}/?token={self.token}"
 
     @property
     def frame_address(self) -> str:

@@ -1,8 +1,9 @@
 """What is read from a place: its episodes, each named by a number that it keeps.
 
-    Source      ids, lengths, columns, steps, data         the same for all
-      ring      a live reader of `ReplayBuffer`; an episode's id is the position of its first step
-      dataset   a reader of its format; an episode's id is its number
+    Source          ids, lengths, columns, steps, data         the same for all
+      ring          a live reader of `ReplayBuffer`; an episode's id is the position of its first step
+      transitions   a live reader of `TransitionReplayBuffer`: it has rows, but no episodes
+      dataset       a reader of its format; an episode's id is its number
 
 Invariants: what `read` returns belongs to the episode that was asked for, or GoneError is raised; files are read by system calls, so that
 one that is cut raises an error and does not end the process.
@@ -19,25 +20,28 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.located import DATASET, EPISODES, TRANSITIONS
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.datasets.marks import Marks
-from ringmap.errors import ClipIndexError
+from ringmap.errors import ClipIndexError, InputError
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 from ringmap.storage.inspect.describe import Facts, facts_of
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer.limits import GoneError
 
-__all__ = ["DatasetSource", "RingSource", "Source"]
+__all__ = ["DatasetSource", "RingSource", "Source", "TransitionSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_TRIES = 10
+_TRIES, _NEWEST = 10, 20
 
 
 class Source:
     """The episodes of one place. Safe to call from several threads."""
 
+    kind = DATASET
     is_live = False
 
     def spans(self) -> tuple[Array, Array]:
@@ -81,9 +85,28 @@ class Source:
         """Return `count` rows from row `first` of the episodes, end to end, for the index."""
         raise NotImplementedError
 
+    def newest(self, column: str, count: int) -> Array:
+        """Return up to `count` of the newest rows of a column: of the newest 20 episodes, where there are episodes."""
+        ids, lengths = self.spans()
+        parts, left = [], count
+        for row in range(len(ids) - 1, max(-1, len(ids) - 1 - _NEWEST), -1):
+            size = min(left, int(lengths[row]))
+            if size > 0:
+                parts.append(self.read(int(ids[row]), 0, size, [column])[column])
+                left -= size
+        return np.concatenate(parts[::-1]) if parts else np.empty(0)
+
     def refresh(self) -> bool:
         """Look for what is new; tell whether there is something."""
         return False
+
+    def ring(self) -> dict[str, Any]:
+        """Return how full a ring is, and where it stands; {} of what is no ring."""
+        return {}
+
+    def facts(self) -> Facts | None:
+        """Return what a ring's directory says; None of a dataset, and of a ring in RAM."""
+        return None
 
     def moment(self) -> tuple[int, int, int]:
         """Return tail, head and commits as they are known: equal ones are of the same episodes. A read may refresh, too."""
@@ -93,21 +116,65 @@ class Source:
         """Close files."""
 
 
-class RingSource(Source):
-    """A ring.
+class _LiveSource(Source):
+    """A ring of either kind.
+
+    Args:
+        buffer: it.
+        owned: whether `close` closes it.
+    """
+
+    is_live = True
+
+    def __init__(self, buffer: ReplayBuffer | TransitionReplayBuffer, owned: bool) -> None:
+        self._ring, self._owned = buffer, owned
+        self._lock = threading.RLock()
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns, none before the first episode."""
+        schema = self._ring.schema
+        return () if schema is None else schema.columns
+
+    def refresh(self) -> bool:
+        """Look for what is new."""
+        with self._lock:
+            return self._ring.refresh()
+
+    def moment(self) -> tuple[int, int, int]:
+        """Return tail, head and commits as they are known."""
+        handle = self._ring.engine.source
+        with handle.memory:
+            return int(handle.tail), int(handle.head), int(handle.seq)
+
+    def facts(self) -> Facts | None:
+        """Return what its directory says; None of a ring in RAM."""
+        path, source = self._ring.path, self._ring.engine.source
+        if path is None:
+            return None
+        return facts_of(path, source if isinstance(source, Reader) else None)
+
+    def close(self) -> None:
+        """Close the reader, unless it was given."""
+        if self._owned:
+            self._ring.close()
+
+
+class RingSource(_LiveSource):
+    """A ring of episodes.
 
     Args:
         buffer: it, or the path of its directory, which is then opened as a live reader, and closed by `close`.
     """
 
-    is_live = True
+    kind = EPISODES
 
     def __init__(self, buffer: ReplayBuffer | str) -> None:
-        self._owned = isinstance(buffer, str)
+        owned = isinstance(buffer, str)
         self.buffer = (
             ReplayBuffer.open(buffer, reads="pread") if isinstance(buffer, str) else buffer
         )
-        self.lock = threading.RLock()
+        super().__init__(self.buffer, owned)
         self._marks: Marks | None = None
 
     def spans(self) -> tuple[Array, Array]:
@@ -120,12 +187,6 @@ class RingSource(Source):
             return self.buffer.episode_number(name)
         except ClipIndexError:
             raise GoneError("this episode was evicted") from None
-
-    @property
-    def columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns, none before the first episode."""
-        schema = self.buffer.schema
-        return () if schema is None else schema.columns
 
     def read(self, name: int, start: int, end: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return steps of an episode, which is looked for again if its number changed meanwhile."""
@@ -177,28 +238,62 @@ class RingSource(Source):
         found: dict[str, Array] = self.buffer.get_row_data(np.arange(first, first + count), columns)
         return found
 
-    def refresh(self) -> bool:
-        """Look for what is new."""
-        with self.lock:
-            return self.buffer.refresh()
+    def ring(self) -> dict[str, Any]:
+        """Return where the ring stands."""
+        tail, head, commits = self.moment()
+        return {
+            "tail": tail, "head": head, "commits": commits, "max_steps": self.buffer.max_steps,
+            "redraws": self.buffer.num_redraws,
+        }  # fmt: skip
 
-    def moment(self) -> tuple[int, int, int]:
-        """Return tail, head and commits as they are known."""
-        handle = self.buffer.engine.source
-        with handle.memory:
-            return int(handle.tail), int(handle.head), int(handle.seq)
 
-    def facts(self) -> Facts | None:
-        """Return what its directory says; None of a ring in RAM."""
-        path, source = self.buffer.path, self.buffer.engine.source
-        if path is None:
-            return None
-        return facts_of(path, source if isinstance(source, Reader) else None)
+class TransitionSource(_LiveSource):
+    """A ring of transitions. What was committed together is no episode: there are none.
 
-    def close(self) -> None:
-        """Close the reader, unless it was given."""
-        if self._owned:
-            self.buffer.close()
+    Args:
+        buffer: it, or the path of its directory, as for `RingSource`.
+    """
+
+    kind = TRANSITIONS
+
+    def __init__(self, buffer: TransitionReplayBuffer | str) -> None:
+        owned = isinstance(buffer, str)
+        self.buffer = (
+            TransitionReplayBuffer.open(buffer, device=None, reads="pread")
+            if isinstance(buffer, str)
+            else buffer
+        )
+        super().__init__(self.buffer, owned)
+
+    def spans(self) -> tuple[Array, Array]:
+        """Return no ids and no lengths."""
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def number_of(self, name: int) -> int:
+        """Raise: there is no episode."""
+        raise GoneError("a ring of transitions has no episodes")
+
+    def marks(self, path: str | None) -> AbstractContextManager[Marks]:
+        """Raise: marks are of episodes."""
+        raise InputError("a ring of transitions has no episodes to mark")
+
+    def newest(self, column: str, count: int) -> Array:
+        """Return the newest rows of a column, as they are stored: of stacks the frames."""
+        rows = self.buffer.engine.episodes
+        count = min(count, len(self.buffer))
+        return rows.rows(np.arange(-count, 0), [column], "view")[column]
+
+    def ring(self) -> dict[str, Any]:
+        """Return where the ring stands: the rows that count as transitions."""
+        source = self.buffer.engine.source
+        with source.memory:
+            window = self.buffer.clip_window()
+            tail, head, commits = int(window.low), int(source.head), int(source.seq)
+            count = int(window.count)
+        return {
+            "episodes": None, "steps": count, "tail": tail, "head": head, "commits": commits,
+            "max_steps": self.buffer.capacity, "redraws": self.buffer.num_redraws,
+        }  # fmt: skip
 
 
 class DatasetSource(Source):

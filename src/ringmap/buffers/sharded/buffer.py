@@ -646,6 +646,19 @@ class ShardedReplayBuffer(Sampled):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "engine": ShardEngine.received(state["engine"])})
 
+    def _card(self) -> dict[str, str]:
+        rings = len(list(self.engine.each()))
+        counts = {"transitions": f"{self.num_steps_stored:,}"}
+        if self.engine.transitions is None:
+            counts = {"episodes": f"{self.num_episodes:,}", "steps": f"{self.num_steps_stored:,}"}
+        columns = ", ".join(self.column_names[:20]) or "none yet"
+        return {
+            "rings": f"{rings:,}",
+            **counts,
+            "columns": columns,
+            "path": self.engine.rings.where,
+        }
+
     def __repr__(self) -> str:
         where = self.engine.rings.where
         with contextlib.suppress(ClosedError):

@@ -32,6 +32,7 @@ from ringmap.buffers.emit import Emit, check_device
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.nested import as_array
+from ringmap.buffers.notebook import InNotebook
 from ringmap.buffers.options import fraction, positive
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.prefetch import Batches, drawn_ahead
@@ -85,7 +86,7 @@ _ROOM_LEAST = 256
 """Minimum of the rows beyond the capacity, and of the spare rows: calls of up to as many lanes are stored in one step and evicted row by row."""
 
 
-class TransitionReplayBuffer(LoaderDataset):
+class TransitionReplayBuffer(InNotebook, LoaderDataset):
     """A ring of transitions `(s, a, r, s', done)` for DQN, SAC and similar algorithms.
 
     Args:
@@ -791,6 +792,14 @@ class TransitionReplayBuffer(LoaderDataset):
         self._set_up(ring)
         if newest is not None:
             self._following.put_back(ring.engine.writer(type(self).__name__), newest)
+
+    def _card(self) -> dict[str, str]:
+        self.engine.check_open()
+        return {
+            "transitions": f"{len(self):,} of {self.capacity:,}", "n_step": f"{self.n_step}, gamma {self.gamma}",
+            "columns": ", ".join(self.schema.names[:20]),
+            "path": "RAM" if self.path is None else f"{self.path}, mode {self.mode!r}",
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         if self._ring.closed:

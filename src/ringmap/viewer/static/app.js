@@ -7,6 +7,7 @@ import { comparePage, episodePage } from "./episode.js";
 const main = document.getElementById("main");
 const trail = document.getElementById("trail");
 const live = document.getElementById("live");
+const STILL_MS = 2000; // after which nothing new means: 0 steps per second
 let page = null;
 let shown = "";
 
@@ -21,20 +22,32 @@ class Page {
     for (const call of this.later) call();
   }
   follow(key, call) {
-    const events = new EventSource(api("events", { p: key }));
-    let before = null;
-    events.onmessage = (message) => {
-      const state = JSON.parse(message.data);
-      live.className = state.problem ? "bad" : "";
-      live.textContent = state.problem ? state.problem : state.live ? "● live" : "";
-      if (!state.problem) call(state, before);
-      before = state.problem ? null : state; // another ring may be there after it
+    let events = null, before = null;
+    const wrong = el("div", {});
+    let heard = 0;
+    const timer = setInterval(() => { if (before && Date.now() - heard >= STILL_MS) call(before, before); }, STILL_MS);
+    const listen = () => {
+      events?.close();
+      if (document.hidden) return; // a browser has six connections for all its tabs
+      events = new EventSource(api("events", { p: key }));
+      events.onmessage = (message) => {
+        const state = JSON.parse(message.data);
+        live.className = state.problem ? "bad" : "";
+        live.textContent = state.problem ? "not read" : state.live ? "● live" : "";
+        if (!state.problem) wrong.remove();
+        else if (wrong.textContent !== state.problem || !wrong.isConnected) wrong.replaceChildren(note(state.problem)), main.prepend(wrong);
+        heard = Date.now();
+        if (!state.problem) call(state, before);
+        before = state.problem ? null : state; // another ring may be there after it
+      };
+      events.onerror = () => {
+        live.className = "bad";
+        live.textContent = "not connected";
+      };
     };
-    events.onerror = () => {
-      live.className = "bad";
-      live.textContent = "not connected";
-    };
-    this.later.push(() => events.close());
+    listen();
+    document.addEventListener("visibilitychange", listen);
+    this.later.push(() => { events?.close(); clearInterval(timer); document.removeEventListener("visibilitychange", listen); });
   }
 }
 
@@ -67,6 +80,11 @@ async function show() {
   main.focus({ preventScroll: true });
 }
 
+function again() {
+  shown = "";
+  return show();
+}
+
 function path(about, last) {
   const name = about.name || "";
   const way = [about.fleet, { key: about.key, name: about.fleet ? about.short : name }].filter(Boolean);
@@ -74,6 +92,9 @@ function path(about, last) {
   document.title = `${last ? last + " · " : ""}${name} · ringmap`;
 }
 
+// A ring of transitions has no episodes, but steps; of a buffer whose rows are not read, they are all that is known.
+const hasNone = (about) => about.episodes === null || about.episodes === undefined;
+const stored = (p) => (hasNone(p) ? "" : `${count(p.episodes, "episode")}, `) + count(p.steps, p.episodes === null ? "transition" : "step");
 const alive = (w, word) => (w.alive ? el("span", { class: "good" }, `${word}alive`) : w.alive === null ? `${word}unknown` : null);
 const writerOf = (w) => (w ? alive(w, "writer ") || "no writer" : null);
 
@@ -105,11 +126,11 @@ function placeCard(p) {
   const bad = p.problem !== null && p.problem !== undefined;
   const kind = { episodes: "ring", transitions: "ring of transitions", distillation: "distillation buffer" }[p.kind] || p.format || p.kind;
   return el("li", { class: "place" },
-    p.thumbnail && p.episodes ? el("img", { class: "thumb", alt: "", src: api("thumb", { p: p.key, at: p.last }) }) : null,
+    p.thumbnail && p.steps ? el("img", { class: "thumb", alt: "", src: api("thumb", { p: p.key, at: p.head ?? p.last }) }) : null,
     el("div", {},
       el("p", {}, bad ? el("strong", {}, p.name) : el("a", { href: link(["p", p.key]) }, p.name), " ", el("span", { class: "tag" }, kind)),
       bad ? el("p", { class: "bad" }, p.problem) : null,
-      !bad && p.episodes !== undefined ? el("p", {}, `${count(p.episodes, "episode")}, ${count(p.steps, "step")}`) : null,
+      !bad && p.steps !== undefined ? el("p", {}, stored(p)) : null,
       p.kind === "fleet" ? el("p", {}, `${count(p.rings.length, "ring")}, `, p.writers ? el("span", { class: "good" }, `${count(p.writers, "writer")} alive`) : "no writer") : null,
       el("p", { class: "quiet" }, [p.nbytes !== undefined ? nbytes(p.nbytes) : null, p.committed_s !== undefined && p.committed_s !== null ? `last commit ${ago(p.committed_s)}` : null].filter(Boolean).join(" · "), p.writer ? " · " : "", writerOf(p.writer)),
       p.columns?.length ? el("p", { class: "quiet" }, p.columns.slice(0, 12).join(", ") + (p.columns.length > 12 ? ", …" : "")) : null));
@@ -126,12 +147,21 @@ async function place(mine, key, query) {
   main.replaceChildren(el("h1", {}, about.name));
   if (about.problem) return main.append(note(about.problem));
   const draw = about.kind === "fleet" ? fleet(about) : counts(about);
-  if (about.episodes === undefined) return columnsOf(about);
+  main.append(about.code ? el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)) : "");
+  draw(about, null);
+  const follow = (call) => about.live && mine.follow(key, (state, before) => {
+    if (!about.columns.length && state.steps) return again(); // now there are columns
+    draw(state, before);
+    call(state, before);
+  });
+  if (hasNone(about)) {
+    columnsOf(about);
+    return follow(() => {});
+  }
   const spread = el("div", { class: "pair" });
   const table = episodeTable(mine, key, query, about);
-  const code = about.code ? el("details", {}, el("summary", {}, "Open it in Python"), el("pre", { tabindex: "0" }, about.code)) : "";
   const marksWrong = el("div", {}, about.marks_problem ? note(`Marks: ${about.marks_problem}`) : "");
-  main.append(code, el("h2", {}, "Episodes"), marksWrong, table.root, el("h2", {}, about.shards ? "Length and return, the newest of each ring last" : "Length and return, oldest first"), spread);
+  main.append(el("h2", {}, "Episodes"), marksWrong, table.root, el("h2", {}, about.shards ? "Length and return, the newest of each ring last" : "Length and return, oldest first"), spread);
   columnsOf(about);
   mine.moved = (q) => table.moved(q);
 
@@ -144,9 +174,7 @@ async function place(mine, key, query) {
   }
   table.indexed = () => drawSpread().catch(() => {});
   drawSpread().catch(() => {});
-  draw(about, null);
-  if (about.live) mine.follow(key, (state, before) => {
-    draw(state, before);
+  follow((state, before) => {
     if (!before || before.version !== state.version) {
       table.changed();
       if (Date.now() - spreadAt > 3000) drawSpread().catch(() => {});
@@ -165,32 +193,37 @@ function speed() {
 }
 
 const percent = (state) => `${((100 * state.steps) / Math.max(1, state.max_steps)).toFixed(1)} %`;
-const fillOf = (state) => `${percent(state)} of ${count(state.max_steps)} steps`;
+const fillOf = (state) => `${percent(state)} of ${count(state.max_steps)}`;
 
 // What is said of a ring or dataset; returns what draws a new state.
 function counts(about) {
   const facts = {};
   const add = (name, value) => (facts[name] = fact(name, value));
-  if (about.episodes !== undefined) add("episodes", count(about.episodes));
-  add("steps", count(about.steps));
+  if (!hasNone(about)) add("episodes", count(about.episodes));
+  const steps = about.episodes === null ? "transitions" : "steps";
+  add(steps, count(about.steps));
   if (about.max_steps) add("fill", "");
-  if (about.head !== undefined) add("written", count(about.head)), add("commits", count(about.commits)), add("steps per second", "–"), add("redraws of this reader", count(about.redraws));
-  if (about.writer) add("writer", el("span", {}, writerOf(about.writer), about.writer.pid && about.writer.alive ? ` ${about.writer.pid} on ${about.writer.host}` : ""));
+  if (about.head !== undefined) add("written", count(about.head)), add("commits", count(about.commits)), add("steps per second", "–"), add("commits per second", "–"), add("redraws of this reader", count(about.redraws));
+  const who = (w) => el("span", {}, writerOf(w), w.pid && w.alive ? ` ${w.pid} on ${w.host}` : "");
+  if (about.writer) add("writer", who(about.writer));
   if (about.nbytes !== undefined) add("on disk", nbytes(about.nbytes) + (about.nbytes_full ? ` of ${nbytes(about.nbytes_full)} when full` : ""));
-  if (about.settings) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`), add("durability", told(about.settings.durability));
-  const picture = about.kind === "episodes" ? el("canvas", { class: "ring", role: "img", "aria-label": "The ring" }) : null;
+  if (about.settings && !hasNone(about)) add("clips", `history_len ${told(about.settings.history_len)}, frameskip ${told(about.settings.frameskip)}`);
+  if (about.settings) add("durability", told(about.settings.durability));
+  const picture = about.tail !== undefined ? el("canvas", { class: "ring", role: "img", "aria-label": "The ring" }) : null;
   const legend = picture ? el("p", { class: "legend quiet" }, [["used", "stored"], ["good", "just written"], ["bad", "just evicted"], ["free", "free"]].map(([name, text]) => el("span", {}, el("i", { class: name }), text))) : "";
   main.append(el("dl", { class: "facts" }, Object.values(facts).map((f) => f.div)), picture || "", legend);
-  const pace = speed();
+  const pace = speed(), commits = speed();
   return (state, before) => {
-    facts.episodes.dd.textContent = count(state.episodes);
-    facts.steps.dd.textContent = count(state.steps);
+    if (facts.episodes) facts.episodes.dd.textContent = count(state.episodes);
+    facts[steps].dd.textContent = count(state.steps);
     if (state.max_steps) facts.fill.dd.textContent = fillOf(state);
     if (state.head === undefined) return;
+    if (state.writer && JSON.stringify(state.writer) !== JSON.stringify(about.writer)) facts.writer?.dd.replaceChildren(who((about.writer = state.writer)));
     facts.written.dd.textContent = count(state.head);
     facts.commits.dd.textContent = count(state.commits);
     facts["redraws of this reader"].dd.textContent = count(state.redraws);
     facts["steps per second"].dd.textContent = pace(state.head, before);
+    facts["commits per second"].dd.textContent = commits(state.commits, before);
     drawRing(picture, state, before);
   };
 }
@@ -198,6 +231,8 @@ function counts(about) {
 // What is said of a fleet, in total and ring by ring; returns what draws a new state.
 function fleet(about) {
   const facts = el("dl", { class: "facts" }), rows = el("tbody", {}), kept = el("div", {}), wrong = el("div", {});
+  const single = about.episodes === null, steps = single ? "transitions" : "steps";
+  const titles = ["ring", ...(single ? [] : ["episodes"]), steps, "fill", "written", "steps per second", "writer", "last commit", "policy step"];
   let known = "", paced = "";
   const total = speed(), each = new Map();
   const rate = (ring, before) => each.get(ring.name)?.(ring.written, before) ?? (each.set(ring.name, speed()), each.get(ring.name)(ring.written, null));
@@ -205,17 +240,17 @@ function fleet(about) {
   const made = new Map(); // rows stay the same elements: one of their links may have the focus
   const row = (ring, state, before) => {
     const named = `${ring.key} ${ring.name}`;
-    if (!made.has(named)) made.set(named, el("tr", {}, el("td", {}, ring.key ? el("a", { href: link(["p", ring.key]) }, ring.name) : ring.name), Array.from({ length: 8 }, () => el("td", {}))));
-    const cells = ring.problem ? [el("span", { class: "bad" }, "not read"), ...Array(7).fill("–")] : [count(ring.episodes), count(ring.steps), percent(ring), count(ring.written), rate(ring, before), alive(ring.writer, "") || "none", ago(ring.idle_s), behind(ring, state)];
+    if (!made.has(named)) made.set(named, el("tr", {}, el("td", {}, ring.key ? el("a", { href: link(["p", ring.key]) }, ring.name) : ring.name), titles.slice(1).map(() => el("td", {}))));
+    const cells = ring.problem ? [el("span", { class: "bad" }, "not read"), ...titles.slice(2).fill("–")] : [...(single ? [] : [count(ring.episodes)]), count(ring.steps), percent(ring), count(ring.written), rate(ring, before), alive(ring.writer, "") || "none", ago(ring.idle_s), behind(ring, state)];
     cells.forEach((cell, i) => made.get(named).cells[i + 1].replaceChildren(cell));
     return made.get(named);
   };
   main.append(facts, kept, el("h2", {}, "Rings"), wrong,
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, ["ring", "episodes", "steps", "fill", "written", "steps per second", "writer", "last commit", "policy step"].map((t) => el("th", {}, t)))), rows)));
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rings" }, el("table", {}, el("thead", {}, el("tr", {}, titles.map((t) => el("th", {}, t)))), rows)));
   return (state, before) => {
     const bad = state.shards.filter((ring) => ring.problem);
     const stale = state.staleness === null ? "not known: no policy_step" : state.staleness ? `${count(state.staleness, "step")} between rings` : `none, all at ${count(state.policy_step)}`;
-    facts.replaceChildren(...[["rings", count(state.shards.length) + (bad.length ? `, ${count(bad.length)} not read` : "")], ["episodes", count(state.episodes)], ["steps", count(state.steps)], ["fill", fillOf(state)], ["written", count(state.written)], ["steps per second", total(state.written, before)], ["writers alive", count(state.writers)], ["redraws of these readers", count(state.redraws)], ["on disk", nbytes(about.nbytes)], ["policy staleness", stale]].map(([n, v]) => fact(n, v).div));
+    facts.replaceChildren(...[["rings", count(state.shards.length) + (bad.length ? `, ${count(bad.length)} not read` : "")], ...(single ? [] : [["episodes", count(state.episodes)]]), [steps, count(state.steps)], ["fill", fillOf(state)], ["written", count(state.written)], ["steps per second", total(state.written, before)], ["writers alive", count(state.writers)], ["redraws of these readers", count(state.redraws)], ["on disk", nbytes(about.nbytes)], ["policy staleness", stale]].map(([n, v]) => fact(n, v).div));
     const said = bad.map((ring) => `${ring.name}: ${ring.problem}`);
     if (said.join() !== known) known = said.join(), wrong.replaceChildren(...said.map(note)); // an alert is read aloud: once
     const pace = JSON.stringify(state.pace);

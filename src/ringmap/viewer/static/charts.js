@@ -114,7 +114,7 @@ export class Chart {
         axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: (_, labels) => Math.max(54, ...(labels || []).map((v) => 20 + 7 * v.length)), values: (_, v) => v.map(number) }],
         series: [{}, ...this.labels.map((label, i) => ({ label, stroke: colours[i % colours.length], width: 1.4, points: { show: steps.length < 2 } }))],
         hooks: {
-          setCursor: [(u) => this.say(u.cursor.idx)],
+          setCursor: [(u) => this.say(u.cursor.idx ?? this.idx)], // away from the chart: the step of all
           setSelect: [(u) => {
             if (u.select.width > 4) this.zoomed(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"));
             u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
@@ -145,13 +145,14 @@ export class Chart {
       if (steps[middle] <= step) low = middle;
       else high = middle - 1;
     }
+    this.idx = low;
     this.say(low);
   }
 
   say(idx) {
     if (!this.plot || idx === null || idx === undefined) return;
     const d = this.plot.data;
-    this.read.textContent = `step ${count(d[0][idx])}: ` + this.labels.slice(0, 8).map((label, i) => (this.labels.length > 1 ? `${label} ` : "") + number(d[i + 1][idx])).join("  ");
+    this.read.textContent = `step ${count(d[0][idx])}: ` + this.labels.slice(0, 8).map((label, i) => (this.labels.length > 1 ? `${label}: ` : "") + number(d[i + 1][idx])).join(", ");
   }
 
   resize() {

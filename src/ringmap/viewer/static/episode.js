@@ -1,5 +1,5 @@
 // One episode, or several beside each other: films, charts and texts with one cursor.
-import { api, ask, asJson, count, el, link, mark, nbytes, note, toggled, told } from "./lib.js";
+import { Refused, answered, api, ask, asJson, count, el, link, mark, nbytes, note, toggled, told } from "./lib.js";
 import { Chart, unpack } from "./charts.js";
 import { Film } from "./film.js";
 
@@ -12,6 +12,7 @@ class Cursor {
     this.step = Math.max(0, Math.min(length - 1, Number(query.get("t")) || 0));
     this.speed = 3;
     this.followers = [];
+    this.zoom = () => {}; // in or out by a factor around the step; null: all
     this.slider = el("input", { type: "range", min: "0", max: String(Math.max(0, length - 1)), value: String(this.step), "aria-label": "Step", oninput: () => this.to(Number(this.slider.value)) });
     this.play = el("button", { type: "button", onclick: () => this.toggle(), "aria-pressed": "false", title: "Space" }, "Play");
     this.said = el("span", { class: "quiet" });
@@ -30,6 +31,7 @@ class Cursor {
     const act = {
       " ": () => this.toggle(), ArrowRight: () => this.to(this.step + by), ArrowLeft: () => this.to(this.step - by),
       Home: () => this.to(0), End: () => this.to(this.length - 1), ",": () => this.faster(-1), ".": () => this.faster(1),
+      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.zoom(null),
     }[event.key];
     if (!act || (event.key === " " && event.target.closest?.("button,summary"))) return;
     event.preventDefault();
@@ -88,7 +90,8 @@ class Texts {
         const found = await asJson("text", { p: this.key, e: this.id, c: this.column.name, start: Math.max(0, step - 50), n: 200 }, { signal: this.page.signal });
         this.from = found.start;
         this.values = found.values;
-      } catch {
+      } catch (error) {
+        if (error.name !== "AbortError" && this.wanted === step) this.said.textContent = `(${error.message})`;
         return;
       }
     }
@@ -104,10 +107,11 @@ class Charts {
     this.low = 0;
     this.high = Math.max(1, this.length - 1);
     this.columns = episodes[0].columns.filter((c) => c.kind === "lines" && (episodes.length === 1 || c.lines <= 8));
+    cursor.zoom = (by) => (by === null ? this.zoom(null, null) : this.zoom(cursor.step - (cursor.step - this.low) * by, cursor.step + (this.high - cursor.step) * by));
     const on = { moved: (step) => cursor.to(step), zoomed: (low, high) => this.zoom(low, high) };
     this.charts = this.columns.map((c) => {
       const own = Array.from({ length: c.lines }, (_, i) => String(i));
-      const labels = episodes.length === 1 ? (c.lines > 1 ? own : [c.name]) : episodes.flatMap((e) => own.map((i) => (c.lines > 1 ? `${e.called}: ${i}` : e.called)));
+      const labels = episodes.length === 1 ? (c.lines > 1 ? own : [c.name]) : episodes.flatMap((e) => own.map((i) => (c.lines > 1 ? `${e.called} [${i}]` : e.called)));
       return new Chart(c.name, labels, on);
     });
     this.root = el("div", { class: "charts" }, this.charts.map((c) => c.root));
@@ -136,6 +140,7 @@ class Charts {
       }));
       if (mine !== this.turn) return;
       const longest = found.reduce((a, b) => (b && (!a || b.end > a.end) ? b : a), null);
+      if (!longest) return; // no steps
       this.columns.forEach((column, i) => {
         const lines = found.flatMap((f) => {
           if (!f) return Array.from({ length: column.lines }, () => []);
@@ -160,6 +165,25 @@ function onto(target, steps, values) {
     while (j + 1 < steps.length && steps[j + 1] <= t) j++;
     return t > steps[steps.length - 1] ? NaN : values[j];
   });
+}
+
+// Saves what a link leads to; a link alone could not say why there is no file.
+async function save(event, failed) {
+  event.preventDefault();
+  const link_ = event.currentTarget;
+  if (link_.ariaBusy) return;
+  link_.ariaBusy = "true";
+  try {
+    const reply = await answered(fetch(link_.href));
+    const name = /filename="([\w.-]+)"/.exec(reply.headers.get("content-disposition"))?.[1];
+    const url = URL.createObjectURL(await reply.blob());
+    el("a", { href: url, download: name || "episode" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  } catch (error) {
+    failed(error);
+  } finally {
+    link_.ariaBusy = null;
+  }
 }
 
 // Flags and a note: shown, and changed where that is allowed.
@@ -208,19 +232,20 @@ export async function episodePage(page, main, key, id, query, about) {
   for (const film of films) film.failed = failed;
   cursor.followers.push(...films, ...texts, charts);
   const other = (to, text, title) => (to ? el("a", { href: link(["p", key, "e", to]), title }, text) : el("span", { class: "quiet" }, text));
-  const files = [["hdf5", "HDF5"], ...(films.length ? [["mp4", "mp4"], ["png", "PNG strip"]] : [])];
+  const file = (as, c, name) => el("a", { href: api("download", { p: key, e: e.id, as, c }), title: c ? `${name} of ${c}` : null, onclick: (event) => save(event, failed) }, name);
+  const files = [file("hdf5", null, "HDF5"), ...films.flatMap(({ column: { name } }) => [films.length > 1 ? ` · ${name}: ` : ", ", file("mp4", name, "mp4"), ", ", file("png", name, "PNG strip")])];
   const left = e.columns.filter((c) => c.kind === "none");
   main.replaceChildren(
     el("h1", {}, `Episode ${count(e.episode)}`),
-    el("p", { class: "bar" }, other(e.before, "‹ older", "Older episode"), other(e.after, "newer ›", "Newer episode"), el("span", { class: "quiet" }, describe(e)), el("span", {}, "Download: ", files.map(([as, name], i) => [i ? ", " : "", el("a", { href: api("download", { p: key, e: e.id, as }), download: "" }, name)]))),
+    el("p", { class: "bar" }, other(e.before, "‹ older", "Older episode"), other(e.after, "newer ›", "Newer episode"), el("span", { class: "quiet" }, describe(e)), el("span", {}, "Download: ", files)),
     wrong, e.damaged ? note(`Damaged: ${e.damaged}`) : "", marksOf(page, key, e, about),
     el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root,
     texts.length ? el("div", { class: "charts" }, texts.map((t) => t.root)) : "",
     Object.keys(e.data).length ? el("div", {}, el("h2", {}, "Episode data"), el("dl", { class: "facts" }, Object.entries(e.data).map(([n, v]) => el("div", {}, el("dt", {}, n), el("dd", {}, told(v)))))) : "",
     left.length ? el("div", {}, el("h2", {}, "Not drawn"), el("ul", {}, left.map((c) => el("li", {}, `${c.name}: ${c.reason}`)))) : "",
-    el("p", { class: "quiet" }, "Space plays. Arrows step, with shift by ten. Comma and period change the speed." + (about.can_mark ? " The letter b gives the flag bad, or takes it away." : "") + " Drag or turn the wheel over a chart to zoom; double-click shows all."));
-  await charts.load();
+    el("p", { class: "quiet" }, "Space plays. Arrows step, with shift by ten. Comma and period change the speed." + (about.can_mark ? " The letter b gives the flag bad, or takes it away." : "") + " Drag or turn the wheel over a chart to zoom, or press plus and minus; double-click, or zero, shows all."));
   cursor.to(cursor.step);
+  await charts.load();
   page.moved = (q) => { const t = Number(q.get("t")); if (q.has("t") && t !== cursor.step) cursor.to(t); };
   if (about.live) page.follow(key, (state) => {
     if (state.first === null || BigInt(state.first) > BigInt(e.id)) failed({ status: 410 });
@@ -229,7 +254,7 @@ export async function episodePage(page, main, key, id, query, about) {
 
 export async function comparePage(page, main, key, query, about) {
   const ids = (query.get("e") || "").split(",").filter(Boolean).slice(0, 8);
-  if (!ids.length) throw new Error("No episodes are named: choose some in the table.");
+  if (!ids.length) throw new Refused(0, "No episodes are named: choose some in the table.");
   const wrong = el("div", {});
   const failed = (error) => wrong.append(note(error.status === 410 ? "One of these episodes was evicted. What was loaded before stays." : error.message));
   const rings = new Map((about.shards || []).map((ring) => [ring.key, ring.name]));
@@ -250,7 +275,7 @@ export async function comparePage(page, main, key, query, about) {
   const films = episodes.flatMap((e) => e.columns.filter((c) => c.kind === "picture").slice(0, 2).map((c) => new Film(page, e.p, e.id, c, e.length, `${c.name}, episode ${e.called}`)));
   const charts = new Charts(page, episodes, cursor, failed);
   cursor.followers.push(...films, charts);
-  main.replaceChildren(el("h1", {}, `Episodes ${episodes.map((e) => e.called).join(", ")}`), wrong, el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root);
-  await charts.load();
+  main.replaceChildren(el("h1", {}, "Episodes ", episodes.map((e, i) => [i ? ", " : "", el("a", { href: link(["p", e.p, "e", e.id]) }, e.called)])), wrong, el("div", { class: "films" }, films.map((f) => f.root)), cursor.root, charts.root);
   cursor.to(cursor.step);
+  await charts.load();
 }

@@ -29,9 +29,14 @@ export class Refused extends Error {
 }
 
 export async function ask(name, given, options = {}) {
+  return answered(fetch(api(name, given), options));
+}
+
+// Waits for a reply, and throws what is wrong with it.
+export async function answered(asked) {
   let reply;
   try {
-    reply = await fetch(api(name, given), options);
+    reply = await asked;
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "the server does not answer; was it ended?");
@@ -49,17 +54,8 @@ export async function ask(name, given, options = {}) {
 }
 
 // Marks an episode: `given` has flags, a note, or both.
-export async function mark(key, id, given) {
-  let reply;
-  try {
-    reply = await fetch("api/mark", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ p: key, e: id, ...given }) });
-  } catch {
-    throw new Refused(0, "the server does not answer; was it ended?");
-  }
-  const told = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw new Refused(reply.status, told.error || `the server answered ${reply.status}`);
-  return told;
-}
+export const mark = async (key, id, given) =>
+  (await answered(fetch("api/mark", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ p: key, e: id, ...given }) }))).json();
 
 // With "bad" if it was not there, or else without.
 export const toggled = (flags) => (flags.includes("bad") ? flags.filter((f) => f !== "bad") : [...flags, "bad"]);
@@ -105,5 +101,12 @@ export function link(parts, query = {}) {
 
 export function read() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { parts: path.split("/").filter(Boolean).map(decodeURIComponent), query: new URLSearchParams(query || "") };
+  const plain = (part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch { // no address of ours
+      return part;
+    }
+  };
+  return { parts: path.split("/").filter(Boolean).map(plain), query: new URLSearchParams(query || "") };
 }

@@ -121,7 +121,7 @@ export function episodeTable(page, key, query, about) {
 
   function line(row, i) {
     const cell = (text, title, kind = "cell") => el("div", { class: kind, role: "gridcell", title: title || null }, text);
-    const element = el("div", { class: "row", role: "row", id: `row${i}`, "aria-rowindex": String(i + 2), onclick: (event) => { at = i; if (event.shiftKey || event.ctrlKey || event.metaKey) choose(row); else open(row); } },
+    const element = el("div", { class: "row", role: "row", id: `row${i}`, "aria-rowindex": String(i + 2), onmousedown: (event) => event.shiftKey && event.preventDefault() /* selects no text */, onclick: (event) => { at = i; if (event.shiftKey || event.ctrlKey || event.metaKey) choose(row); else open(row); } },
       pictures ? el("div", { class: "cell pic", role: "gridcell" }, row.damaged ? "" : el("img", { loading: "lazy", alt: "", src: api("thumb", { p: row.p, e: row.id }) })) : null,
       about.shards ? cell(row.ring, row.ring) : null, cell(count(row.episode)), cell(count(row.length)), cell(row.known ? number(row.return) : "…"),
       row.damaged ? el("div", { class: "cell bad", role: "gridcell", title: row.damaged }, "damaged") : cell(row.known ? row.ended || "–" : "…"),
