@@ -40,13 +40,13 @@ from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
-from ringmap.errors import ClosedError, InputError
+from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import sizes_when_full
-from ringmap.storage.commit.store import Store
+from ringmap.storage.commit.store import Store, Whole
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
@@ -415,9 +415,52 @@ class ReplayBuffer(Sampled):
         if fitted is None:
             fitted = list(schema.fit(arrays, self.options.casting, where).values())
         encoded = encode_data(data, where) if data else b""
-        flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
+        flags = _flags(arrays, -1)
         with self.engine.committing(notes) as small:
             store.commit(schema, fitted, encoded, flags, small=small, sync=sync)
+
+    def write_joined(
+        self, rows: Mapping[str, Any], lengths: Sequence[int], episode_data: Sequence[Mapping[str, Any]] = (), *, sync: bool = True,
+    ) -> int:  # fmt: skip
+        """Store whole episodes whose rows lie one behind the other, with fewer writes than `write_episode` of each.
+
+        Each counts whole or not at all, in order, as if it was stored alone.
+
+        Args:
+            rows: column -> array `(sum(lengths), ...)`.
+            lengths: steps of each episode, at least 1.
+            episode_data: of each episode; none by default.
+            sync: as for `write_episode`.
+
+        Returns:
+            How many were stored. If that is less than all, `write_episode` of the next one stores it, or says why it can't be stored:
+            this method leaves to it what is refused, meets an error, fits none of the paths that are quick, or does not fit in the
+            spare rows together with the others.
+        """
+        where = "ReplayBuffer.write_joined"
+        stored: list[Whole] = []
+        try:
+            store = self.engine.writer(where)
+            store.recover_if_stale()
+            schema, total = store.schema, sum(lengths)
+            if schema is None or self.key_filter is not None or total > store.ring.spare:
+                return 0
+            arrays = schema.matched(rows, self.options.casting, where)
+            if arrays is None:
+                columns = as_columns(rows, where)
+                arrays = list(schema.fit(columns, self.options.casting, where).values())
+            if not lengths or min(lengths) < 1 or len(arrays[0]) != total:
+                return 0
+            episodes, stop = [], 0
+            for number, length in enumerate(lengths):
+                stop += length
+                data = encode_data(episode_data[number], where) if episode_data else b""
+                episodes.append(Whole(length, data, _flags(rows, stop - 1)))
+            with self.engine.committing() as small:
+                store.commit_joined(schema, arrays, episodes, stored, where, small, sync)
+        except (OSError, RingmapError):  # `write_episode` says why
+            pass
+        return len(stored)
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -932,12 +975,17 @@ def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
         raise
 
 
-def _last(arrays: Mapping[str, Array], name: str) -> int:
-    """Return 1 if a column of flags ends with a true value."""
+def _flags(arrays: Mapping[str, Array], last: int) -> int:
+    """Return the flags of an episode whose last row this is."""
+    return _at(arrays, "terminated", last) * TERMINATED | _at(arrays, "truncated", last) * TRUNCATED
+
+
+def _at(arrays: Mapping[str, Array], name: str, row: int) -> int:
+    """Return 1 if a column of flags has a true value in a row."""
     values = arrays.get(name)
     if values is None or values.ndim != 1 or values.dtype.kind not in "biuf":
         return 0
-    return int(values.item(-1) == 1)
+    return int(values.item(row) == 1)
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
