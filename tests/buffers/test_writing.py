@@ -511,3 +511,49 @@ def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_e
         if done:
             return
     raise AssertionError("never got through")
+
+
+# -- several by one call ---------------------------------------------------------------------------
+
+
+def mixed():
+    """Return episodes of which some can be stored together, and others can't, or not with those beside them."""
+    made = [episode(number, 1 + number % 3, {"number": number}) for number in range(12)]
+    made.insert(3, {name: list(values) for name, values in episode(20, 2).items()})
+    made.insert(6, {name: values[::-1] for name, values in episode(21, 3).items()})
+    made.insert(8, episode(22, 14))
+    return [*made, {}, episode(23, 1), {"x": np.zeros((0, 3)), "y": np.zeros(0)}, episode(24, 2)]
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, iter])
+def test_several_by_one_call_are_what_they_are_alone(buffer, as_given, monkeypatch):
+    together, counts = ReplayBuffer.write_joined, []
+
+    def counted(self, *args, **options):
+        counts.append(together(self, *args, **options))
+        return counts[-1]
+
+    monkeypatch.setattr(ReplayBuffer, "write_joined", counted)
+    alone, buf = ReplayBuffer(max_steps=40, spare_rows=10), buffer(max_steps=40, spare_rows=10)
+    for one in mixed():
+        alone.write_episode(one)
+    buf.write_episodes(as_given(mixed()))
+    assert {**snapshot(buf), "settings": 0} == {**snapshot(alone), "settings": 0}
+    assert (sum(counts) >= 8) == (as_given is not iter), "those that can be are stored together"
+    assert all(counts), "no run is longer than the spare rows"
+    assert buf.check() == []
+
+
+def test_those_before_one_that_is_refused_are_stored(buffer):
+    buf = buffer(max_steps=40, spare_rows=10)
+    wrong = {**episode(32, 2), "episode": episode(32, 2)["episode"] + 0.5}
+    with pytest.raises(InputError):
+        buf.write_episodes([episode(29, 1), episode(30, 2), episode(31, 2), wrong, episode(33, 2)])
+    assert stored(buf) == [29, 30, 31]
+    doubles = [{**episode(n, 2), "episode": np.full(2, float(n))} for n in range(34, 38)]
+    doubles[2]["episode"] += 0.5
+    with pytest.raises(InputError):
+        buf.write_episodes(doubles)  # all are of one kind, and stored together if none is refused
+    assert stored(buf) == [29, 30, 31, 34, 35]
+    buf.write_episodes([])
+    assert stored(buf)[-1] == 35

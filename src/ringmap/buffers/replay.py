@@ -46,7 +46,7 @@ from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import sizes_when_full
-from ringmap.storage.commit.store import Store, Whole
+from ringmap.storage.commit.store import JOINED_NBYTES, Store, Whole
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
@@ -469,12 +469,33 @@ class ReplayBuffer(Sampled):
         return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store episodes as they arrive, each in its own commit. At durability "power" one sync makes all of them durable."""
+        """Store episodes as they arrive, as `write_episode` does. At durability "power" one sync makes all of them durable.
+
+        Short episodes in a list or a tuple share their writes, as with `write_joined`.
+        """
+        where = "ReplayBuffer.write_episodes"
+        store = self.engine.writer(where)
+        runs: Iterable[Sequence[Mapping[str, Any]]] = ([one] for one in episodes)
+        if isinstance(episodes, list | tuple):
+            runs = _runs(episodes, store.ring.spare)
         try:
-            for episode in episodes:
-                self.write_episode(episode, sync=False)
+            for run in runs:
+                if store.schema is None:  # the first one fixes the columns
+                    self.write_episode(run[0], sync=False)
+                    run = run[1:]
+                for episode in run[self._join(run) :]:
+                    self.write_episode(episode, sync=False)
         finally:
-            self.engine.make_durable("ReplayBuffer.write_episodes")
+            self.engine.make_durable(where)
+
+    def _join(self, run: Sequence[Mapping[str, Any]]) -> int:
+        """Store episodes of a run together; return how many, as `write_joined` does."""
+        if len(run) < 2:
+            return 0
+        episodes, data = zip(*map(split_episode_data, run), strict=True)
+        rows = {name: np.concatenate([one[name] for one in episodes]) for name in episodes[0]}
+        lengths = [len(next(iter(one.values()))) for one in episodes]
+        return self.write_joined(rows, lengths, data, sync=False)
 
     def begin_episode(
         self, *, commit_every: int | None = None, episode_data: Mapping[str, Any] | None = None, lane: int = 0,
@@ -986,6 +1007,37 @@ def _at(arrays: Mapping[str, Array], name: str, row: int) -> int:
     if values is None or values.ndim != 1 or values.dtype.kind not in "biuf":
         return 0
     return int(values.item(row) == 1)
+
+
+def _runs(
+    episodes: Sequence[Mapping[str, Any]], most: int
+) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield episodes in runs that can be stored together: dicts of arrays of the same columns, of at most `most` steps, and little size."""
+    begin, before, steps, nbytes = 0, None, 0, 0
+    for number, episode in enumerate(episodes):
+        kind, length, size = _kind_of(episode)
+        steps, nbytes = steps + length, nbytes + size
+        alike = kind is not None and kind == before and steps <= most and nbytes <= JOINED_NBYTES
+        if number > begin and not alike:
+            yield episodes[begin:number]
+            begin, steps, nbytes = number, length, size
+        before = kind
+    if len(episodes) > begin:
+        yield episodes[begin:]
+
+
+def _kind_of(episode: Mapping[str, Any]) -> tuple[list[Any] | None, int, int]:
+    """Return the columns of an episode, None unless it is a dict of arrays of one length, its steps, and its bytes."""
+    if type(episode) is not dict:
+        return None, 0, 0
+    arrays = {name: value for name, value in episode.items() if name != EPISODE_DATA_KEY}
+    if not all(type(value) is np.ndarray and value.ndim for value in arrays.values()):
+        return None, 0, 0
+    lengths = {len(value) for value in arrays.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        return None, 0, 0
+    kind = [(name, value.dtype, value.shape[1:]) for name, value in arrays.items()]
+    return kind, lengths.pop(), sum(value.nbytes for value in arrays.values())
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
