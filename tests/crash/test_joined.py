@@ -18,7 +18,7 @@ from ringmap.storage.commit.store import Store
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined
 from tests.crash.recording import Always, RecordingDisk, materialise
-from tests.disks import Cut, Through, undisturbed
+from tests.disks import Cut, FullDisk, Through, undisturbed
 from tests.tiers import few
 
 MAX_STEPS, SPARE = 20, 8
@@ -144,6 +144,24 @@ def test_the_rest_is_stored_alone_after_an_error(tmp_path):
     buf.close()
 
 
+def after_unwritable_states(path):
+    """Store them together while state.bin can't be written, and end as a kill does; return how many were, and what a reader shows."""
+    disk = FullDisk("write", where="state.bin")
+    buf = Through(ReplayBuffer, disk)(MAX_STEPS, path=path, spare_rows=SPARE, sync_every_s=0)
+    for one in BEFORE:
+        buf.write_episode(episode(*one))
+    disk.full = True
+    stored = together(buf)
+    buf.engine.owned.abandon()
+    with ReplayBuffer.open(path) as reader:
+        return stored, step_of(look(reader))
+
+
+def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path):
+    assert after_unwritable_states(tmp_path / "buf") == (1, 0)
+    assert ringmap.check(tmp_path / "buf") == []
+
+
 def interrupted(at):
     """Interrupt the call at the `at`-th line of the store; return whether it has as many, and judge what is left."""
     buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE, seed=0)
@@ -237,6 +255,12 @@ def test_control_states_that_are_shown_at_the_end(tmp_path, monkeypatch):
     shown_at_the_end(monkeypatch)
     with pytest.raises((AssertionError, CorruptError)):
         killed_everywhere(tmp_path, "process")
+
+
+def test_control_states_that_lag_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(CommitFiles, "publish_again", lambda files: None)
+    with pytest.raises(CorruptError, match="an old copy"):
+        after_unwritable_states(tmp_path / "buf")
 
 
 @pytest.mark.parametrize("name", ["sync_written", "append"])
