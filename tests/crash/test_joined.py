@@ -17,6 +17,7 @@ from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined
+from tests.crash.kill.blows import can_be_interrupted
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Cut, FullDisk, Through, undisturbed
 from tests.tiers import few
@@ -163,25 +164,32 @@ def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path):
 
 
 def interrupted(at):
-    """Interrupt the call at the `at`-th line of the store; return whether it has as many, and judge what is left."""
+    """Interrupt the call at the `at`-th line of the store where that is possible; return whether it has as many, and judge what is left."""
     buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE, seed=0)
     for one in BEFORE:
         buf.write_episode(episode(*one))
     left = at
 
-    def trace(frame, event, _):
-        nonlocal left
-        name = frame.f_code.co_filename
-        if "ringmap/storage" not in name and not name.endswith("buffers/replay.py"):
+    def enter(frame, event, _):
+        code, seen = frame.f_code, (None, None)
+        if "ringmap/storage" not in code.co_filename and not code.co_filename.endswith("buffers/replay.py"):  # fmt: skip
             return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
+        frame.f_trace_opcodes = True
+
+        def local(frame, event, _):
+            nonlocal left, seen
+            if event == "opcode":
+                seen = seen[1], frame.f_lasti
+            elif event == "line" and can_be_interrupted(code, frame.f_lasti, *seen):
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+            return local
+
+        return local
 
     before = sys.gettrace()
-    sys.settrace(trace)
+    sys.settrace(enter)
     try:
         together(buf)
     except KeyboardInterrupt:
@@ -203,11 +211,11 @@ def step_of_suffix(seen):
     return sum(one in seen for one in SEVERAL)
 
 
-@pytest.mark.parametrize("first", few(range(1, 24)))
+@pytest.mark.parametrize("first", few(range(1, 48)))
 def test_an_interrupt_at_a_line_leaves_the_first_ones(first):
     at = first
     while interrupted(at):
-        at += 23
+        at += 47
     assert at > 200
 
 
@@ -292,5 +300,5 @@ def test_control_memory_before_the_record(monkeypatch):
 
     monkeypatch.setattr(Store, "_commit_joined", early)
     with pytest.raises((AssertionError, ringmap.errors.RingmapError)):
-        for first in range(1, 400, 3):
+        for first in range(1, 400, 7):
             interrupted(first)
