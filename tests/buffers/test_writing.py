@@ -4,6 +4,7 @@ import errno
 import os
 import re
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.data import WRITE_MODES
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
+from ringmap.recording import ReplayBufferCollectionWrapper
 from tests.buffers.steps import COLUMNS, columns, episode, same, snapshot, stored
 from tests.disks import FaultyDisk, FullDisk, Through
 
@@ -511,3 +513,75 @@ def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_e
         if done:
             return
     raise AssertionError("never got through")
+
+
+# -- several by one call ---------------------------------------------------------------------------
+
+
+def mixed():
+    """Return episodes of which some can be stored together, and others can't, or not with those beside them."""
+    made = [episode(number, 1 + number % 3, {"number": number}) for number in range(12)]
+    made.insert(3, {name: list(values) for name, values in episode(20, 2).items()})
+    made.insert(6, {name: values[::-1] for name, values in episode(21, 3).items()})
+    made.insert(8, episode(22, 14))
+    return [*made, {}, episode(23, 1), {"x": np.zeros((0, 3)), "y": np.zeros(0)}, episode(24, 2)]
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, iter])
+def test_several_by_one_call_are_what_they_are_alone(buffer, as_given, monkeypatch):
+    together, counts = ReplayBuffer.write_joined, []
+
+    def counted(self, *args, **options):
+        counts.append(together(self, *args, **options))
+        return counts[-1]
+
+    monkeypatch.setattr(ReplayBuffer, "write_joined", counted)
+    alone, buf = ReplayBuffer(max_steps=40, spare_rows=10), buffer(max_steps=40, spare_rows=10)
+    for one in mixed():
+        alone.write_episode(one)
+    buf.write_episodes(as_given(mixed()))
+    assert {**snapshot(buf), "settings": 0} == {**snapshot(alone), "settings": 0}
+    assert (sum(counts) >= 8) == (as_given is not iter), "those that can be are stored together"
+    assert all(counts), "no run is longer than the spare rows"
+    assert buf.check() == []
+
+
+class Counting(ReplayBuffer):
+    """A subclass whose `write_episode` is its own."""
+
+    written = 0
+
+    def write_episode(self, *args, **options):
+        self.written += 1
+        super().write_episode(*args, **options)
+
+
+def test_a_write_episode_of_a_subclass_is_called():
+    """For lists of short episodes, and by a recorder."""
+    buf = Counting(max_steps=400)
+    buf.write_episodes([{"obs": np.full(4, n)} for n in range(10)])
+    assert (buf.written, buf.num_episodes) == (10, 10)
+    recorded = Counting(max_steps=4000)
+    envs = ReplayBufferCollectionWrapper(
+        gymnasium.make_vec("CartPole-v1", num_envs=8, vectorization_mode="sync"), recorded
+    )
+    envs.reset(seed=0)
+    envs.action_space.seed(0)
+    for _ in range(60):
+        envs.step(envs.action_space.sample())
+    assert recorded.written == recorded.num_episodes > 8
+
+
+def test_those_before_one_that_is_refused_are_stored(buffer):
+    buf = buffer(max_steps=40, spare_rows=10)
+    wrong = {**episode(32, 2), "episode": episode(32, 2)["episode"] + 0.5}
+    with pytest.raises(InputError):
+        buf.write_episodes([episode(29, 1), episode(30, 2), episode(31, 2), wrong, episode(33, 2)])
+    assert stored(buf) == [29, 30, 31]
+    doubles = [{**episode(n, 2), "episode": np.full(2, float(n))} for n in range(34, 38)]
+    doubles[2]["episode"] += 0.5
+    with pytest.raises(InputError):
+        buf.write_episodes(doubles)  # all are of one kind, and stored together if none is refused
+    assert stored(buf) == [29, 30, 31, 34, 35]
+    buf.write_episodes([])
+    assert stored(buf)[-1] == 35

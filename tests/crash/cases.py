@@ -469,7 +469,7 @@ class Session:
     # -- calls --
 
     def call(
-        self, do, ends=None, middles=(), number=None, fault=None, carries=True, syncs=False, streams=None
+        self, do, ends=None, middles=(), number=None, fault=None, carries=True, syncs=False, streams=None, others=(),
     ):  # fmt: skip
         """Make one call, and note what may be seen during it and after it. Returns whether it returned.
 
@@ -477,7 +477,8 @@ class Session:
             do: the call.
             ends: the states that it may end in; None for the one there is.
             middles: states on the way.
-            number: of the episode that it stores.
+            number: of the episode that it stores, or of the last one.
+            others: of those before that one.
             fault: what is to go wrong, see `arm`.
             carries: whether the sampling state is stored with it.
             syncs: whether all that was there at its begin is on the disk at its end.
@@ -485,7 +486,7 @@ class Session:
         """
         before, seq = self.now, self.store_now.seq
         sampled = frozenset([self.sampling()] if carries else [])
-        fresh = frozenset() if number is None else frozenset([number])
+        fresh = frozenset() if number is None else frozenset([number, *others])
         during = replace(
             before,
             newest=before.newest | set(ends or ()) | set(middles),

@@ -30,6 +30,7 @@ from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash import priorities
 from tests.crash.cases import Campaign, Case, Session, Violation
+from tests.crash.joined import JoinedSession
 from tests.crash.kill.planted import successors_after_the_commit
 from tests.crash.labels import LabelSession
 from tests.crash.priorities import PrioritySession
@@ -103,10 +104,11 @@ def test_a_cut_shows_a_committed_state(run, seed, storage, power):
 
 SESSIONS = {
     "transitions": TransitionSession, "stacks": StackSession, "priorities": PrioritySession, "labels": LabelSession,
+    "joined": JoinedSession,
 }  # fmt: skip
 
 
-OTHERS = [("transitions", 3), ("stacks", 5), ("priorities", 4), ("labels", 2)]
+OTHERS = [("transitions", 3), ("stacks", 5), ("priorities", 4), ("labels", 2), ("joined", 3)]
 
 
 @pytest.mark.parametrize(
@@ -487,6 +489,24 @@ def labels_row_by_row(patch):
     patch.setattr(LabelLog, "write", wrong)
 
 
+def while_joined(owner, name, wrong):
+    """Return what puts something wrong in place of a method while episodes are stored together."""
+
+    def plant(patch):
+        real, commit = getattr(owner, name), Store._commit_joined
+
+        def joined(*args):
+            patch.setattr(owner, name, wrong(real))
+            try:
+                commit(*args)
+            finally:
+                patch.setattr(owner, name, real)
+
+        patch.setattr(Store, "_commit_joined", joined)
+
+    return plant
+
+
 def set_to(owner, name, value):
     return lambda patch: patch.setattr(owner, name, value, raising=False)
 
@@ -495,6 +515,7 @@ NAMED = property(lambda self: True, lambda self, value: None)
 CALLS = (W, ("write", 3), W, W, ("sync",), W)
 UPDATES = (U, W, U, U, ("flush",), U, U, ("write", 3), U, U, U)
 RELABELS = (("write", 3), R, ("write", 2), R)
+JOINED = (W, ("flush",), *[("several", (1, 2), None), ("several", (1, 1, 1), None)] * 3)
 PLANTED_ELSEWHERE = {
     "successors are written after the commit": (TransitionSession, True, CALLS, late_successors, None),
     "successors are not synced before the commit": (TransitionSession, True, CALLS, None, synced("successors")),
@@ -515,6 +536,12 @@ PLANTED_ELSEWHERE = {
     "the capacity rides with the first rows": (
         LabelSession, False, (W, W), set_to(ReplayBuffer, "flush", lambda self, notes=None: None), None,
     ),
+    "rows of several overwrite live ones": (
+        JoinedSession, False, JOINED, while_joined(CommitFiles, "protect", lambda _: lambda *_: None), None,
+    ),
+    "rows of several are not synced before their records": (
+        JoinedSession, True, JOINED, while_joined(CommitFiles, "sync_written", lambda _: lambda *_: None), None,
+    ),
 }  # fmt: skip
 
 
@@ -534,7 +561,11 @@ def test_control_of_other_buffers(run, monkeypatch, name):
     first = FIRST_SEED.get(name, 9)
     for every, seed in itertools.product(samples(name), range(first, first + 6)):
         share = 0.3 if not power else 0
-        case = Case(power, steps, warm={TransitionSession: 6, PrioritySession: 12}.get(kind, 0))
+        case = Case(
+            power,
+            steps,
+            warm={TransitionSession: 6, PrioritySession: 12, JoinedSession: 8}.get(kind, 0),
+        )
         try:
             run(case, seed, samples=4, every=every, share=share, cheats=cheats, session=kind)
         except Violation as violation:

@@ -1,12 +1,16 @@
 """Episodes that are stored by one call at durability "power": one sync makes all of them durable before the call returns."""
 
+import os
+
 import gymnasium
 import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.recording import ReplayBufferCollectionWrapper
+from ringmap.recording.adapters import EpisodeSink
 from ringmap.storage.commit.group import GroupFile
+from ringmap.storage.disk.files import Disk
 from tests.crash.recording import Always, RecordingDisk, materialise
 from tests.disks import Through, undisturbed
 
@@ -92,6 +96,45 @@ def test_a_step_that_ends_several_episodes_syncs_once(disk, tmp_path):
         alone = syncs(disk, lambda: buf.write_episode(buf.load_episode(0)))
         assert max(counts[5:]) < MANY * alone / 2  # the first episodes make the columns, too
         env.close()
+
+
+class Writes(Disk):
+    """The real disk, which notes the path of each write."""
+
+    def __init__(self):
+        super().__init__()
+        self.paths = []
+
+    def before(self, change, path, *details):
+        if change == "write":
+            self.paths.append(path)
+
+
+def writes_of_a_step(path):
+    """Return how often one step writes rows, and how often blobs, where all of `MANY` environments end their episodes."""
+    disk = Writes()
+    envs = gymnasium.make_vec("CartPole-v1", MANY, vectorization_mode="sync", max_episode_steps=4)
+    with Through(ReplayBuffer, disk)(1000, path=path, sync_every_s=0) as buf:
+        env = ReplayBufferCollectionWrapper(envs, buf)
+        env.reset(seed=0)
+        for _ in range(8):  # the first episodes make the columns
+            env.step(np.zeros(MANY, np.int64))
+        stored = buf.num_episodes
+        disk.paths.clear()
+        env.step(np.zeros(MANY, np.int64))
+        assert buf.num_episodes == stored + MANY
+        folders = [os.path.basename(os.path.dirname(one)) for one in disk.paths]
+        env.close()
+    return folders.count("columns"), folders.count("data")
+
+
+def test_a_step_that_ends_several_episodes_writes_each_column_once(tmp_path):
+    assert writes_of_a_step(tmp_path / "buf") == (5, 1)
+
+
+def test_control_episodes_that_are_stored_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(EpisodeSink, "joins", False)
+    assert writes_of_a_step(tmp_path / "buf") == (5 * MANY, MANY)
 
 
 def shown_and_left(disk, tmp_path, before_recovery=lambda: None):

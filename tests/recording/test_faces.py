@@ -13,6 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from ringmap import OfflineToOnlineReplayBuffer, ReplayBuffer
 from ringmap.errors import RolloutError
 from ringmap.recording import ReplayBufferCollectionWrapper
+from ringmap.recording.adapters import EpisodeSink
 from tests.disks import FullDisk
 from tests.recording.reading import assert_holds, full_buffer
 from tests.recording.scripted import Model, Scripted
@@ -436,11 +437,13 @@ def test_letting_go_of_a_wrapper_writes_nothing(monkeypatch):
     assert buf.num_episodes == 0
 
 
-def test_an_interrupt_in_the_middle_of_a_step_glues_nothing(monkeypatch):
+@pytest.mark.parametrize("method", ["write_joined", "write_episode"])
+def test_an_interrupt_in_the_middle_of_a_step_glues_nothing(method, monkeypatch):
     buf = full_buffer("box")
+    monkeypatch.setattr(EpisodeSink, "joins", method == "write_joined")
     env = ReplayBufferCollectionWrapper(vector(2), buf)
     env.reset()
-    write, calls = ReplayBuffer.write_episode, []
+    write, calls = getattr(ReplayBuffer, method), []
 
     def interrupted(self, *args, **options):
         calls.append(1)
@@ -448,7 +451,7 @@ def test_an_interrupt_in_the_middle_of_a_step_glues_nothing(monkeypatch):
             raise KeyboardInterrupt
         return write(self, *args, **options)
 
-    monkeypatch.setattr(ReplayBuffer, "write_episode", interrupted)
+    monkeypatch.setattr(ReplayBuffer, method, interrupted)
     for i in range(40):
         with contextlib.suppress(KeyboardInterrupt):
             env.step(np.full(2, i))

@@ -39,13 +39,13 @@ from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
 from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
-from ringmap.errors import ClosedError, InputError
+from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import sizes_when_full
-from ringmap.storage.commit.store import Store
+from ringmap.storage.commit.store import JOINED_NBYTES, Store, Whole
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
@@ -414,9 +414,54 @@ class ReplayBuffer(Sampled):
         if fitted is None:
             fitted = list(schema.fit(arrays, self.options.casting, where).values())
         encoded = encode_data(data, where) if data else b""
-        flags = _last(arrays, "terminated") * TERMINATED | _last(arrays, "truncated") * TRUNCATED
+        flags = _flags(arrays, -1)
         with self.engine.committing(notes) as small:
             store.commit(schema, fitted, encoded, flags, small=small, sync=sync)
+
+    def write_joined(
+        self, rows: Mapping[str, Any], lengths: Sequence[int], episode_data: Sequence[Mapping[str, Any]] = (), *, sync: bool = True,
+    ) -> int:  # fmt: skip
+        """Store whole episodes whose rows lie one behind the other, with fewer writes than `write_episode` of each.
+
+        Each counts whole or not at all, in order, as if it was stored alone.
+
+        Args:
+            rows: column -> array `(sum(lengths), ...)`.
+            lengths: steps of each episode, at least 1.
+            episode_data: of each episode; none by default.
+            sync: as for `write_episode`.
+
+        Returns:
+            How many were stored. If that is less than all, `write_episode` of the next one stores it, or says why it can't be stored:
+            this method leaves to it what is refused, meets an error, fits none of the paths that are quick, or does not fit in the
+            spare rows together with the others.
+        """
+        where = "ReplayBuffer.write_joined"
+        stored: list[Whole] = []
+        try:
+            store = self.engine.writer(where)
+            store.recover_if_stale()
+            schema, total = store.schema, sum(lengths)
+            if schema is None or self.key_filter is not None or total > store.ring.spare:
+                return 0
+            if type(self) is not ReplayBuffer:  # it may have a `write_episode` of its own
+                return 0
+            arrays = schema.matched(rows, self.options.casting, where)
+            if arrays is None:
+                columns = as_columns(rows, where)
+                arrays = list(schema.fit(columns, self.options.casting, where).values())
+            if not lengths or min(lengths) < 1 or len(arrays[0]) != total:
+                return 0
+            episodes, stop = [], 0
+            for number, length in enumerate(lengths):
+                stop += length
+                data = encode_data(episode_data[number], where) if episode_data else b""
+                episodes.append(Whole(length, data, _flags(rows, stop - 1)))
+            with self.engine.committing() as small:
+                store.commit_joined(schema, arrays, episodes, stored, where, small, sync)
+        except (OSError, RingmapError):  # `write_episode` says why
+            pass
+        return len(stored)
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -425,12 +470,33 @@ class ReplayBuffer(Sampled):
         return copy.deepcopy(source.carried.get("notes", {})) if isinstance(source, Store) else {}
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store episodes as they arrive, each in its own commit. At durability "power" one sync makes all of them durable."""
+        """Store episodes as they arrive, as `write_episode` does. At durability "power" one sync makes all of them durable.
+
+        Short episodes in a list or a tuple share their writes, as with `write_joined`.
+        """
+        where = "ReplayBuffer.write_episodes"
+        store = self.engine.writer(where)
+        runs: Iterable[Sequence[Mapping[str, Any]]] = ([one] for one in episodes)
+        if isinstance(episodes, list | tuple):
+            runs = _runs(episodes, store.ring.spare)
         try:
-            for episode in episodes:
-                self.write_episode(episode, sync=False)
+            for run in runs:
+                if store.schema is None:  # the first one fixes the columns
+                    self.write_episode(run[0], sync=False)
+                    run = run[1:]
+                for episode in run[self._join(run) :]:
+                    self.write_episode(episode, sync=False)
         finally:
-            self.engine.make_durable("ReplayBuffer.write_episodes")
+            self.engine.make_durable(where)
+
+    def _join(self, run: Sequence[Mapping[str, Any]]) -> int:
+        """Store episodes of a run together; return how many, as `write_joined` does."""
+        if len(run) < 2:
+            return 0
+        episodes, data = zip(*map(split_episode_data, run), strict=True)
+        rows = {name: np.concatenate([one[name] for one in episodes]) for name in episodes[0]}
+        lengths = [len(next(iter(one.values()))) for one in episodes]
+        return self.write_joined(rows, lengths, data, sync=False)
 
     def begin_episode(
         self, *, commit_every: int | None = None, episode_data: Mapping[str, Any] | None = None, lane: int = 0,
@@ -924,12 +990,48 @@ def _closed_on_error(opened: list[Handle]) -> Iterator[None]:
         raise
 
 
-def _last(arrays: Mapping[str, Array], name: str) -> int:
-    """Return 1 if a column of flags ends with a true value."""
+def _flags(arrays: Mapping[str, Array], last: int) -> int:
+    """Return the flags of an episode whose last row this is."""
+    return _at(arrays, "terminated", last) * TERMINATED | _at(arrays, "truncated", last) * TRUNCATED
+
+
+def _at(arrays: Mapping[str, Array], name: str, row: int) -> int:
+    """Return 1 if a column of flags has a true value in a row."""
     values = arrays.get(name)
     if values is None or values.ndim != 1 or values.dtype.kind not in "biuf":
         return 0
-    return int(values.item(-1) == 1)
+    return int(values.item(row) == 1)
+
+
+def _runs(
+    episodes: Sequence[Mapping[str, Any]], most: int
+) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield episodes in runs that can be stored together: dicts of arrays of the same columns, of at most `most` steps, and little size."""
+    begin, before, steps, nbytes = 0, None, 0, 0
+    for number, episode in enumerate(episodes):
+        kind, length, size = _kind_of(episode)
+        steps, nbytes = steps + length, nbytes + size
+        alike = kind is not None and kind == before and steps <= most and nbytes <= JOINED_NBYTES
+        if number > begin and not alike:
+            yield episodes[begin:number]
+            begin, steps, nbytes = number, length, size
+        before = kind
+    if len(episodes) > begin:
+        yield episodes[begin:]
+
+
+def _kind_of(episode: Mapping[str, Any]) -> tuple[list[Any] | None, int, int]:
+    """Return the columns of an episode, None unless it is a dict of arrays of one length, its steps, and its bytes."""
+    if type(episode) is not dict:
+        return None, 0, 0
+    arrays = {name: value for name, value in episode.items() if name != EPISODE_DATA_KEY}
+    if not all(type(value) is np.ndarray and value.ndim for value in arrays.values()):
+        return None, 0, 0
+    lengths = {len(value) for value in arrays.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        return None, 0, 0
+    kind = [(name, value.dtype, value.shape[1:]) for name, value in arrays.items()]
+    return kind, lengths.pop(), sum(value.nbytes for value in arrays.values())
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:

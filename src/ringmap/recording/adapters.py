@@ -98,6 +98,19 @@ class EpisodeSink(Sink):
                 self.buffer.extend(episode)  # and its mixing state with it
         self.num_stored += 1
 
+    @property
+    def joins(self) -> bool:
+        """Whether episodes that end at one step may be stored together: each waits for its own room if there is a pace."""
+        return not self.stream and self.buffer is self._inner and self.pace is None
+
+    def write_joined(
+        self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]
+    ) -> int:
+        """Store whole episodes whose rows lie one behind the other; return how many: `write` is for the rest."""
+        count = self._inner.write_joined(rows, lengths, data)
+        self.num_stored += count
+        return count
+
     def sync(self) -> None:
         """Make durable what was written without a sync."""
         self._inner.engine.make_durable("ReplayBufferCollectionWrapper")

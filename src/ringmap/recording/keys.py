@@ -36,17 +36,10 @@ class Leaf:
     name: str
     path: tuple[Any, ...]
     space: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one value."""
-        return tuple(self.space.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As the space says."""
-        found: np.dtype[Any] = np.dtype(self.space.dtype)
-        return found
+    shape: tuple[int, ...]
+    """Of one value."""
+    dtype: np.dtype[Any]
+    """As the space says."""
 
     def of(self, whole: Any) -> Any:
         """Return this leaf of a value, or of a batch of values."""
@@ -76,7 +69,7 @@ def leaves_of(name: str, space: Any, where: str) -> list[Leaf]:
                 "it has (gymnasium.spaces.utils.flatten_space), or record by World.collect"
             )
         else:
-            found.append(Leaf(name, path, part))
+            found.append(Leaf(name, path, part, tuple(part.shape), np.dtype(part.dtype)))
 
     walk(name, (), space)
     names = [leaf.name for leaf in found]

@@ -12,7 +12,7 @@ Not here: when an episode begins or ends (slots.py), where it goes (adapters.py)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class OpenRows:
         self.before = np.zeros(num, np.int64)
         """Rows of each slot's open episode that are no longer here."""
         self.blanks = {c.name: blank(c.shape, c.dtype) for c in columns}
+        self.row_nbytes = sum(c.row_nbytes for c in columns)
         self._first = np.arange(num)
         self._most = 0  # no slot is further than this
         self.arrays: dict[str, Array] = {}
@@ -62,6 +63,7 @@ class OpenRows:
                 rows[slot, :stop] = before[name][slot, :stop]
         self._room = room
         self._flat = {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in self.arrays.items()}
+        self._scalars = {name: _scalars(rows) for name, rows in self._flat.items()}
         self._first = np.arange(num) * room
 
     # -- in ----------------------------------------------------------------------------------
@@ -86,7 +88,12 @@ class OpenRows:
         """Copy a batch, column -> `(num, ...)`, into the newest rows."""
         where = self._first + self.at
         for name, values in batch.items():
-            self._flat[name][where] = values
+            flat = self._flat[name]
+            if flat.ndim > 1 and flat.dtype == values.dtype and values.flags.c_contiguous:
+                # NumPy stores scalars at places three times as fast as rows of several values.
+                self._scalars[name][where] = _scalars(values)
+            else:
+                flat[where] = values
 
     def put_one(self, slot: int, name: str, value: Any, where: str) -> None:
         """Copy one value into the newest row of a slot, None as a blank.
@@ -159,26 +166,82 @@ class OpenRows:
         Returns:
             column -> `(stop - start, ...)`; views, good until the slot's next row.
         """
+        return {name: self._column(slot, start, stop, name, ending) for name in names}
+
+    def joined(
+        self, slots: Sequence[int], lengths: Sequence[int], names: Sequence[str], flags: Mapping[str, Sequence[bool]],
+        ending_of: Callable[[int], Mapping[str, Any]],
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return columns of whole episodes, one behind the other; of a single one views, as `cut` does.
+
+        Args:
+            slots: whose.
+            lengths: rows of each.
+            names: of the columns.
+            flags: column -> the value in the last row of each.
+            ending_of: slot -> what `cut` needs, for columns that are neither rows nor flags.
+
+        Raises:
+            ValueError: a value that is constant in an episode is missing, or has another shape in another one.
+        """
+        made = {}
+        for name in names:
+            rows = self.arrays.get(name)
+            if rows is not None:
+                kind, none = name.partition("/")[0], self.blanks[name]
+                pieces = [
+                    rows_of(kind, rows[slot, :length], none)
+                    for slot, length in zip(slots, lengths, strict=True)
+                ]
+            elif name in flags:
+                made[name] = column = np.zeros(sum(lengths), np.bool_)
+                stop = 0
+                for length, flag in zip(lengths, flags[name], strict=True):
+                    stop += length
+                    column[stop - 1] = flag
+                continue
+            else:
+                pieces = [
+                    self._column(slot, 0, length, name, ending_of(slot))
+                    for slot, length in zip(slots, lengths, strict=True)
+                ]
+            made[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return made
+
+    def _column(
+        self, slot: int, start: int, stop: int, name: str, ending: Mapping[str, Any]
+    ) -> Array:
+        """Return one column of rows `[start, stop)` of a slot's episode; see `cut`."""
         count, first = stop - start, start + int(self.before[slot])
         whole = ending["last"] is not None and stop > ending["last"]
-        made: dict[str, Array] = {}
-        for name in names:
-            kind = name.partition("/")[0]
-            if name in self.arrays:
-                rows = self.arrays[name][slot, start:stop]
-                made[name] = rows_of(kind, rows, self.blanks[name], not first, whole)
-            elif name in _AT_THE_END:
-                made[name] = np.zeros(count, np.bool_)
-                made[name][-1] = whole and ending[name]
-            elif kind == "next_obs":
-                name_now = name.removeprefix("next_")
-                rows = self.arrays[name_now][slot, start : stop + (not whole)]
-                made[name] = rows_of("next", rows, self.blanks[name_now], ends=whole)
-            elif name == "t":
-                made[name] = np.arange(first, first + count)
-            elif name == "is_first":
-                made[name] = np.arange(first, first + count) == 0
-            else:
-                value = np.asarray(ending[name])
-                made[name] = np.broadcast_to(value, (count, *value.shape))
-        return made
+        kind = name.partition("/")[0]
+        if name in self.arrays:
+            rows = self.arrays[name][slot, start:stop]
+            found: Array = rows_of(kind, rows, self.blanks[name], not first, whole)
+            return found
+        if name in _AT_THE_END:
+            flags = np.zeros(count, np.bool_)
+            flags[-1] = whole and ending[name]
+            return flags
+        if kind == "next_obs":
+            name_now = name.removeprefix("next_")
+            rows = self.arrays[name_now][slot, start : stop + (not whole)]
+            following: Array = rows_of("next", rows, self.blanks[name_now], ends=whole)
+            return following
+        if name == "t":
+            return np.arange(first, first + count)
+        if name == "is_first":
+            begins: Array = np.arange(first, first + count) == 0
+            return begins
+        value = np.asarray(ending[name])
+        return np.broadcast_to(value, (count, *value.shape))
+
+
+def _scalars(rows: Array) -> Array:
+    """Return C-contiguous rows as scalars of as many bytes, a view; rows of no bytes as they are."""
+    count = len(rows)
+    nbytes = rows.nbytes // count if count else 0
+    if not nbytes:
+        return rows
+    found: Array = rows.reshape(count, -1).view(f"V{nbytes}")[:, 0]
+    return found

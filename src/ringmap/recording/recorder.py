@@ -31,6 +31,7 @@ from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.recording.transitions import Ending, Transitions
 from ringmap.storage.columns.casting import cast
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.commit.store import JOINED_NBYTES
 
 __all__ = ["Recorder"]
 
@@ -144,7 +145,7 @@ class Recorder:
                 np.asarray(terminated, np.bool_),
                 np.asarray(truncated, np.bool_),
             )
-            over = np.flatnonzero(terminated | truncated).tolist()
+            over = (terminated | truncated).nonzero()[0].tolist()
         except Exception as error:
             for other in self.lost():
                 error.add_note(str(other))
@@ -166,12 +167,10 @@ class Recorder:
             for slot in sorted(faults.cut):
                 rows.at[slot] -= 1
                 self._end(slot, False, False, faults, sync=not many)
-            for slot in done:
-                if slot not in faults.cut:
-                    self._end(
-                        slot, bool(terminated[slot]), bool(truncated[slot]), faults, sync=not many
-                    )
-                    ended.append(slot)
+            whole = [slot for slot in done if slot not in faults.cut]
+            for slot in self._end_joined(whole, terminated, truncated) if whole else ():
+                self._end(slot, bool(terminated[slot]), bool(truncated[slot]), faults, sync=not many)  # fmt: skip
+            ended += whole
             if many:
                 self._sync(faults)
         except BaseException:
@@ -183,7 +182,8 @@ class Recorder:
             begun = slots.advance(over, faults.cut)
             if begun:
                 rows.begin(begun, arrived)
-                self._put_infos(infos, begun if self._infos else (), Faults.onto(faults))
+                if self._infos:
+                    self._put_infos(infos, begun, Faults.onto(faults))
                 # A cut slot is still in its environment's episode, and keeps its context.
                 anew = [slot for slot in begun if slot not in faults.cut or slot in over]
                 self._tell(anew, infos, None, None, faults)
@@ -345,6 +345,46 @@ class Recorder:
         finally:
             if close:
                 rows.at[slot] = -1
+
+    def _end_joined(
+        self, slots: Sequence[int], terminated: Array, truncated: Array
+    ) -> Sequence[int]:
+        """Store the open episodes of slots that end at this step, those of a sink together; return the slots that `_end` is for."""
+        if len(self.sinks) == 1:
+            count = self._write_joined(self.sinks[0], slots, terminated, truncated)
+            return slots[count:]
+        return [
+            slot for slot in slots
+            if not self._write_joined(self._by_slot[slot], [slot], terminated, truncated)
+        ]  # fmt: skip
+
+    def _write_joined(
+        self, sink: Sink, slots: Sequence[int], terminated: Array, truncated: Array
+    ) -> int:
+        """Return how many of these episodes were stored: fewer than all if `_end` is for the rest, which says what is wrong."""
+        if not (isinstance(sink, EpisodeSink) and sink.joins) or self.hooks.builds:
+            return 0
+        rows = self._open
+        lengths = [rows.at.item(slot) + 1 for slot in slots]
+        if min(lengths) < 2 or sum(lengths) * rows.row_nbytes > JOINED_NBYTES:
+            return 0
+        dead = [terminated.item(slot) for slot in slots]
+        cut_off = [truncated.item(slot) for slot in slots]
+        last = [True] * len(slots)
+        flags = {"terminated": dead, "truncated": cut_off, "done": last, "is_last": last}
+
+        def ending_of(slot: int) -> Ending:
+            return Ending(slot, self.slots, self._contexts, rows.at.item(slot))
+
+        try:
+            joined = rows.joined(slots, lengths, sink.names, flags, ending_of)
+        except ValueError:  # a context that is missing, or has another shape
+            return 0
+        data = [self._data[slot] for slot in slots] if self._weights is not None else []
+        count = sink.write_joined(joined, lengths, data)
+        for slot in slots[:count]:
+            rows.at[slot] = -1
+        return count
 
     def _leave(self, chosen: Sequence[int], faults: Faults) -> None:
         """End the open episodes of some slots, whose next row belongs to another episode."""

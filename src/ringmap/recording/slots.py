@@ -80,6 +80,8 @@ class Slots:
         Raises:
             RoleError: (RuntimeError) one was never reset, or its episode is over and it was not reset.
         """
+        if all(self.state[slot] == WAITING for slot in self._others):
+            return
         for state, what in (
             (NEW, "has not been reset yet"),
             (ENDED, "has ended its episode and resets only when told to"),

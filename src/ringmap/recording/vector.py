@@ -149,8 +149,10 @@ class VectorRecording(Recording, _VectorWrapper):
 
         SyncVectorEnv keeps what an environment returned, not a copy: one that reuses its array has written over it.
         """
+        if "final_obs" not in infos:
+            return infos
         base = self.unwrapped
-        if "final_obs" not in infos or not isinstance(base, SyncVectorEnv):
+        if not isinstance(base, SyncVectorEnv):
             return infos
         sound = infos["final_obs"].copy()
         for slot, final in enumerate(sound):

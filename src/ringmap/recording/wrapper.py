@@ -88,7 +88,7 @@ class ReplayBufferCollectionWrapper(Recording):
             `weights` without a model; a buffer that `pace` does not count.
         ReadOnlyError: a buffer was opened for reading.
 
-    Cost: a copy of each batch per step, and one commit for each finished episode.
+    Cost: a copy of each batch per step, and one commit for each finished episode; short ones that end at one step share their writes.
 
     Processes and threads: as the environment; the buffers' readers may be anywhere.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -220,10 +220,24 @@ class CommitFiles:
 
     def write_blob(self, seq: int, sums: list[int], data: bytes) -> BlobPlace:
         """Write the blob of record `seq`, and return the fields of the record that say where it is."""
+        blob = encode_blob(sums, self._encoded_state(), data)
+        return *self.segments.append(blob, seq), len(blob), xxhash.xxh3_64_intdigest(blob)
+
+    def write_blobs(self, last: int, parts: Sequence[tuple[list[int], bytes]]) -> list[BlobPlace]:
+        """Write the blobs of the records up to `last`, one behind the other, each of sums and data; see `write_blob`."""
+        state = self._encoded_state()
+        blobs = [encode_blob(sums, state, data) for sums, data in parts]
+        number, offset = self.segments.append(b"".join(blobs), last)
+        places = []
+        for blob in blobs:
+            places.append((number, offset, len(blob), xxhash.xxh3_64_intdigest(blob)))
+            offset += len(blob)
+        return places
+
+    def _encoded_state(self) -> bytes:
         if self._encoded is None:
             self._encoded = json.dumps(self.carried, separators=(",", ":")).encode()
-        blob = encode_blob(sums, self._encoded, data)
-        return *self.segments.append(blob, seq), len(blob), xxhash.xxh3_64_intdigest(blob)
+        return self._encoded
 
     def blob_of(self, record: Record) -> bytes | None:
         """Return the blob of a record, or None if it was deleted."""

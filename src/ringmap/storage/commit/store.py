@@ -82,7 +82,7 @@ from ringmap.storage.ring.integers import Ordinal, Position
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["Settings", "Store"]
+__all__ = ["JOINED_NBYTES", "Settings", "Store", "Whole"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,6 +90,9 @@ log = logging.getLogger("ringmap")
 
 _HELPED_NBYTES = 1 << 20
 """From this size on the rows of an episode are summed on another core while they are written."""
+
+JOINED_NBYTES = 1 << 16
+"""Up to this size the rows of several episodes are better copied together than written apart. A larger copy is made in new pages."""
 
 _NOTHING_LOST = "nothing was stored by this call and nothing committed is lost"
 
@@ -111,6 +114,15 @@ class Settings:
     progress: Progress | None = None
     mapped: bool = True
     group_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An episode among several that one call stores: its steps, its encoded data, its flags."""
+
+    length: int
+    data: bytes
+    flags: int
 
 
 class Store(Handle):
@@ -573,15 +585,7 @@ class Store(Handle):
         length = len(arrays[0])
         if part is not None:
             self.use_within(files, ["chains"])
-        if self.rows is None:
-            self._stale = True
-            self._make_columns(files, schema, locked=False)
-        elif self.rows.schema is not schema and self.rows.schema != schema:
-            raise InputError(
-                f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
-            )
-        rows = self.rows
-        assert rows is not None
+        rows = self._rows_for(files, schema, where)
         start = self.head if group is None else group.start
         need = self.ring.overwritten(start + length)
         rows.reserve(start, length)
@@ -612,6 +616,85 @@ class Store(Handle):
         if following is not None:
             self._following.turn()
             self._following_of = record.seq
+        if durable:
+            files.drop_retired()
+        self._stale = False
+        if self._background is not None:
+            self._background.committed()
+
+    def _rows_for(self, files: CommitFiles, schema: Schema, where: str) -> Rows:
+        """Return the columns; make them if this is the first episode."""
+        if self.rows is None:
+            self._stale = True
+            self._make_columns(files, schema, locked=False)
+        elif self.rows.schema is not schema and self.rows.schema != schema:
+            raise InputError(
+                f"{where}: schema mismatch: expected {self.rows.schema.names}, got {schema.names}"
+            )
+        assert self.rows is not None
+        return self.rows
+
+    def commit_joined(
+        self, schema: Schema, arrays: list[Array], episodes: Sequence[Whole], stored: list[Whole], where: str,
+        small: Mapping[str, Any] | None = None, sync: bool = True,
+    ) -> None:  # fmt: skip
+        """Store several episodes in order: one write per column and one for their blobs, then a record and a state for each.
+
+        Each counts whole or not at all, as if it came alone. After an error those in `stored` count.
+
+        Args:
+            schema: of the arrays; equal to the buffer's, or becomes it.
+            arrays: one per column, the rows of the episodes one behind the other; else as for `commit`.
+            episodes: at least one, together at most as long as the spare rows.
+            stored: takes each episode once it counts.
+            where: the method to name in an error.
+            small: as for `commit`.
+            sync: likewise.
+
+        Raises:
+            as `commit`.
+        """
+        self.exclusively(
+            where,
+            lambda files: self._commit_joined(
+                files, self._rows_for(files, schema, where), arrays, episodes, stored, small, sync
+            ),
+        )
+
+    def _commit_joined(
+        self, files: CommitFiles, rows: Rows, arrays: list[Array], episodes: Sequence[Whole], stored: list[Whole],
+        small: Mapping[str, Any] | None, sync: bool,
+    ) -> None:  # fmt: skip
+        start, total = self.head, len(arrays[0])
+        need = self.ring.overwritten(start + total)
+        assert need <= self.tail, "longer than the spare rows"
+        rows.reserve(start, total)
+        self._stale = True
+        files.protect(need, self.seq + 1, files.state)
+        rows.write(start, arrays, self._is_live)
+        files.carry(small)
+        last = len(episodes) - 1
+        at, parts = 0, list[tuple[list[int], bytes]]()
+        for one in episodes:
+            stop = at + one.length
+            parts.append((_sums_of([v[at:stop] for v in arrays] if last else arrays), one.data))
+            at = stop
+        places = files.write_blobs(self.seq + 1 + last, parts)
+        durable = self.power and sync
+        if durable:
+            files.sync_written(rows)
+        for number, (one, place, (sums, _)) in enumerate(zip(episodes, places, parts, strict=True)):
+            if files.unpublished:  # state.bin may lag by one record, not by two
+                files.publish_again()
+            seq, length = self.seq + 1, one.length
+            tail, first = self._after(seq, self.head + length, self.tail)
+            files.protect(0, seq, files.state)
+            record = Record(
+                seq, self.head, length, tail, first, combine(sums), *place, EPISODE, one.flags, *WHOLE
+            )  # fmt: skip
+            files.append(record, durable and number == last)
+            self._remember(record)
+            stored.append(one)
         if durable:
             files.drop_retired()
         self._stale = False

@@ -97,9 +97,9 @@ _FEW = 512
 """Number of records below which separate calls of xxhash are faster than the same in NumPy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Record:
-    """The result of one commit. See the module for the fields."""
+    """The result of one commit. See the module for the fields. Never changed; but a frozen one takes four times as long to make."""
 
     seq: int
     start: Position

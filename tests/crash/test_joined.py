@@ -1,0 +1,304 @@
+"""Episodes that end together are stored together: killed, cut or refused at any change, each counts whole or not at all, in order.
+
+Random scripts of such calls are part of test_power, by `JoinedSession`.
+"""
+
+import errno
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import ringmap
+from ringmap import ReplayBuffer
+from ringmap.errors import CorruptError
+from ringmap.storage.commit.commit_files import CommitFiles
+from ringmap.storage.commit.store import Store
+from tests.crash.cases import episode, look
+from tests.crash.joined import joined, states_on_the_way, store_joined
+from tests.crash.kill.blows import can_be_interrupted
+from tests.crash.recording import Always, RecordingDisk, materialise
+from tests.disks import Cut, FullDisk, Through, undisturbed
+from tests.tiers import few
+
+MAX_STEPS, SPARE = 20, 8
+BEFORE = tuple((number, 3) for number in range(1, 7))
+SEVERAL = ((7, 2), (8, 3), (9, 1))
+STATES = states_on_the_way(BEFORE, SEVERAL, MAX_STEPS)
+LEVELS = pytest.mark.parametrize("level", few(["process", "power"]))
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(monkeypatch):
+    undisturbed(monkeypatch.setattr, looks=2)
+
+
+def filled(root, level="process"):
+    """Return a disk, and a buffer on it whose next episodes evict others."""
+    os.mkdir(root)
+    disk = RecordingDisk(str(root))
+    buf = Through(ReplayBuffer, disk)(
+        MAX_STEPS, path=f"{root}/buf", spare_rows=SPARE, durability=level, sync_every_s=0, seed=0
+    )
+    for one in BEFORE:
+        buf.write_episode(episode(*one))
+    buf.flush()
+    return disk, buf
+
+
+def together(buf):
+    """Store them together; return how many were."""
+    data = [{"number": number} for number, _ in SEVERAL]
+    return buf.write_joined(joined(SEVERAL), [length for _, length in SEVERAL], data)
+
+
+def step_of(seen):
+    """Return how many of the episodes are there; fail if this is no state between two of them."""
+    found = [k for k, states in enumerate(STATES) if seen in states]
+    assert found, f"{seen} is no state on the way"
+    return found[0]
+
+
+def changes(tmp_path, level):
+    """Return how many changes the call makes."""
+    disk, buf = filled(tmp_path / "count", level)
+    before = len(disk.log)
+    assert together(buf) == len(SEVERAL)
+    count = len(disk.log) - before
+    assert step_of(look(buf)) == len(SEVERAL)
+    buf.close()
+    return count
+
+
+def killed_everywhere(tmp_path, level):
+    """Kill the call before each of its changes; return how many episodes were there each time, for a reader and a writer alike."""
+    found = []
+    for at in range(1, changes(tmp_path, level) + 1):
+        disk, buf = filled(tmp_path / f"kill{at}", level)
+        disk.fail(at, Cut(), sticky=True)
+        with pytest.raises(Cut):
+            together(buf)
+        buf.engine.owned.abandon()
+        disk.lift()
+        path = f"{disk.root}/buf"
+        assert ringmap.check(path) == []
+        with Through(ReplayBuffer, disk).open(path) as reader:
+            shown = step_of(look(reader))
+        again = Through(ReplayBuffer, disk)(MAX_STEPS, path=path, spare_rows=SPARE, sync_every_s=0)
+        found.append(step_of(look(again)))
+        assert shown in (found[-1], found[-1] - 1), "a record that is not shown yet"
+        again.write_episode(episode(10, 2))
+        assert look(again)[-1] == (10, 2)
+        again.close()
+        assert ringmap.check(path) == []
+    return found
+
+
+@LEVELS
+def test_a_kill_leaves_the_first_ones(tmp_path, level):
+    found = killed_everywhere(tmp_path, level)
+    assert found == sorted(found)
+    assert {*found} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("error", few([errno.ENOSPC, errno.EIO]))
+@LEVELS
+def test_a_write_that_fails_loses_nothing(tmp_path, level, error):
+    for at in range(1, changes(tmp_path, level) + 1):
+        disk, buf = filled(tmp_path / f"{error}{at}", level)
+        disk.fail(at, OSError(error, os.strerror(error), disk.root), only=None, sticky=True)
+        stored = together(buf)
+        disk.lift()
+        if buf.engine.owned.is_poisoned:  # a sync that failed: the fate of one is open
+            buf.close()
+            with Through(ReplayBuffer, disk).open(f"{disk.root}/buf") as reader:
+                assert step_of(look(reader)) in (stored, stored + 1, len(SEVERAL))
+            continue
+        assert step_of(look(buf)) == stored
+        for one in SEVERAL[stored:]:
+            buf.write_episode(episode(*one))
+        assert look(buf) in STATES[-1]
+        buf.close()
+        assert ringmap.check(f"{disk.root}/buf") == []
+
+
+def left_after_a_cut(tmp_path):
+    """Return how many of the episodes a power cut leaves that loses all that no sync covers."""
+    disk, buf = filled(tmp_path / "power", "power")
+    assert together(buf) == len(SEVERAL)
+    materialise(disk.model.crash(Always(0)), str(tmp_path / "cut"))
+    with ReplayBuffer(MAX_STEPS, path=tmp_path / "cut" / "buf", spare_rows=SPARE) as left:
+        return sum(one in look(left) for one in SEVERAL)
+
+
+def test_a_cut_after_the_call_loses_none(tmp_path):
+    assert left_after_a_cut(tmp_path) == len(SEVERAL)
+
+
+def test_the_rest_is_stored_alone_after_an_error(tmp_path):
+    disk, buf = filled(tmp_path / "once")
+    disk.fail(8, OSError(errno.EIO, "planted", disk.root))
+    assert store_joined(buf, SEVERAL) < len(SEVERAL)
+    assert disk.struck
+    assert look(buf) in STATES[-1]
+    buf.close()
+
+
+def after_unwritable_states(path):
+    """Store them together while state.bin can't be written, and end as a kill does; return how many were, and what a reader shows."""
+    disk = FullDisk("write", where="state.bin")
+    buf = Through(ReplayBuffer, disk)(MAX_STEPS, path=path, spare_rows=SPARE, sync_every_s=0)
+    for one in BEFORE:
+        buf.write_episode(episode(*one))
+    disk.full = True
+    stored = together(buf)
+    buf.engine.owned.abandon()
+    with ReplayBuffer.open(path) as reader:
+        return stored, step_of(look(reader))
+
+
+def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path):
+    assert after_unwritable_states(tmp_path / "buf") == (1, 0)
+    assert ringmap.check(tmp_path / "buf") == []
+
+
+def interrupted(at):
+    """Interrupt the call at the `at`-th line of the store where that is possible; return whether it has as many, and judge what is left."""
+    buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE, seed=0)
+    for one in BEFORE:
+        buf.write_episode(episode(*one))
+    left = at
+
+    def enter(frame, event, _):
+        code, seen = frame.f_code, (None, None)
+        if "ringmap/storage" not in code.co_filename and not code.co_filename.endswith("buffers/replay.py"):  # fmt: skip
+            return None
+        frame.f_trace_opcodes = True
+
+        def local(frame, event, _):
+            nonlocal left, seen
+            if event == "opcode":
+                seen = seen[1], frame.f_lasti
+            elif event == "line" and can_be_interrupted(code, frame.f_lasti, *seen):
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+            return local
+
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        together(buf)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    known = step_of(look(buf))
+    buf.write_episode(episode(10, 2))
+    seen = look(buf)
+    assert seen[-1] == (10, 2)
+    assert step_of_suffix(seen[:-1]) == known
+    assert buf.check() == []
+    buf.close()
+    return left <= 0
+
+
+def step_of_suffix(seen):
+    """Return how many of the episodes are there, though older ones were evicted since."""
+    return sum(one in seen for one in SEVERAL)
+
+
+@pytest.mark.parametrize("first", few(range(1, 48)))
+def test_an_interrupt_at_a_line_leaves_the_first_ones(first):
+    at = first
+    while interrupted(at):
+        at += 47
+    assert at > 200
+
+
+def test_each_is_refused_or_left_that_does_not_fit():
+    buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE)
+    rows = joined(SEVERAL)
+    assert buf.write_joined(rows, [2, 3, 1]) == 0, "nothing fixed the columns yet"
+    buf.write_episode(rows)
+    assert buf.write_joined(rows, [2, 3, 1]) == 3
+    assert buf.lengths.tolist() == [6, 2, 3, 1]
+    for wrong, lengths in (
+        (rows, [2, 3]),
+        (rows, [2, 4, 0]),
+        (rows, []),
+        ({"obs": rows["obs"]}, [2, 3, 1]),
+        ({**rows, "obs": rows["obs"] + 0.5}, [2, 3, 1]),
+        (joined([(1, 5), (2, 4)]), [5, 4]),
+    ):
+        assert buf.write_joined(wrong, lengths) == 0
+    assert buf.lengths.tolist() == [6, 2, 3, 1]
+    wide = {**rows, "obs": rows["obs"].astype(np.int64)}
+    assert buf.write_joined(wide, [2, 3, 1]) == 3, "other dtypes fit, as for one"
+
+
+# -- controls ------------------------------------------------------------------------------------------
+
+
+def shown_at_the_end(patch):
+    """Show readers the records of a call once the last one is written."""
+    real, publish = Store._commit_joined, CommitFiles._publish
+
+    def wrong(self, files, *args):
+        states = []
+        patch.setattr(CommitFiles, "_publish", lambda files, state: states.append(state) or setattr(files, "state", state))  # fmt: skip
+        try:
+            real(self, files, *args)
+        finally:
+            patch.setattr(CommitFiles, "_publish", publish)
+        publish(files, states[-1])
+
+    patch.setattr(Store, "_commit_joined", wrong)
+
+
+def test_control_states_that_are_shown_at_the_end(tmp_path, monkeypatch):
+    shown_at_the_end(monkeypatch)
+    with pytest.raises((AssertionError, CorruptError)):
+        killed_everywhere(tmp_path, "process")
+
+
+def test_control_states_that_lag_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(CommitFiles, "publish_again", lambda files: None)
+    with pytest.raises(CorruptError, match="an old copy"):
+        after_unwritable_states(tmp_path / "buf")
+
+
+@pytest.mark.parametrize("name", ["sync_written", "append"])
+def test_control_without_a_sync(tmp_path, monkeypatch, name):
+    real = getattr(CommitFiles, name)
+    wrong = {
+        "sync_written": lambda files, rows: None,
+        "append": lambda files, record, durable: real(files, record, False),
+    }
+    monkeypatch.setattr(CommitFiles, name, wrong[name])
+    assert left_after_a_cut(tmp_path) < len(SEVERAL)
+
+
+def test_control_memory_before_the_record(monkeypatch):
+    append, remember = CommitFiles.append, Store._remember
+
+    def early(self, files, *args, real=Store._commit_joined):
+        monkeypatch.setattr(Store, "_remember", lambda self, record: None)
+        monkeypatch.setattr(CommitFiles, "append", lambda files, record, durable: (remember(self, record), append(files, record, durable)))  # fmt: skip
+        try:
+            real(self, files, *args)
+            self._stale = False
+        except BaseException:
+            self._stale = False  # as if no recovery were due
+            raise
+        finally:
+            monkeypatch.setattr(Store, "_remember", remember)
+            monkeypatch.setattr(CommitFiles, "append", append)
+
+    monkeypatch.setattr(Store, "_commit_joined", early)
+    with pytest.raises((AssertionError, ringmap.errors.RingmapError)):
+        for first in range(1, 400, 7):
+            interrupted(first)
