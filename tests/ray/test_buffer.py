@@ -162,13 +162,18 @@ def test_a_full_store(buf, nodes):
 
 def test_what_bad_input_gets(cluster, tmp_path, nodes):
     with pytest.raises(NoClipsError, match="no ring below .* on the nodes a, b, head; the path is not there on a, b, head"):  # fmt: skip
-        rr.ReplayBuffer(tmp_path / "absent", wait_s=3)
+        rr.ReplayBuffer(tmp_path / "absent", wait_s=20)
     with pytest.raises(InputError, match="path must be a directory, got 3"):
         rr.ReplayBuffer(3)
     with pytest.raises(InputError, match="history_len"):
         rr.ReplayBuffer(nodes.folder, history_len=0)
     with pytest.raises(InputError, match="wait_s must not be negative"):
         rr.ReplayBuffer(nodes.folder, wait_s=-1)
+
+
+def test_readers_that_have_not_answered_are_named(nodes):
+    with pytest.raises(NoClipsError, match="the readers on the nodes a, b, head have not answered yet; wait longer"):  # fmt: skip
+        rr.ReplayBuffer(nodes.folder, wait_s=0)
 
 
 def test_other_columns(buf, nodes):

@@ -168,7 +168,7 @@ def test_a_reader_that_was_started_again_passes_updates_over():
 
 def test_another_learner_on_one_directory(buf, nodes):
     with pytest.raises(NoClipsError, match=r"is held by process .*give each learner its own"):
-        opened(nodes, wait_s=5)
+        opened(nodes, wait_s=30)
     assert buf.sample(8).ids.shape == (8,)
 
 

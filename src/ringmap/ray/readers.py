@@ -278,6 +278,12 @@ class Readers:
             names = ", ".join(s.node.name for s in stations)
             if away:
                 return f"no clips can be drawn; away are the nodes {', '.join(away)}"
+            silent = [
+                s.node.name for s in stations
+                if not s.asked_at or (s.report is None and s.node.id in self._roster)
+            ]  # fmt: skip
+            if silent:
+                return f"the readers on the nodes {', '.join(silent)} have not answered yet; wait longer (wait_s=)"
             if not self._roster:
                 absent = [s.node.name for s in stations if not s.scan.folders]
                 why = f"; the path is not there on {', '.join(absent)}" if absent else ""
