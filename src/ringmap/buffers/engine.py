@@ -353,7 +353,7 @@ class Engine(Forkable):
             cut: what the clips hold.
             out: column -> array to fill.
             asked: whether the disk was already asked for them.
-            crossing: what the draw said of these very positions, for this cut; None: they are looked up.
+            crossing: as `draw` returned it with these positions, for this cut; None: it is looked up.
 
         Raises:
             NoClipsError: no clip is left to draw.

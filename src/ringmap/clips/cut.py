@@ -229,7 +229,7 @@ class Cut:
     added: tuple[str, ...] = field(init=False)
     """Names of the columns that are computed."""
     around: Around = field(init=False, compare=False, repr=False)
-    """All steps that an item holds, where none of them is padded or of a computed column's own choice."""
+    """The steps that an item holds; the anchor alone where gathering needs the bounds of the episodes."""
     needs_bounds: bool = field(init=False)
     """Whether gathering needs the bounds of the episodes: a column is padded, or computed."""
 

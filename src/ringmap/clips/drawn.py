@@ -62,7 +62,7 @@ ANCHOR_ONLY = Around()
 class Crossing:
     """The items of a batch that have steps in more than one part. None of their steps is clamped.
 
-    It stays true: a step keeps its position for life.
+    The positions stay right, since a step keeps its position for life.
 
     Args:
         which: the items.
@@ -91,7 +91,7 @@ class Crossing:
             which: the items.
             whole: the episodes.
             index: of their parts.
-            first: positions of their first steps, as if there were nothing else before the part.
+            first: positions that their first steps would have if the part began earlier.
             step: which of their steps is the anchor.
             around: their steps.
         """
@@ -166,8 +166,8 @@ NO_CROSSING = Crossing(_NOTHING, _NOTHING[:, None], ANCHOR_ONLY, _NOTHING)
 class Drawn(NamedTuple):
     """Clips that were drawn.
 
-    `positions`: of their anchors, int64 `(B,)`; `crossing`: which of them cross parts, None: it is not known; `weigh`: returns
-    their weights, None: they have none.
+    `positions`: of their anchors, int64 `(B,)`; `crossing`: those that cross parts, None if that is not known; `weigh`: the
+    function that returns their weights, None if they have none.
     """
 
     positions: Array

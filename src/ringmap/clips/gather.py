@@ -111,7 +111,7 @@ class ClipReader(Forkable):
             out: column -> array to fill and return, of exactly that shape and dtype, C-contiguous.
             threads: maximum number of threads for the copy.
             asked: whether `want` was already called for them.
-            crossing: what `draw` said of these very positions, for this cut; None: they are looked up.
+            crossing: as `draw` returned it with these positions, for this cut; None: it is looked up.
 
         Raises:
             NoClipsError: no clip is left to draw.
@@ -170,8 +170,8 @@ class ClipReader(Forkable):
             index = self.index.of(cut.span, cut.least, cut.across)
             if index.end <= index.base:
                 return None
-            if index.shift is not None or not index.is_joined:
-                return Drawn(index.draw(count, rng, cut.before))
+            if index.shift is not None:
+                return Drawn(index.draw(count, rng, index.base))
             numbers = integers(rng, index.base, index.end, count)
             return index.drawn(numbers, cut.before, rng, cut.around)
 
@@ -271,7 +271,7 @@ class ClipReader(Forkable):
             threads = 1
         joined: Joined | None = None
         if plan.needs_bounds:
-            crossing = None
+            crossing = None  # a draw knows the steps of items without padding only
         if not (plan.needs_bounds and self._is_joined(cut)):
             slots, starts, lengths, inside = self._slots(plan, anchors)
             if crossing is None and plan.can_cross and self.source.live.chains is not None:

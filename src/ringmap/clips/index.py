@@ -286,8 +286,9 @@ class SpanIndex:
         return index
 
     def _first_steps(self, numbers: Array) -> tuple[Array, Array]:
-        """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the clip's first step: as
-        if there were nothing else before the part that the clip belongs to.
+        """Return the index of the episode, or part, of each clip number in `[base, end)`, and the position of the clip's first step.
+
+        If the clip begins in an earlier part, the position lies before its part by as many steps, and belongs to something else.
         """
         index = self._find(numbers)
         return index, numbers + self._shifts.span(self.first, self.last).take(index)
@@ -298,13 +299,11 @@ class SpanIndex:
         Episodes of parts are counted from `first` on, as they are named.
         """
         index, positions = self._first_steps(numbers)
-        starts = self.live.starts.take(index)
         if not self.is_joined:
-            return index + self.first, positions - starts
+            return index + self.first, positions - self.live.starts.take(index)
         whole = self.whole
-        places = whole.place_of(index) + (positions - starts)
-        begins = whole.begin_of(index)
-        return whole.episode_of(index) + self.first, np.maximum(places - begins, NONE)
+        steps = whole.places_in(index, positions) - whole.begin_of(index)
+        return whole.episode_of(index) + self.first, np.maximum(steps, NONE)
 
     def positions(self, numbers: Array, step: int = 0) -> Array:
         """Return the position on the ring of a step of each clip number in `[base, end)`; -1 for a lost clip.
@@ -322,12 +321,14 @@ class SpanIndex:
         return positions
 
     def _placed(self, numbers: Array, step: int, around: Around) -> tuple[Array, Crossing | None]:
-        """Return the position of a step of each clip number in `[base, end)`, those of clips that cross parts still to be put there."""
+        """Return the position of a step of each clip number in `[base, end)`, and the clips that begin in an earlier part.
+
+        The positions of these are still to be put there, by `Crossing.put_anchors`.
+        """
         index, positions = self._first_steps(numbers)
         crossing: Crossing | None = None
         if self.is_joined:
-            starts = self.live.starts.take(index)
-            which = (positions < starts).nonzero()[0]
+            which = (positions < self.live.starts.take(index)).nonzero()[0]
             if len(which):
                 index, first = index.take(which), positions.take(which)
                 crossing = Crossing.before(which, self.whole, index, first, step, around)
@@ -335,21 +336,17 @@ class SpanIndex:
             positions += step
         return positions, crossing
 
-    def draw(
-        self, count: int, rng: np.random.Generator, step: int = 0, base: int | None = None
-    ) -> Array:  # fmt: skip
-        """Return the positions of a step of `count` clips drawn uniformly, -1 for a lost clip. There must be a clip.
+    def draw(self, count: int, rng: np.random.Generator, base: int) -> Array:
+        """Return the positions of the first steps of `count` clips drawn uniformly, -1 for a lost clip. There must be a clip.
 
         Args:
             count: number of clips.
             rng: the generator.
-            step: which of their steps, 0 for the first.
-            base: the number of the oldest clip to draw; None: of all.
+            base: the number of the oldest clip to draw.
         """
-        low = self.base if base is None else base
         if self.shift is not None:
-            return integers(rng, low + self.shift, self.end + self.shift, count)
-        return self.positions(integers(rng, low, self.end, count), step)
+            return integers(rng, base + self.shift, self.end + self.shift, count)
+        return self.positions(integers(rng, base, self.end, count))
 
     def numbers(self, positions: Array, step: int = 0) -> Array:
         """Return the number of the clip whose step `step` is at each position, a clip of a live episode. O(B log episodes)."""
@@ -363,10 +360,9 @@ class SpanIndex:
             return found
         whole = self.whole
         # It belongs to the part that holds its last step, or with which the chain is long enough.
-        place = whole.place_of(index) + (positions - live.starts.take(index))
-        last = place + (self.span - 1 - step)
-        episode = whole.episode_of(index)
-        long_enough = whole.places[episode] + self.least - 1 - whole.first_steps[episode]
+        last = whole.places_in(index, positions) + (self.span - 1 - step)
+        first_steps = whole.first_steps.take(whole.episode_of(index))
+        long_enough = whole.begin_of(index) + self.least - 1 - first_steps
         part = whole.part_at(np.maximum(last, long_enough))
         stops = whole.place_of(part) + live.lengths.take(part)
         found = self._ends.span(self.first, self.last).take(part) - (stops - last)
@@ -375,13 +371,13 @@ class SpanIndex:
     def drawn(
         self, numbers: Array, step: int, rng: np.random.Generator, around: Around = ANCHOR_ONLY
     ) -> Drawn | None:
-        """Return the positions of a step of the clips that were drawn; clips drawn uniformly in place of lost ones; None if all are lost.
+        """Return the clips with these numbers, which were drawn uniformly; lost ones are redrawn. None if all clips are lost.
 
         Args:
             numbers: of the clips, in `[base, end)`; changed where a clip is lost.
-            step: which of their steps.
-            rng: draws.
-            around: the steps of a clip, from that one.
+            step: which of their steps is the anchor.
+            rng: draws clips in place of lost ones.
+            around: the steps of a clip, from the anchor.
         """
         if self.shift is not None:
             return Drawn(numbers + self.shift, NO_CROSSING)
@@ -412,10 +408,8 @@ class SpanIndex:
         index = np.maximum(live.starts.searchsorted(positions, side="right") - 1, 0)
         offsets, episode = positions - live.starts.take(index), whole.episode_of(index)
         found: Array = (offsets >= 0) & (offsets < live.lengths.take(index))
-        steps, lengths = (
-            whole.place_of(index) + offsets - whole.places[episode],
-            whole.lengths[episode],
-        )
+        steps = whole.places_in(index, positions) - whole.begin_of(index)
+        lengths = whole.lengths.take(episode)
         found &= (steps >= step) & (steps - step + self.span <= lengths)
         return found & (lengths + whole.first_steps[episode] >= self.least)
 

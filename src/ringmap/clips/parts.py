@@ -52,7 +52,7 @@ class Joined:
         self._places = self._begin + np.where(good, offsets, 0)
         episodes = whole.episode_of(index)
         self._names = whole.names.take(episodes)
-        self._first = whole.places.take(episodes)
+        self._first = whole.begin_of(index)
         self._lengths = whole.lengths.take(episodes)
         self._shift = anchors - self._places
         self._lowest = anchors
