@@ -47,11 +47,13 @@ class Sink:
         casting: how values may be converted.
         num_stored: episodes, or batches of rows, stored so far.
         pace: which each commit keeps; None: none.
+        max_steps: of an episode.
     """
 
     by_step = False
     num_stored = 0
     pace: Pace | None = None
+    max_steps = sys.maxsize
 
     def room(self, rows: int) -> contextlib.AbstractContextManager[None]:
         """Wait until a commit of so many rows may come in, which is made in the `with` block."""
@@ -68,6 +70,23 @@ class Sink:
         """The properties that two buffers must share for a swap."""
         found = None if self.columns is None else frozenset((c.name, c.shape, c.dtype.str) for c in self.columns)  # fmt: skip
         return self.by_step, found
+
+    @property
+    def joins(self) -> bool:
+        """Whether `write_joined` stores episodes."""
+        return False
+
+    def write_joined(
+        self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]
+    ) -> int:
+        """Store whole episodes whose rows lie one behind the other; return how many: `write` is for the rest."""
+        return 0
+
+    def sync(self) -> None:
+        """Make durable what was written without a sync."""
+
+    def give_up(self, slot: int) -> None:
+        """Commit the streamed part of a slot's episode, if possible; else the next opening decides."""
 
 
 class EpisodeSink(Sink):
@@ -100,13 +119,13 @@ class EpisodeSink(Sink):
 
     @property
     def joins(self) -> bool:
-        """Whether episodes that end at one step may be stored together: each waits for its own room if there is a pace."""
+        """Whether `write_joined` stores episodes; with a pace each is stored alone, as it waits for its own room."""
         return not self.stream and self.buffer is self._inner and self.pace is None
 
     def write_joined(
         self, rows: Mapping[str, Array], lengths: Sequence[int], data: Sequence[Mapping[str, Any]]
     ) -> int:
-        """Store whole episodes whose rows lie one behind the other; return how many: `write` is for the rest."""
+        """Store whole episodes, as `ReplayBuffer.write_joined` does."""
         count = self._inner.write_joined(rows, lengths, data)
         self.num_stored += count
         return count

@@ -295,7 +295,7 @@ class Recorder:
         for slot in self.slots.playing:
             sink, steps = self._by_slot[slot], int(self.slots.steps[slot])
             length = steps + (1 if self.hooks.builds else 2)
-            if isinstance(sink, EpisodeSink) and length > sink.max_steps:
+            if length > sink.max_steps:
                 with faults.cutting(slot, self._label(slot, "it is stored up to here, and a new one begins")):  # fmt: skip
                     raise InputError(
                         f"{self.where}.step: the open episode of env {slot} exceeds max_steps={sink.max_steps} of its buffer; "
@@ -307,9 +307,8 @@ class Recorder:
     def _sync(self, faults: Faults) -> None:
         """Make durable what was stored without a sync."""
         for sink in self.sinks:
-            if isinstance(sink, EpisodeSink):
-                with faults.noting("what this step stored may not be durable"):
-                    sink.sync()
+            with faults.noting("what this step stored may not be durable"):
+                sink.sync()
 
     def _end(
         self, slot: int, terminated: bool, truncated: bool, faults: Faults, close: bool = True,
@@ -340,7 +339,6 @@ class Recorder:
                 sink.write(rows.cut(slot, 0, last + 1, sink.names, ending), self._data[slot], sync)
         except Exception as error:
             faults.note(error, self._label(slot, "not all of it is stored"))
-            assert isinstance(sink, EpisodeSink)
             sink.give_up(slot)
         finally:
             if close:
@@ -349,7 +347,7 @@ class Recorder:
     def _end_joined(
         self, slots: Sequence[int], terminated: Array, truncated: Array
     ) -> Sequence[int]:
-        """Store the open episodes of slots that end at this step, those of a sink together; return the slots that `_end` is for."""
+        """Store the open episodes of slots that end at this step, those of a sink together; return the slots still to be ended by `_end`."""
         if len(self.sinks) == 1:
             count = self._write_joined(self.sinks[0], slots, terminated, truncated)
             return slots[count:]
@@ -361,8 +359,8 @@ class Recorder:
     def _write_joined(
         self, sink: Sink, slots: Sequence[int], terminated: Array, truncated: Array
     ) -> int:
-        """Return how many of these episodes were stored: fewer than all if `_end` is for the rest, which says what is wrong."""
-        if not (isinstance(sink, EpisodeSink) and sink.joins) or self.hooks.builds:
+        """Store the open episodes of slots of one sink together; return how many were stored. `_end` stores the rest, or says what is wrong."""
+        if not sink.joins or self.hooks.builds:
             return 0
         rows = self._open
         lengths = [rows.at.item(slot) + 1 for slot in slots]
@@ -408,9 +406,7 @@ class Recorder:
     def _forget(self, slot: int) -> None:
         self._open.at[slot] = -1
         self._steps.built(slot)
-        sink = self._by_slot[slot]
-        if isinstance(sink, EpisodeSink):
-            sink.give_up(slot)
+        self._by_slot[slot].give_up(slot)
 
     def _tell(
         self, begun: Sequence[int], infos: Infos, options: Any, seeds: Sequence[Any] | None, faults: Faults
