@@ -15,6 +15,7 @@ from ringmap.data import WRITE_MODES
 from ringmap.datasets.image_axes import EpisodeDict
 from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
 from ringmap.recording import ReplayBufferCollectionWrapper
+from ringmap.storage.records.table import TERMINATED
 from tests.buffers.steps import COLUMNS, columns, episode, same, snapshot, stored
 from tests.disks import FaultyDisk, FullDisk, Through
 
@@ -544,6 +545,29 @@ def test_several_by_one_call_are_what_they_are_alone(buffer, as_given, monkeypat
     assert (sum(counts) >= 8) == (as_given is not iter), "those that can be are stored together"
     assert all(counts), "no run is longer than the spare rows"
     assert buf.check() == []
+
+
+def test_lists_of_several_are_what_they_are_alone(buffer):
+    first = {"x": np.zeros(2), "terminated": np.zeros(2, bool)}
+    rows = {"x": [1.0, 2.0, 3.0], "terminated": [False, True, False]}
+    alone, buf = buffer(max_steps=40), ReplayBuffer(max_steps=40)
+    for one in (alone, buf):
+        one.write_episode(first)
+    for part in (slice(0, 2), slice(2, 3)):
+        alone.write_episode({name: values[part] for name, values in rows.items()})
+    assert buf.write_joined(rows, [2, 1]) == 2
+    assert {**snapshot(buf), "settings": 0} == {**snapshot(alone), "settings": 0}
+    for one in (alone, buf):
+        table = one.engine.owned.table
+        assert [table.read(seq).flags for seq in (1, 2, 3)] == [0, TERMINATED, 0]
+
+
+def test_data_of_several_is_of_each(buffer):
+    buf = buffer(max_steps=40)
+    buf.write_episode({"x": np.zeros(2)})
+    with pytest.raises(InputError, match="2 lengths, but episode_data of 1 episodes; give one"):
+        buf.write_joined({"x": np.zeros(3)}, [2, 1], [{"number": 1}])
+    assert buf.num_episodes == 1
 
 
 class Counting(ReplayBuffer):

@@ -432,11 +432,18 @@ class ReplayBuffer(Sampled):
             sync: as for `write_episode`.
 
         Returns:
-            How many were stored. If that is less than all, `write_episode` of the next one stores it, or says why it can't be stored:
-            this method leaves to it what is refused, meets an error, fits none of the paths that are quick, or does not fit in the
-            spare rows together with the others.
+            How many were stored, the first ones. If they are not all, pass the next one to `write_episode`, which stores it or raises
+            the error. None are stored while the buffer has no columns, with a `key_filter`, in a subclass, and where they do not fit
+            in the spare rows together.
+
+        Raises:
+            InputError: `episode_data` is not one for each episode.
         """
         where = "ReplayBuffer.write_joined"
+        if episode_data and len(episode_data) != len(lengths):
+            raise InputError(
+                f"{where}: {len(lengths)} lengths, but episode_data of {len(episode_data)} episodes; give one for each, or none"
+            )
         stored: list[Whole] = []
         try:
             store = self.engine.writer(where)
@@ -448,8 +455,8 @@ class ReplayBuffer(Sampled):
                 return 0
             arrays = schema.matched(rows, self.options.casting, where)
             if arrays is None:
-                columns = as_columns(rows, where)
-                arrays = list(schema.fit(columns, self.options.casting, where).values())
+                rows = as_columns(rows, where)
+                arrays = list(schema.fit(rows, self.options.casting, where).values())
             if not lengths or min(lengths) < 1 or len(arrays[0]) != total:
                 return 0
             episodes, stop = [], 0
