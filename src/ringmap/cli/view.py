@@ -32,9 +32,9 @@ MarksFile = Annotated[
 ]
 
 _SLOW_S = 2.0
-"""A search that takes longer is spoken of."""
+"""Seconds after which a search says that it goes on."""
 _SAID = 5
-"""Places that can't be read, and are named before the page is opened."""
+"""Number of places that can't be read to print; the page names all."""
 
 
 def view(

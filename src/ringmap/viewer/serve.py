@@ -66,10 +66,14 @@ def tunnel_line(port: int, host: str = "127.0.0.1") -> str | None:
     if len(connection) != 4:
         return None
     user = os.environ.get("USER", "you")
-    to = (
-        "127.0.0.1" if host in _ALL or host == "localhost" else f"[{host}]" if ":" in host else host
-    )
-    return f"ssh -N -L {port}:{to}:{port} {user}@{connection[2]}"
+    return f"ssh -N -L {port}:{_host_here(host)}:{port} {user}@{connection[2]}"
+
+
+def _host_here(host: str) -> str:
+    """Return the host that this machine connects to, to reach a server that listens on `host`; an IPv6 address in brackets."""
+    if host in (*_ALL, "localhost"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 class Server:
@@ -100,7 +104,7 @@ class Server:
     @property
     def address(self) -> str:
         """The address to open, with its token."""
-        return self._at("127.0.0.1" if self.host in (*_ALL, "localhost") else self.host)
+        return self._at(_host_here(self.host))
 
     @property
     def address_outside(self) -> str | None:
@@ -108,7 +112,6 @@ class Server:
         return self._at(socket.gethostname()) if self.host in _ALL else None
 
     def _at(self, host: str) -> str:
-        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}/?token={self.token}"
 
     @property

@@ -86,7 +86,7 @@ class Source:
         raise NotImplementedError
 
     def newest(self, column: str, count: int) -> Array:
-        """Return up to `count` of the newest rows of a column: of the newest 20 episodes, where there are episodes."""
+        """Return up to `count` rows of a column, from the first steps of the newest episodes: at most 20 of these."""
         ids, lengths = self.spans()
         parts, left = [], count
         for row in range(len(ids) - 1, max(-1, len(ids) - 1 - _NEWEST), -1):
@@ -125,31 +125,32 @@ class _LiveSource(Source):
     """
 
     is_live = True
+    buffer: ReplayBuffer | TransitionReplayBuffer
 
     def __init__(self, buffer: ReplayBuffer | TransitionReplayBuffer, owned: bool) -> None:
-        self._ring, self._owned = buffer, owned
+        self.buffer, self._owned = buffer, owned
         self._lock = threading.RLock()
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
         """The columns, none before the first episode."""
-        schema = self._ring.schema
+        schema = self.buffer.schema
         return () if schema is None else schema.columns
 
     def refresh(self) -> bool:
         """Look for what is new."""
         with self._lock:
-            return self._ring.refresh()
+            return self.buffer.refresh()
 
     def moment(self) -> tuple[int, int, int]:
         """Return tail, head and commits as they are known."""
-        handle = self._ring.engine.source
+        handle = self.buffer.engine.source
         with handle.memory:
             return int(handle.tail), int(handle.head), int(handle.seq)
 
     def facts(self) -> Facts | None:
         """Return what its directory says; None of a ring in RAM."""
-        path, source = self._ring.path, self._ring.engine.source
+        path, source = self.buffer.path, self.buffer.engine.source
         if path is None:
             return None
         return facts_of(path, source if isinstance(source, Reader) else None)
@@ -157,7 +158,7 @@ class _LiveSource(Source):
     def close(self) -> None:
         """Close the reader, unless it was given."""
         if self._owned:
-            self._ring.close()
+            self.buffer.close()
 
 
 class RingSource(_LiveSource):
@@ -168,13 +169,12 @@ class RingSource(_LiveSource):
     """
 
     kind = EPISODES
+    buffer: ReplayBuffer
 
     def __init__(self, buffer: ReplayBuffer | str) -> None:
-        owned = isinstance(buffer, str)
-        self.buffer = (
-            ReplayBuffer.open(buffer, reads="pread") if isinstance(buffer, str) else buffer
-        )
-        super().__init__(self.buffer, owned)
+        if owned := isinstance(buffer, str):
+            buffer = ReplayBuffer.open(buffer, reads="pread")
+        super().__init__(buffer, owned)
         self._marks: Marks | None = None
 
     def spans(self) -> tuple[Array, Array]:
@@ -255,15 +255,12 @@ class TransitionSource(_LiveSource):
     """
 
     kind = TRANSITIONS
+    buffer: TransitionReplayBuffer
 
     def __init__(self, buffer: TransitionReplayBuffer | str) -> None:
-        owned = isinstance(buffer, str)
-        self.buffer = (
-            TransitionReplayBuffer.open(buffer, device=None, reads="pread")
-            if isinstance(buffer, str)
-            else buffer
-        )
-        super().__init__(self.buffer, owned)
+        if owned := isinstance(buffer, str):
+            buffer = TransitionReplayBuffer.open(buffer, device=None, reads="pread")
+        super().__init__(buffer, owned)
 
     def spans(self) -> tuple[Array, Array]:
         """Return no ids and no lengths."""
