@@ -33,7 +33,11 @@ class InNotebook:
         return import_module("ringmap.viewer.notebook").show(self, height)
 
     def _card(self) -> dict[str, str]:
-        """Return the lines of the card, by what they say."""
+        """Return the lines of the card, name -> text.
+
+        Raises:
+            ClosedError: (RuntimeError) the buffer is closed.
+        """
         raise NotImplementedError
 
     def _repr_html_(self) -> str:

@@ -125,12 +125,10 @@ class Rows:
                 column.reserve(slot, steps)
 
     def room(self, position: Position, count: int) -> list[Array] | None:
-        """Return rows of every column to write to, as `Column.room` does; None also where they wrap."""
-        pieces, found = self.ring.pieces(position, count), list[Array]()
-        if len(pieces) > 1:
-            return None
+        """Return `count` rows of every column from `position` (no wrap) to write to; None where a column returns None."""
+        found = list[Array]()
         for column in self.columns:
-            rows = column.room(*pieces[0])
+            rows = column.room(position % self.ring.rows, count)
             if rows is None:
                 return None
             found.append(rows)

@@ -152,7 +152,7 @@ class OpenGroup:
         self.count = 0
         """Rows that count."""
         self.is_in_place = room is not None
-        """Whether the rows stand in the columns: who reads those by name needs nothing else."""
+        """Whether the rows stand in the columns, so that a read of the columns finds them."""
         specs = (*schema.columns, *(apart.schema.columns if apart else ()))
         if room is not None:
             specs = specs[len(room) :]
@@ -239,7 +239,7 @@ class OpenGroup:
         return FRAME.pack(len(payload), check) + payload
 
     def columns(self) -> list[Array]:
-        """Return a copy of the rows, one C-contiguous array per column of the ring."""
+        """Return the rows, one C-contiguous array per column of the ring: a view where they lie so, else a copy."""
         values = self._values[: len(self.schema.columns)]
         return [np.ascontiguousarray(v[: self.count]) for v in values]
 

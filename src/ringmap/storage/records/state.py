@@ -41,7 +41,7 @@ _LOOKS = 2000
 
 @dataclass(slots=True, unsafe_hash=True)
 class State:
-    """A committed state. Never changed; but a frozen one takes four times as long to make.
+    """A committed state. Immutable by agreement: a frozen dataclass takes four times as long to make.
 
     `seq, first, tail, head` as in the newest record; `mark`: every episode up to this record is
     durable, with its rows; `era`: number of openings and recoveries by a writer; `boot`: the

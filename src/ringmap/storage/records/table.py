@@ -99,7 +99,7 @@ _FEW = 512
 
 @dataclass(slots=True, unsafe_hash=True)
 class Record:
-    """The result of one commit. See the module for the fields. Never changed; but a frozen one takes four times as long to make."""
+    """The result of one commit. See the module for the fields. Immutable by agreement: a frozen dataclass takes four times as long to make."""
 
     seq: int
     start: Position
