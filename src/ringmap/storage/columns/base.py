@@ -44,7 +44,7 @@ class Column(Protocol):
         """
         ...
 
-    def room(self, slot: int, count: int) -> Array | None:
+    def writable(self, slot: int, count: int) -> Array | None:
         """Return `count` rows from `slot` (no wrap) to write to; None where only `write` writes: on a disk, or rows in chunks."""
         ...
 

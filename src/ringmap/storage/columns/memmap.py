@@ -229,9 +229,9 @@ class MemmapColumn:
             data = values.tobytes() if values.nbytes <= _PAGE else _bytes_of(values)
             self._file.write(data, _PAGE + slot * self._row)
 
-    def room(self, slot: int, count: int) -> Array | None:
+    def writable(self, slot: int, count: int) -> Array | None:
         """Return rows in RAM to write to; None for those in a file."""
-        raw = self._file.room(_PAGE + slot * self._row, count * self._row)
+        raw = self._file.writable(_PAGE + slot * self._row, count * self._row)
         if raw is None or not self._row:
             return None
         return raw.view(self.spec.dtype).reshape(count, *self.spec.shape)

@@ -110,9 +110,9 @@ class PendingColumn:
         """Make sure that rows can be written."""
         self.file.reserve(slot, count)
 
-    def room(self, slot: int, count: int) -> Array | None:
+    def writable(self, slot: int, count: int) -> Array | None:
         """Return rows of the file to write to."""
-        return self.file.room(slot, count)
+        return self.file.writable(slot, count)
 
     def write(self, slot: int, values: Array, live: Live | None = None) -> None:
         """Write rows."""

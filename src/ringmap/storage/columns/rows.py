@@ -124,11 +124,11 @@ class Rows:
             for column in self.columns:
                 column.reserve(slot, steps)
 
-    def room(self, position: Position, count: int) -> list[Array] | None:
+    def writable(self, position: Position, count: int) -> list[Array] | None:
         """Return `count` rows of every column from `position` (no wrap) to write to; None where a column returns None."""
         found = list[Array]()
         for column in self.columns:
-            rows = column.room(position % self.ring.rows, count)
+            rows = column.writable(position % self.ring.rows, count)
             if rows is None:
                 return None
             found.append(rows)

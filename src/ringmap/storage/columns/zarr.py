@@ -312,7 +312,7 @@ class ZarrColumn(Forkable):
             self._disk.put(path, self._beside, data, synced=True)
             self._disk.sync_folder(self.path)
 
-    def room(self, slot: int, count: int) -> Array | None:
+    def writable(self, slot: int, count: int) -> Array | None:
         """Return None: rows are compressed."""
         return None
 

@@ -130,9 +130,9 @@ class OpenGroup:
         start: the position of the first row.
         limit: rows that fit.
         rows: of the ring.
-        room: the rows of the columns at its slots, to write to; None: the group keeps them.
         after: the record that the group follows, as `follows` names it.
         earlier: values apart of rows before the group, as for `kept_apart`.
+        in_place: the rows of the columns at its slots, to write to; None: the group keeps its rows.
     """
 
     def __init__(
@@ -144,22 +144,22 @@ class OpenGroup:
         rows: int,
         after: list[int],
         earlier: Values | None = None,
-        room: Sequence[Array] | None = None,
+        in_place: Sequence[Array] | None = None,
     ) -> None:
         self.schema, self.apart, self.earlier = schema, apart, earlier or {}
         self.start, self.limit, self.after = start, limit, after
         self.begun_at = time.monotonic()
         self.count = 0
         """Rows that count."""
-        self.is_in_place = room is not None
+        self.is_in_place = in_place is not None
         """Whether the rows stand in the columns, so that a read of the columns finds them."""
         specs = (*schema.columns, *(apart.schema.columns if apart else ()))
-        if room is not None:
-            specs = specs[len(room) :]
+        if in_place is not None:
+            specs = specs[len(in_place) :]
         fields = [(str(i), spec.dtype, spec.shape) for i, spec in enumerate(specs)]
         self._records = np.zeros(limit, np.dtype(fields))
         self._size = self._records.itemsize
-        self._values = [*(room or ()), *(self._records[str(i)] for i in range(len(specs)))]
+        self._values = [*(in_place or ()), *(self._records[str(i)] for i in range(len(specs)))]
         self._by_name = dict(zip(schema.names, self._values, strict=False))
         self._fields = {name: str(i) for i, name in enumerate(schema.names)}
         kept = self._values[len(schema.columns) :]

@@ -945,12 +945,12 @@ class Store(Handle):
         self.use_within(files, ["groups"])
         rows.reserve(start, limit)
         after = follows(self._newest_record())
-        room = None
+        in_place = None
         if self.disk.volatile:
             first = self.ring.pieces(start, limit)[0][1]
             if first >= count:  # it ends where the ring wraps
-                limit, room = first, rows.room(start, first)
-        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier, room)
+                limit, in_place = first, rows.writable(start, first)
+        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier, in_place)
         if not self.disk.volatile:
             spent, self._spent = self._spent, None
             try:

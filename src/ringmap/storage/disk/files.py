@@ -78,7 +78,7 @@ class File(Protocol):
         """
         ...
 
-    def room(self, offset: int, nbytes: int) -> Array | None:
+    def writable(self, offset: int, nbytes: int) -> Array | None:
         """Return a byte range to write to, as a uint8 array; None where only `write` writes. The file's size is fixed."""
         ...
 
@@ -208,7 +208,7 @@ class FileHandle:
             self.disk.system.expect_random(mapped)
         return np.frombuffer(mapped, np.uint8)
 
-    def room(self, offset: int, nbytes: int) -> Array | None:
+    def writable(self, offset: int, nbytes: int) -> Array | None:
         """Return None: a write to a hole on a full disk would kill the process."""
         return None
 

@@ -89,7 +89,7 @@ class MemoryFile:
         view.flags.writeable = False
         return view
 
-    def room(self, offset: int, nbytes: int) -> Array | None:
+    def writable(self, offset: int, nbytes: int) -> Array | None:
         """Return a byte range of the file itself."""
         return self.data[offset : offset + nbytes]
 
