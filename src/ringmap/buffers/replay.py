@@ -45,7 +45,7 @@ from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.commit.create import sizes_when_full
-from ringmap.storage.commit.store import JOINED_NBYTES, Store, Whole
+from ringmap.storage.commit.store import JOINED_NBYTES, NewEpisode, Store
 from ringmap.storage.directory.opening import examine, read_manifest
 from ringmap.storage.disk.advice import clear_reads
 from ringmap.storage.disk.files import Disk
@@ -444,7 +444,7 @@ class ReplayBuffer(Sampled):
             raise InputError(
                 f"{where}: {len(lengths)} lengths, but episode_data of {len(episode_data)} episodes; give one for each, or none"
             )
-        stored: list[Whole] = []
+        stored: list[NewEpisode] = []
         try:
             store = self.engine.writer(where)
             store.recover_if_stale()
@@ -463,7 +463,7 @@ class ReplayBuffer(Sampled):
             for number, length in enumerate(lengths):
                 stop += length
                 data = encode_data(episode_data[number], where) if episode_data else b""
-                episodes.append(Whole(length, data, _flags(rows, stop - 1)))
+                episodes.append(NewEpisode(length, data, _flags(rows, stop - 1)))
             with self.engine.committing() as small:
                 store.commit_joined(schema, arrays, episodes, stored, where, small, sync)
         except (OSError, RingmapError):  # `write_episode` says why

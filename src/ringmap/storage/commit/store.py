@@ -82,7 +82,7 @@ from ringmap.storage.ring.integers import Ordinal, Position
 from ringmap.storage.sidecars import SIDECARS
 from ringmap.storage.sidecars.successors import Successors
 
-__all__ = ["JOINED_NBYTES", "Settings", "Store", "Whole"]
+__all__ = ["JOINED_NBYTES", "NewEpisode", "Settings", "Store"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -117,7 +117,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class NewEpisode:
     """An episode among several that one call stores: its steps, its encoded data, its flags."""
 
     length: int
@@ -635,7 +635,7 @@ class Store(Handle):
         return self.rows
 
     def commit_joined(
-        self, schema: Schema, arrays: list[Array], episodes: Sequence[Whole], stored: list[Whole], where: str,
+        self, schema: Schema, arrays: list[Array], episodes: Sequence[NewEpisode], stored: list[NewEpisode], where: str,
         small: Mapping[str, Any] | None = None, sync: bool = True,
     ) -> None:  # fmt: skip
         """Store several episodes in order: one write per column and one for their blobs, then a record and a state for each.
@@ -662,7 +662,7 @@ class Store(Handle):
         )
 
     def _commit_joined(
-        self, files: CommitFiles, rows: Rows, arrays: list[Array], episodes: Sequence[Whole], stored: list[Whole],
+        self, files: CommitFiles, rows: Rows, arrays: list[Array], episodes: Sequence[NewEpisode], stored: list[NewEpisode],
         small: Mapping[str, Any] | None, sync: bool,
     ) -> None:  # fmt: skip
         start, total = self.head, len(arrays[0])
@@ -950,7 +950,9 @@ class Store(Handle):
             first = self.ring.pieces(start, limit)[0][1]
             if first >= count:  # it ends where the ring wraps
                 limit, in_place = first, rows.writable(start, first)
-        group = OpenGroup(rows.schema, apart, start, limit, self.ring.rows, after, earlier, in_place)
+        group = OpenGroup(
+            rows.schema, apart, start, limit, self.ring.rows, after, earlier, in_place
+        )
         if not self.disk.volatile:
             spent, self._spent = self._spent, None
             try:
