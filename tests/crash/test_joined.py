@@ -290,11 +290,8 @@ def test_control_memory_before_the_record(monkeypatch):
         monkeypatch.setattr(CommitFiles, "append", lambda files, record, durable: (remember(self, record), append(files, record, durable)))  # fmt: skip
         try:
             real(self, files, *args)
-            self._stale = False
-        except BaseException:
-            self._stale = False  # as if no recovery were due
-            raise
         finally:
+            self._stale = False  # as if no recovery were due
             monkeypatch.setattr(Store, "_remember", remember)
             monkeypatch.setattr(CommitFiles, "append", append)
 
