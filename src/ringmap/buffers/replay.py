@@ -435,6 +435,7 @@ class ReplayBuffer(Sampled):
             How many were stored. If that is less than all, `write_episode` of the next one stores it, or says why it can't be stored:
             this method leaves to it what is refused, meets an error, fits none of the paths that are quick, or does not fit in the
             spare rows together with the others.
+            At durability "power" those stored are durable then too, unless the disk refuses that: that call says so, or makes them so.
         """
         where = "ReplayBuffer.write_joined"
         stored: list[Whole] = []
@@ -448,8 +449,8 @@ class ReplayBuffer(Sampled):
                 return 0
             arrays = schema.matched(rows, self.options.casting, where)
             if arrays is None:
-                columns = as_columns(rows, where)
-                arrays = list(schema.fit(columns, self.options.casting, where).values())
+                rows = as_columns(rows, where)
+                arrays = list(schema.fit(rows, self.options.casting, where).values())
             if not lengths or min(lengths) < 1 or len(arrays[0]) != total:
                 return 0
             episodes, stop = [], 0
@@ -460,7 +461,9 @@ class ReplayBuffer(Sampled):
             with self.engine.committing() as small:
                 store.commit_joined(schema, arrays, episodes, stored, where, small, sync)
         except (OSError, RingmapError):  # `write_episode` says why
-            pass
+            if stored and sync:  # the sync was to come with the last one
+                with contextlib.suppress(OSError, RingmapError):
+                    self.engine.make_durable(where)
         return len(stored)
 
     @property
@@ -493,7 +496,10 @@ class ReplayBuffer(Sampled):
         """Store episodes of a run together; return how many, as `write_joined` does."""
         if len(run) < 2:
             return 0
-        episodes, data = zip(*map(split_episode_data, run), strict=True)
+        try:
+            episodes, data = zip(*map(split_episode_data, run), strict=True)
+        except InputError:  # `write_episode` says so, once those before it are stored
+            return 0
         rows = {name: np.concatenate([one[name] for one in episodes]) for name in episodes[0]}
         lengths = [len(next(iter(one.values()))) for one in episodes]
         return self.write_joined(rows, lengths, data, sync=False)
