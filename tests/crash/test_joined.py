@@ -259,6 +259,20 @@ def test_each_is_refused_or_left_that_does_not_fit():
     assert buf.write_joined(plain, [2, 3, 1]) == 3, "so do lists"
 
 
+def test_episodes_that_are_changed_on_their_way_are_stored_alone():
+    class Doubled(ReplayBuffer):
+        def write_episode(self, ep_data, **options):
+            super().write_episode({"x": ep_data["x"] * 2}, **options)
+
+    filtered = ReplayBuffer(
+        MAX_STEPS, spare_rows=SPARE, key_filter=lambda episode: {"x": episode["x"] * 2}
+    )
+    for buf in (filtered, Doubled(MAX_STEPS, spare_rows=SPARE)):
+        buf.write_episodes([{"x": np.full(2, number)} for number in range(4)])
+        assert [list(episode["x"]) for episode in buf.episodes()] == [[2 * n] * 2 for n in range(4)]
+        assert buf.write_joined({"x": np.arange(2)}, [1, 1]) == 0
+
+
 def test_lists_of_flags_count_as_arrays_do():
     buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE)
     buf.write_episode({"terminated": [False]})
