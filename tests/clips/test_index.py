@@ -14,6 +14,7 @@ from ringmap.storage.ring.live import LiveEpisodes
 moves = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 9)),
+        st.tuples(st.just("grow"), st.integers(1, 9)),
         st.tuples(st.just("extend"), st.lists(st.integers(1, 9), max_size=30)),
         st.tuples(st.just("evict"), st.integers(0, 60)),
         st.tuples(st.just("reset"), st.lists(st.integers(1, 9), max_size=9)),
@@ -39,6 +40,11 @@ class Model:
             self.live.append(self.head, value)
             self.lengths.append(value)
             self.head += value
+        elif move == "grow":
+            if self.lengths:
+                self.lengths[-1] += value
+                self.live.grow(self.lengths[-1])
+                self.head += value
         elif move == "extend":
             starts = self.head + np.cumsum([0, *value])[:-1]
             self.live.extend(starts.astype(np.int64), np.array(value, np.int64))
@@ -65,6 +71,7 @@ class Model:
 @example(
     moves=[("append", 5), ("look", 2), ("append", 4), ("evict", 0), ("append", 3), ("look", 2)]
 )
+@example(moves=[("append", 5), ("look", 2), ("grow", 2), ("append", 3), ("look", 2)])
 def test_it_is_the_list_of_all_clips(moves):
     """Looks come now and then only, so that episodes come and go unseen in between."""
     model = Model()

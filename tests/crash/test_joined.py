@@ -12,9 +12,10 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.errors import CorruptError
+from ringmap.errors import CorruptError, InputError
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
+from ringmap.storage.records.table import TERMINATED
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined
 from tests.crash.kill.blows import can_be_interrupted
@@ -136,6 +137,22 @@ def test_a_cut_after_the_call_loses_none(tmp_path):
     assert left_after_a_cut(tmp_path) == len(SEVERAL)
 
 
+def test_a_cut_after_a_write_that_fails_loses_none_that_were_stored(tmp_path):
+    some = set()
+    for at in range(1, changes(tmp_path, "power") + 1):
+        disk, buf = filled(tmp_path / f"fails{at}", "power")
+        disk.fail(at, OSError(errno.EIO, "planted", disk.root))
+        stored = together(buf)
+        if buf.engine.owned.is_poisoned:  # each further call says so
+            continue
+        some.add(stored)
+        materialise(disk.model.crash(Always(0)), str(tmp_path / f"cut{at}"))
+        path = tmp_path / f"cut{at}" / "buf"
+        with ReplayBuffer(MAX_STEPS, path=path, spare_rows=SPARE) as left:
+            assert step_of(look(left)) == stored
+    assert some == {0, 1, 2, 3}
+
+
 def test_the_rest_is_stored_alone_after_an_error(tmp_path):
     disk, buf = filled(tmp_path / "once")
     disk.fail(8, OSError(errno.EIO, "planted", disk.root))
@@ -238,6 +255,39 @@ def test_each_is_refused_or_left_that_does_not_fit():
     assert buf.lengths.tolist() == [6, 2, 3, 1]
     wide = {**rows, "obs": rows["obs"].astype(np.int64)}
     assert buf.write_joined(wide, [2, 3, 1]) == 3, "other dtypes fit, as for one"
+    plain = {name: values.tolist() for name, values in rows.items()}
+    assert buf.write_joined(plain, [2, 3, 1]) == 3, "so do lists"
+
+
+def test_episodes_that_are_changed_on_their_way_are_stored_alone():
+    class Doubled(ReplayBuffer):
+        def write_episode(self, ep_data, **options):
+            super().write_episode({"x": ep_data["x"] * 2}, **options)
+
+    filtered = ReplayBuffer(
+        MAX_STEPS, spare_rows=SPARE, key_filter=lambda episode: {"x": episode["x"] * 2}
+    )
+    for buf in (filtered, Doubled(MAX_STEPS, spare_rows=SPARE)):
+        buf.write_episodes([{"x": np.full(2, number)} for number in range(4)])
+        assert [list(episode["x"]) for episode in buf.episodes()] == [[2 * n] * 2 for n in range(4)]
+        assert buf.write_joined({"x": np.arange(2)}, [1, 1]) == 0
+
+
+def test_lists_of_flags_count_as_arrays_do():
+    buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE)
+    buf.write_episode({"terminated": [False]})
+    assert buf.write_joined({"terminated": [False, True, False]}, [2, 1]) == 2
+    records = [buf.engine.owned.table.read(seq) for seq in (1, 2, 3)]
+    assert [record.flags for record in records] == [0, TERMINATED, 0]
+
+
+def test_those_before_data_that_are_refused_are_stored():
+    buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE)
+    several = [episode(number, 2) for number in range(1, 5)]
+    several[2]["_episode_data"] = 3
+    with pytest.raises(InputError, match="must be a mapping"):
+        buf.write_episodes(several)
+    assert look(buf) == ((1, 2), (2, 2))
 
 
 # -- controls ------------------------------------------------------------------------------------------

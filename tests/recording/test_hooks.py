@@ -248,6 +248,21 @@ def test_contexts_are_columns_constant_in_their_episode():
     assert len(names) == buf.num_episodes > 2
 
 
+def test_contexts_of_two_kinds_do_not_become_one():
+    """Episodes that end at one step are stored together: a number would turn into a string that fits."""
+    contexts = iter(["first", 7] * 9)
+    buf = ReplayBuffer(1000, schema={"t": ((), np.int64), "context": ((), "U8")})
+    together = vector(2, "SameStep")
+    env = ReplayBufferCollectionWrapper(together, buf, context_fn=lambda *_: next(contexts))
+    env.reset(seed=0)
+    for one in together.envs:
+        one.length, one.ends = 2, True
+    env.step(np.zeros(2))
+    with pytest.raises(InputError, match="'context'.*another kind"):
+        env.step(np.zeros(2))
+    assert [list(episode["context"]) for episode in buf.episodes()] == [["first"] * 3]
+
+
 def test_a_cut_episode_keeps_the_context_of_the_environment_s():
     calls, contexts = [], []
 

@@ -382,6 +382,21 @@ def test_what_a_slow_sampler_drew_may_be_gone():
         same(drawn, {name: values[picked] for name, values in expected.items()})
 
 
+def test_what_a_slow_sampler_drew_is_what_it_meant():
+    """Its ids count from the oldest transition that there was when it began, however many went meanwhile."""
+    buf, life, reference = make(30), Life(0), Reference(30)
+    for _ in range(15):
+        add(buf, reference, life.step(3))
+    meant = reference.batch()
+
+    def slow(step, buffer, size, history_len):
+        add(buf, reference, life.step(3))
+        return np.arange(3, 3 + size)
+
+    buf.sampler = slow
+    same(buf.sample(27), {name: values[3:] for name, values in meant.items()})
+
+
 def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
     """At each statement after the commit: what the newest rows lead to stays known, and is not overwritten."""
     buf, life, reference = make(path=tmp_path / "buf"), Life(4), Reference(50)

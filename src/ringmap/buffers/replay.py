@@ -434,7 +434,7 @@ class ReplayBuffer(Sampled):
         Returns:
             How many were stored, the first ones. If they are not all, pass the next one to `write_episode`, which stores it or raises
             the error. None are stored while the buffer has no columns, with a `key_filter`, in a subclass, and where they do not fit
-            in the spare rows together.
+            in the spare rows together. At durability "power" those stored are durable, unless the disk refuses a sync: the next call says so.
 
         Raises:
             InputError: `episode_data` is not one for each episode.
@@ -467,7 +467,9 @@ class ReplayBuffer(Sampled):
             with self.engine.committing() as small:
                 store.commit_joined(schema, arrays, episodes, stored, where, small, sync)
         except (OSError, RingmapError):  # `write_episode` says why
-            pass
+            if stored and sync:  # the sync was to come with the last one
+                with contextlib.suppress(OSError, RingmapError):
+                    self.engine.make_durable(where)
         return len(stored)
 
     @property
@@ -500,7 +502,10 @@ class ReplayBuffer(Sampled):
         """Store episodes of a run together; return how many, as `write_joined` does."""
         if len(run) < 2:
             return 0
-        episodes, data = zip(*map(split_episode_data, run), strict=True)
+        try:
+            episodes, data = zip(*map(split_episode_data, run), strict=True)
+        except InputError:  # `write_episode` says so, once those before it are stored
+            return 0
         rows = {name: np.concatenate([one[name] for one in episodes]) for name in episodes[0]}
         lengths = [len(next(iter(one.values()))) for one in episodes]
         return self.write_joined(rows, lengths, data, sync=False)

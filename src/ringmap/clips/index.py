@@ -255,7 +255,7 @@ class SpanIndex:
             before, now = counts(np.array([before, now]), self.span, self.least).tolist()
         end = self._ends.at(newest) + now - before
         self._ends.put(newest, end)
-        self._shifts.put(newest, self.live.stop - (self.span - 1) - end)
+        self._shifts.put(newest, self.live.start(newest) + length - (self.span - 1) - end)
         self._guide.append(newest, end, self.base)
 
     def _rebuild_guide(self) -> None:

@@ -182,7 +182,8 @@ class OpenRows:
             ending_of: slot -> what `cut` needs, for columns that are neither rows nor flags.
 
         Raises:
-            ValueError: a value that is constant in an episode is missing, or has another shape in another one.
+            ValueError: a value that is constant in an episode is missing, or has another shape or kind in another one: they would be
+                converted, as if they fitted.
         """
         made = {}
         for name in names:
@@ -205,6 +206,8 @@ class OpenRows:
                     self._column(slot, 0, length, name, ending_of(slot))
                     for slot, length in zip(slots, lengths, strict=True)
                 ]
+                if any(piece.dtype.kind != pieces[0].dtype.kind for piece in pieces):
+                    raise ValueError(f"{name}: of several kinds")
             made[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return made
 

@@ -376,7 +376,7 @@ class Recorder:
 
         try:
             joined = rows.joined(slots, lengths, sink.names, flags, ending_of)
-        except ValueError:  # a context that is missing, or has another shape
+        except ValueError:  # a context that is missing, or has another shape or kind
             return 0
         data = [self._data[slot] for slot in slots] if self._weights is not None else []
         count = sink.write_joined(joined, lengths, data)
