@@ -265,3 +265,40 @@ def test_a_missing_guard_is_seen(monkeypatch, judge):
     monkeypatch.setattr(MutableValues, "sync", lambda self, mark=True: None)
     with ram_folder() as folder, pytest.raises(AssertionError):
         judge(str(folder))
+
+
+def unsynced_headers(session, since):
+    """Yield the places of headers that a power cut may tear, after each change of the disk from number `since` on."""
+    node, places = session.disk.model.find(["buf", "mutable.bin"]), set()
+    for change, number, *details in session.disk.log[since:]:
+        if number == node:
+            if change == "write" and details[0] < 8192:
+                places.add(details[0])
+            elif change == "sync":
+                places.clear()
+            yield set(places)
+
+
+def is_sync_of_values(change, path):
+    if change == "sync" and path.endswith("mutable.bin"):
+        raise OSError(errno.EIO, "planted")
+
+
+@pytest.mark.parametrize("ends", ["closed", "failed"])
+def test_a_cut_tears_one_header_at_most(tmp_path, ends):
+    """A flush notes in a header what it made durable, a close that all is, a failed sync that it failed: no sync covers these."""
+    materialise({}, str(tmp_path / "first"))
+    session = Updates(str(tmp_path / "first"), {}, 1, False, Values(), False)
+    session.ring = session.make()
+    store(1)(session.ring)  # makes the file
+    since = len(session.disk.log)
+    for call in (put(1, 0, 1), ReplayBuffer.flush):
+        call(session.ring)
+    if ends == "failed":
+        put(1, 0, 2)(session.ring)
+        session.disk.hook = is_sync_of_values
+        with pytest.raises(SyncFailedError):
+            session.ring.flush()
+        session.disk.hook = None
+    session.ring.close()
+    assert max(map(len, unsynced_headers(session, since))) == 1

@@ -125,6 +125,8 @@ class MutableValues(Sidecar):
         self.path = file.path
         self._file, self._home, self._header, self._mapped = file, home, header, mapped
         self._session = session
+        self._synced_number = header.number
+        """Of the newest header that a sync covers. For a writer, from `begin` on."""
         self._writes, self._tail = write, tail
         assert home.schema is not None
         self._columns = home.schema.mutable
@@ -217,7 +219,7 @@ class MutableValues(Sidecar):
         header = self._header
         if header.unsure:  # pages that count as clean may not be on the disk
             self._write_again()
-        self._file.sync()
+        self._sync_file()
         voids, torn, since = header.voids, header.torn, header.since
         if not trusted:
             voids = (*((at, n) for at, n in voids if head - 2 * self._rows < at < head), (head, header.highest))  # fmt: skip
@@ -231,13 +233,22 @@ class MutableValues(Sidecar):
         header = _Header(header.number, highest, header.highest, torn, voids, since)
         for _ in range(2):  # both are valid from here on
             header = self._put_header(header)
-            self._file.sync()
+            self._sync_file()
 
     def _put_header(self, header: _Header) -> _Header:
-        header = replace(header, number=header.number + 1)
+        """Write a header with the next number whose place is not that of the newest synced one: a power cut may tear all later ones."""
+        number = header.number + 1
+        if (number - self._synced_number) % 2 == 0:
+            number += 1
+        header = replace(header, number=number)
         _write_header(self._file, self._home, header)
         self._header = header
         return header
+
+    def _sync_file(self) -> None:
+        number = self._header.number
+        self._file.sync()
+        self._synced_number = number
 
     def _write_again(self) -> None:
         """Write each mark and copy again, the same bytes, so that the next sync counts. O(rows)."""
@@ -661,7 +672,7 @@ class MutableValues(Sidecar):
             opened._blank(opened._damaged)
             for _ in range(2):
                 opened._put_header(opened._header)
-                opened._file.sync()
+                opened._sync_file()
 
     @classmethod
     def copy(cls, source: Home, target: Home, state: Copied, kept: Kept | None) -> None:
@@ -711,7 +722,7 @@ class MutableValues(Sidecar):
         try:
             if self._promised is None:
                 self.promise()
-            self._file.sync()
+            self._sync_file()
             promised = self._promised
             with self._lock:
                 assert promised is not None
