@@ -473,7 +473,7 @@ class Engine(Forkable):
                 positions = np.full(len(ids), -1)
                 positions[~gone] = drawn.positions
                 drawn = Drawn(self.readers[0].starting(positions, cut))
-            return drawn._replace(weigh=sampler.weigh())
+            return Drawn(drawn.positions, drawn.crossing, sampler.weigh())
 
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
