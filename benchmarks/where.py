@@ -132,8 +132,8 @@ def _watched() -> Iterator[None]:
     """Have `_spent` say how long the parts of the newest batch took, in each process."""
     with contextlib.ExitStack() as stack:
         for owner, method, part in (
-            (ClipReader, "draw", "draw"), (SpanIndex, "positions", "index"), (ClipReader, "_gather", "rows"),
-            (Sampled, "__getitems__", "fetch"),
+            (ClipReader, "draw", "draw"), (SpanIndex, "drawn", "index"), (SpanIndex, "positions", "index"),
+            (ClipReader, "_gather", "rows"), (Sampled, "__getitems__", "fetch"),
         ):  # fmt: skip
             stack.enter_context(
                 mock.patch.object(owner, method, _timed(part, getattr(owner, method)))
