@@ -350,9 +350,9 @@ def _stages(
         while not parts["draw"] or perf_counter() - began < seconds:
             rows.forget()
             start = perf_counter()
-            found = reader.draw(BATCH, CUT, rng)
-            assert found is not None
-            positions, drawn = found.positions, perf_counter()
+            clips = reader.draw(BATCH, CUT, rng)
+            assert clips is not None
+            positions, drawn = clips.positions, perf_counter()
             if ahead >= 0:
                 reader.want(positions, CUT)
             asked = perf_counter()
