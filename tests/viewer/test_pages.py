@@ -336,9 +336,11 @@ def test_a_tab_in_the_back_asks_nothing(tmp_path, serve, visit):
     page = visit(client, f"#/p/{key}")
     page.get_by_text("● live").wait_for()
     hidden = "is => { Object.defineProperty(document, 'hidden', { get: () => is, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"  # fmt: skip
+    page.wait_for_function("() => document.querySelectorAll('.row').length == 3")
+    page.evaluate(hidden, True)
+    page.wait_for_timeout(1000)  # what was asked before comes
     opened = []
     page.on("request", lambda r: opened.append(r.url) if "/api/" in r.url else None)
-    page.evaluate(hidden, True)
     buffer.write_episode(episode(3))
     page.wait_for_timeout(1500)
     assert opened == [] and page.locator(".row").count() == 3
