@@ -5,12 +5,20 @@ import pytest
 from ringmap.formats.common.staged import StagedWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.store import InsideStore
-from tests.formats import test_exported, test_folder, test_hdf5, test_lance, test_video, test_zarr
+from tests.formats import (
+    test_exported,
+    test_folder,
+    test_hdf5,
+    test_lance,
+    test_parquet,
+    test_video,
+    test_zarr,
+)  # fmt: skip
 
 SUITES = [
     test_hdf5.TestHDF5, test_hdf5.TestCompressed, test_zarr.TestZarr, test_zarr.TestSmallChunks, test_folder.TestFolder,
-    test_folder.TestFolderPNG, test_video.TestVideo, test_lance.TestLance, test_exported.TestBox,
-    test_exported.TestShelf,
+    test_folder.TestFolderPNG, test_video.TestVideo, test_video.TestLossless, test_lance.TestLance, test_parquet.TestParquet,
+    test_exported.TestBox, test_exported.TestShelf,
 ]  # fmt: skip
 
 
