@@ -520,7 +520,7 @@ def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_e
 
 
 def mixed():
-    """Return episodes of which some can be stored together, and others can't, or not with those beside them."""
+    """Return short alike episodes, which share their writes, and between them lists, a view and long or empty ones, which do not."""
     made = [episode(number, 1 + number % 3, {"number": number}) for number in range(12)]
     made.insert(3, {name: list(values) for name, values in episode(20, 2).items()})
     made.insert(6, {name: values[::-1] for name, values in episode(21, 3).items()})

@@ -459,16 +459,21 @@ def test_live_and_evicted_while_watched_in_two_tabs(tmp_path, serve, visit):
     buffer.close()
 
 
-def test_a_fleet_is_live(tmp_path, serve, visit):
-    buffer = fill(tmp_path / "fleet/a", 3)
-    fill(tmp_path / "fleet/b", 2).close()
-    client = serve()
+def fleet_page(client, visit, counts):
+    """Return the page of a fleet of two rings, one of which is written, once its card showed these counts and a picture."""
     page = visit(client)
     card = page.locator(".place", has_text="2 rings, 1 writer alive")
-    card.get_by_text("5 episodes, 100 steps").wait_for()
+    card.get_by_text(counts).wait_for()
     assert card.locator("img").evaluate("img => img.decode().then(() => img.naturalWidth)") > 0
     page.goto(f"http://127.0.0.1:{client.port}/#/p/{client.keys()['fleet']}")
     page.get_by_text("● live").wait_for()
+    return page
+
+
+def test_a_fleet_is_live(tmp_path, serve, visit):
+    buffer = fill(tmp_path / "fleet/a", 3)
+    fill(tmp_path / "fleet/b", 2).close()
+    page = fleet_page(serve(), visit, "5 episodes, 100 steps")
     page.locator("#row4").wait_for()
     assert page.locator("#row4").inner_text().split()[:2] == ["a", "0"]
     page.get_by_role("link", name="a", exact=True).focus()
@@ -498,13 +503,7 @@ def test_a_fleet_is_live(tmp_path, serve, visit):
 def test_a_fleet_of_transitions_is_live(tmp_path, serve, visit):
     buffer = fill_transitions(tmp_path / "fleet/a", 30, policy_step=5)
     fill_transitions(tmp_path / "fleet/b", 20).close()
-    client = serve()
-    page = visit(client)
-    card = page.locator(".place", has_text="2 rings, 1 writer alive")
-    card.get_by_text("50 transitions").wait_for()
-    assert card.locator("img").evaluate("img => img.decode().then(() => img.naturalWidth)") > 0
-    page.goto(f"http://127.0.0.1:{client.port}/#/p/{client.keys()['fleet']}")
-    page.get_by_text("● live").wait_for()
+    page = fleet_page(serve(), visit, "50 transitions")
     page.get_by_text("5 steps between rings").wait_for()
     heads = page.locator("thead").first.inner_text().split("\t")
     assert heads[:4] == ["ring", "transitions", "fill", "written"]

@@ -5,6 +5,7 @@ Not here: the page (viewer/).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from html import escape
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,7 @@ from ringmap.errors import ClosedError
 __all__ = ["InNotebook"]
 
 
-class InNotebook:
+class InNotebook(ABC):
     """A buffer that a notebook shows."""
 
     def show(self, height: int = 640) -> Any:
@@ -32,13 +33,13 @@ class InNotebook:
         # By name: the viewer is an upper floor, and is loaded only here (decision 159).
         return import_module("ringmap.viewer.notebook").show(self, height)
 
+    @abstractmethod
     def _card(self) -> dict[str, str]:
         """Return the lines of the card, name -> text.
 
         Raises:
             ClosedError: (RuntimeError) the buffer is closed.
         """
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         """Return a small card, which a notebook draws. It needs no network and no extra."""

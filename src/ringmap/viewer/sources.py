@@ -39,14 +39,16 @@ _TRIES, _NEWEST = 10, 20
 
 
 class Source:
-    """The episodes of one place. Safe to call from several threads."""
+    """The episodes of one place. Safe to call from several threads. This one has none."""
 
     kind = DATASET
     is_live = False
+    what = "this place"
+    """What has no episodes, in an error's words."""
 
     def spans(self) -> tuple[Array, Array]:
         """Return the ids of the episodes, rising, and their lengths, at one moment."""
-        raise NotImplementedError
+        return np.empty(0, np.int64), np.empty(0, np.int64)
 
     def number_of(self, name: int) -> int:
         """Return the number that an episode has now.
@@ -54,20 +56,28 @@ class Source:
         Raises:
             GoneError: it was evicted, or never was there.
         """
-        raise NotImplementedError
+        raise GoneError(f"{self.what} has no episodes")
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
         """The columns: names, dtypes, shapes of a step."""
-        raise NotImplementedError
+        return ()
 
     def read(self, name: int, start: int, end: int, columns: Sequence[str]) -> dict[str, Array]:
-        """Return steps `[start, end)` of an episode."""
-        raise NotImplementedError
+        """Return steps `[start, end)` of an episode.
+
+        Raises:
+            GoneError: as for `number_of`.
+        """
+        raise GoneError(f"{self.what} has no episodes")
 
     def data(self, name: int) -> dict[str, Any]:
-        """Return the values that are constant within an episode."""
-        raise NotImplementedError
+        """Return the values that are constant within an episode.
+
+        Raises:
+            GoneError: as for `number_of`.
+        """
+        raise GoneError(f"{self.what} has no episodes")
 
     def verify(self, name: int) -> bool:
         """Compare an episode with its checksum, and raise what is wrong with it; tell whether it has one."""
@@ -79,11 +89,11 @@ class Source:
         Raises:
             InputError: it has no place for them.
         """
-        raise NotImplementedError
+        raise InputError(f"{self.what} has no episodes to mark")
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return `count` rows from row `first` of the episodes, end to end, for the index."""
-        raise NotImplementedError
+        return {}
 
     def newest(self, column: str, count: int) -> Array:
         """Return up to `count` rows of a column, from the first steps of the newest episodes: at most 20 of these."""
@@ -255,24 +265,13 @@ class TransitionSource(_LiveSource):
     """
 
     kind = TRANSITIONS
+    what = "a ring of transitions"
     buffer: TransitionReplayBuffer
 
     def __init__(self, buffer: TransitionReplayBuffer | str) -> None:
         if owned := isinstance(buffer, str):
             buffer = TransitionReplayBuffer.open(buffer, device=None, reads="pread")
         super().__init__(buffer, owned)
-
-    def spans(self) -> tuple[Array, Array]:
-        """Return no ids and no lengths."""
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-
-    def number_of(self, name: int) -> int:
-        """Raise: there is no episode."""
-        raise GoneError("a ring of transitions has no episodes")
-
-    def marks(self, path: str | None) -> AbstractContextManager[Marks]:
-        """Raise: marks are of episodes."""
-        raise InputError("a ring of transitions has no episodes to mark")
 
     def newest(self, column: str, count: int) -> Array:
         """Return the newest rows of a column, as they are stored: of stacks the frames."""

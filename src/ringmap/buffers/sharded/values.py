@@ -330,7 +330,7 @@ class _RingValues:
 
 
 def _free_names(names: list[str]) -> list[str]:
-    """Return as many new names of columns, none of which is among these."""
+    """Return a new column name for each of these names, different from all of them."""
     mark = "session"
     while any(name.startswith(mark) for name in names):
         mark += "_"
