@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -217,8 +218,11 @@ def no_world(number):
     return number
 
 
-def dies(number):
-    """Make a world in which collector 0 dies in its first step."""
+def dies(path, number):
+    """Make a world in which collector 0 dies in its first step; the others begin when it has died five times."""
+    log = path / "collect/collector-0.log"
+    while number and not (log.exists() and log.read_text().count("the last words") == 5):
+        time.sleep(0.02)
     return worlds.make_world(number, 1, fault="prints and dies" if number == 0 else "")
 
 
@@ -235,7 +239,7 @@ def test_make_world_fails(tmp_path):
 
 def test_one_is_given_up(tmp_path, caplog):
     """The others play its seeds; the message shows its last words."""
-    call(tmp_path, 12, 2, dies)
+    call(tmp_path, 12, 2, partial(dies, tmp_path))
     assert stored(tmp_path) == uninterrupted(12)
     said = caplog.text
     assert said.count("was killed by SIGKILL, and is started again") == 4
