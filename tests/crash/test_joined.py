@@ -15,6 +15,7 @@ from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.commit.commit_files import CommitFiles
 from ringmap.storage.commit.store import Store
+from ringmap.storage.directory.entries import TABLE
 from ringmap.storage.records.table import TERMINATED
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined
@@ -294,7 +295,39 @@ def test_those_before_data_that_are_refused_are_stored():
     assert look(buf) == ((1, 2), (2, 2))
 
 
+def synced_before_its_slot(tmp_path):
+    """Store several where the slot of the newest durable record comes next; return whether the table is synced before that."""
+    os.mkdir(tmp_path / "slots")
+    disk = RecordingDisk(str(tmp_path / "slots"))
+    path = f"{disk.root}/buf"
+    buf = Through(ReplayBuffer, disk)(5 * MAX_STEPS, path=path, spare_rows=SPARE, sync_every_s=0)
+    buf.write_episode(episode(1, 1))
+    buf.flush()
+    store = buf.engine.owned
+    while store.seq < store.table.slots:  # sequence numbers begin at 1
+        if store.seq % 2:
+            buf.clear()
+        else:
+            buf.write_episode(episode(2, 1))
+    before, table = len(disk.log), disk.model.find(["buf", TABLE])
+    assert together(buf) == len(SEVERAL)
+    changes = [entry[0] for entry in disk.log[before:] if entry[1] == table]
+    buf.close()
+    assert changes.count("write") == len(SEVERAL)
+    return changes[0] == "sync"
+
+
+def test_the_newest_durable_record_is_replaced_after_a_sync(tmp_path):
+    assert synced_before_its_slot(tmp_path)
+
+
 # -- controls ------------------------------------------------------------------------------------------
+
+
+def test_control_a_slot_that_is_used_again_without_a_sync(tmp_path, monkeypatch):
+    real = CommitFiles.protect
+    monkeypatch.setattr(CommitFiles, "protect", lambda self, need, seq, now: real(self, need, 0, now))  # fmt: skip
+    assert not synced_before_its_slot(tmp_path)
 
 
 def shown_at_the_end(patch):

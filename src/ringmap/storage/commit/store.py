@@ -616,6 +616,10 @@ class Store(Handle):
         if following is not None:
             self._following.turn()
             self._following_of = record.seq
+        self._committed(files, durable)
+
+    def _committed(self, files: CommitFiles, durable: bool) -> None:
+        """End a commit: all its records count."""
         if durable:
             files.drop_retired()
         self._stale = False
@@ -695,11 +699,7 @@ class Store(Handle):
             files.append(record, durable and number == last)
             self._remember(record)
             stored.append(one)
-        if durable:
-            files.drop_retired()
-        self._stale = False
-        if self._background is not None:
-            self._background.committed()
+        self._committed(files, durable)
 
     def _write_following(self, files: CommitFiles, record: Record, following: Values) -> None:
         """Write the next observations of a record's newest rows, over those that the newest record does not need."""
