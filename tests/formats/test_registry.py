@@ -8,6 +8,7 @@ from ringmap.data import get_format, resolve_format
 from ringmap.errors import InputError, MissingExtraError
 from ringmap.formats import registry
 from ringmap.formats.base import Format, Writer, split_episode_data, validate_write_mode
+from ringmap.formats.parquet import MARKER
 from ringmap.formats.registry import BuiltIn, FormatTable
 
 
@@ -73,20 +74,21 @@ def test_unknown(table):
         data.get_format("nope")
 
 
-def test_a_missing_package_names_what_to_install(monkeypatch):
-    monkeypatch.setitem(extras.PACKAGES, "absent", ("no_such_package",))
-    absent = BuiltIn("ringmap.formats.absent", "absent")
-    fresh = FormatTable(registry.BUILT_IN | {"absent": absent})
-    monkeypatch.setattr(registry, "FORMATS", fresh)
+def test_a_missing_package_names_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(extras.PACKAGES, "parquet", ("no_such_package",))
+    monkeypatch.setattr(registry, "FORMATS", FormatTable(registry.BUILT_IN))
     for error in (ValueError, MissingExtraError, ImportError):
         with pytest.raises(
-            error, match=r'format .absent. needs no_such_package.*pip install "ringmap\[absent\]"'
+            error, match=r'format .parquet. needs no_such_package.*pip install "ringmap\[parquet\]"'
         ):
-            data.get_format("absent")
-    with pytest.raises(ValueError, match=r"'absent' comes with pip install \"ringmap\[absent\]\""):
+            data.get_format("parquet")
+    with pytest.raises(ValueError, match=r"'parquet' comes with pip install \"ringmap\[parquet\]\""):
         data.get_format("nope")
-    assert "absent" not in data.list_formats()
-    assert data.detect_format("x.absent") is None
+    assert "parquet" not in data.list_formats()
+    (tmp_path / MARKER).touch()
+    assert data.detect_format(tmp_path) is None
+    with pytest.raises(MissingExtraError):
+        registry.refuse_missing(tmp_path)
 
 
 def test_detect(table, tmp_path):

@@ -175,6 +175,22 @@ class FormatTable(MutableMapping[str, type[Format]]):
         """Return the built-in formats whose package is not installed."""
         return {name: lazy for name, lazy in self._built_in.items() if not lazy.available}
 
+    def recognising(self, path: str | PathLike[str]) -> Iterator[type[Format]]:
+        """Yield the formats that recognise a path, in order, also those whose packages are not installed: only a match asks for these.
+
+        A third party's format that fails to load is logged and left out.
+        """
+        for name in dict.fromkeys([*self._built_in, *self._entry_points(), *self._loaded]):
+            lazy = self._built_in.get(name)
+            try:
+                found = self._loaded.get(name) or (lazy.format(name) if lazy else self[name])
+                if found.detect(path):
+                    yield found
+            except Exception:
+                if lazy:
+                    raise
+                log.warning("format %r can't be used", name, exc_info=True)
+
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._points is None:
             found = entry_points(group=ENTRY_POINT_GROUP)
@@ -343,16 +359,7 @@ def detect_format(path: str | PathLike[str]) -> type[Format] | None:
 
     A format whose packages are not installed is skipped; `refuse_missing` names it. A third party's format that fails to load is logged and skipped.
     """
-    for name in FORMATS:
-        try:
-            found = FORMATS[name]
-            if found.detect(path):
-                return found
-        except Exception:
-            if name in BUILT_IN:
-                raise
-            log.warning("format %r can't be used", name, exc_info=True)
-    return None
+    return next((found for found in FORMATS.recognising(path) if found.name in FORMATS), None)
 
 
 def refuse_missing(path: str | PathLike[str]) -> None:
@@ -361,6 +368,6 @@ def refuse_missing(path: str | PathLike[str]) -> None:
     Raises:
         MissingFormatError: it does; the message says what to install.
     """
-    for name, lazy in FORMATS.missing().items():
-        if lazy.format(name).detect(path):
-            get_format(name)
+    for found in FORMATS.recognising(path):
+        if found.name in FORMATS.missing():
+            get_format(found.name)

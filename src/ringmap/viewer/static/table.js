@@ -12,6 +12,7 @@ export function episodeTable(page, key, query, about) {
   let where = query.get("where") || "", sort = query.get("sort") || "episode", desc = (query.get("desc") ?? "1") === "1";
   let total = 0, names = [], known = new Map(), asked = new Set(), turn = 0, at = 0;
   const chosen = new Set();
+  let choosing = false; // a click or a tap then chooses a row, and does not open it
   const filter = el("input", { type: "search", id: "where", value: where, placeholder: "return > 100 and seed < 50", spellcheck: "false", autocomplete: "off" });
   const said = el("span", { class: "quiet", role: "status" });
   const wrong = el("div", {});
@@ -19,10 +20,11 @@ export function episodeTable(page, key, query, about) {
   const rows = el("div", { class: "rows", role: "rowgroup" });
   const grid = el("div", { class: "grid", role: "grid", tabindex: "0", "aria-label": "Episodes", "aria-multiselectable": "true" }, el("div", { role: "rowgroup", class: "head" }, head), rows);
   const compare = el("button", { type: "button", disabled: true, onclick: () => (location.hash = link(["p", key, "compare"], { e: [...chosen].join(",") })) }, "Compare");
+  const chooses = el("button", { type: "button", "aria-pressed": "false", onclick: () => chooses.setAttribute("aria-pressed", String((choosing = !choosing))) }, "Choose");
   const marked = el("button", { type: "button", hidden: true, "aria-pressed": "false", onclick: () => { where = filter.value = where === MARKED ? "" : MARKED; restart(true); } });
   const form = el("form", { class: "bar", onsubmit: (event) => { event.preventDefault(); where = filter.value; restart(true); } },
-    el("label", { for: "where" }, "Filter"), filter, el("button", {}, "Apply"), marked, compare, said);
-  const root = el("div", {}, form, wrong, grid, el("p", { class: "quiet" }, "Enter opens an episode. Shift-click, or x, chooses several to compare." + (about.can_mark ? " The letter b gives the row in the frame the flag bad, or takes it away." : "")));
+    el("label", { for: "where" }, "Filter"), filter, el("button", {}, "Apply"), marked, chooses, compare, said);
+  const root = el("div", {}, form, wrong, grid, el("p", { class: "quiet" }, "Enter opens an episode. Choose, shift-click or x chooses several to compare." + (about.can_mark ? " The letter b gives the row in the frame the flag bad, or takes it away." : "")));
   const api_ = { root, indexed: () => {}, changed, moved };
 
   function moved(q) {
@@ -121,7 +123,7 @@ export function episodeTable(page, key, query, about) {
 
   function line(row, i) {
     const cell = (text, title, kind = "cell") => el("div", { class: kind, role: "gridcell", title: title || null }, text);
-    const element = el("div", { class: "row", role: "row", id: `row${i}`, "aria-rowindex": String(i + 2), onmousedown: (event) => event.shiftKey && event.preventDefault() /* selects no text */, onclick: (event) => { at = i; if (event.shiftKey || event.ctrlKey || event.metaKey) choose(row); else open(row); } },
+    const element = el("div", { class: "row", role: "row", id: `row${i}`, "aria-rowindex": String(i + 2), onmousedown: (event) => event.shiftKey && event.preventDefault() /* selects no text */, onclick: (event) => { at = i; if (choosing || event.shiftKey || event.ctrlKey || event.metaKey) choose(row); else open(row); } },
       pictures ? el("div", { class: "cell pic", role: "gridcell" }, row.damaged ? "" : el("img", { loading: "lazy", alt: "", src: api("thumb", { p: row.p, e: row.id }) })) : null,
       about.shards ? cell(row.ring, row.ring) : null, cell(count(row.episode)), cell(count(row.length)), cell(row.known ? number(row.return) : "…"),
       row.damaged ? el("div", { class: "cell bad", role: "gridcell", title: row.damaged }, "damaged") : cell(row.known ? row.ended || "–" : "…"),
