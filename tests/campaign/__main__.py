@@ -143,13 +143,19 @@ PARTS = {
         )
     ] + [
         Command(
-            "cuts and kills of episodes in parts, both levels",
-            [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_parts.py", "-k", "scripts"],
+            f"cuts and kills of {what}, both levels",
+            [*PYTEST, "-s", "-m", "campaign", f"tests/crash/{file}", "-k", tests],
             {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _states,
+        )
+        for what, file, tests in (
+            ("episodes in parts", "test_parts.py", "scripts"),
+            ("steps stored alone", "test_groups.py", "scripts"),
+            ("values that change", "test_updates.py", "length"),
         )
     ] + [
         _controls("planted in the protocol", "tests/crash/test_power.py", "-k", "control"),
         _controls("planted in what keeps parts together", "tests/crash/test_parts.py", "-k", "guard"),
+        _controls("planted in groups and in values", "tests/crash/test_groups.py", "tests/crash/test_updates.py", "-k", "guard"),
     ],
     "kill": [
         Command(

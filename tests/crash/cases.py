@@ -17,6 +17,7 @@ import marshal
 import os
 import random
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -181,6 +182,24 @@ class Expect:
             return True
         reported = dropped is None or len(missing) <= dropped <= len(missing) + len(streams)
         return not lost and not absent and reported
+
+
+# -- campaigns ---------------------------------------------------------------------------------------
+
+
+def at_length(states_of):
+    """Run scripts until they left 100,000 states (STATES), or for LASTS_S seconds; the first is number 100 * SEED. Print what ran.
+
+    Args:
+        states_of: runs the script of a number; returns how many states it left.
+    """
+    want, lasts_s = int(os.environ.get("STATES", 100_000)), float(os.environ.get("LASTS_S", "inf"))
+    first, began = 100 * int(os.environ.get("SEED", 1)), time.monotonic()
+    states = scripts = 0
+    while states < want and (not scripts or time.monotonic() - began < lasts_s):
+        states += states_of(first + scripts)
+        scripts += 1
+    print(f"\n{scripts} scripts, {states:,} states, {time.monotonic() - began:.0f} s")
 
 
 # -- cases -------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from ringmap.storage.records import stream_file as stream_module
 from ringmap.storage.records.names import STREAM
 from ringmap.storage.records.stream_file import read_stream
 from ringmap.storage.ring.integers import Position
+from tests.crash.cases import at_length
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, FaultyDisk, Through, ram_folder
 from tests.tiers import few
@@ -345,9 +346,7 @@ def test_a_transition_that_was_added_is_there_with_its_next_observation(run, pow
 @pytest.mark.campaign
 @LEVELS
 def test_of_many_scripts_of_transitions(run, power):
-    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
-    states = sum(run(power, s, session=Transitions).states for s in range(first, first + count))
-    print(f"\n{count} scripts, {states} states")
+    at_length(lambda seed: run(power, seed, session=Transitions).states)
 
 
 def test_a_full_disk_stores_nothing_of_a_call():
@@ -461,9 +460,7 @@ def test_readers_see_rows_with_their_commit():
 @pytest.mark.campaign
 @LEVELS
 def test_of_many_scripts(run, power):
-    first, count = int(os.environ.get("SEED", 0)), int(os.environ.get("SCRIPTS", 50))
-    states = sum(run(power, seed).states for seed in range(first, first + count))
-    print(f"\n{count} scripts, {states} states")
+    at_length(lambda seed: run(power, seed).states)
 
 
 # -- controls: each guard taken out, and the campaign sees it ----------------------------------------

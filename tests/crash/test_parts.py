@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -27,6 +26,7 @@ from ringmap.storage.open_episodes.open_episode import OpenEpisode
 from ringmap.storage.read.recovery import broken_order
 from ringmap.storage.records import table as table_module
 from ringmap.storage.records.table import DROPPED, PART, RECORD, Record
+from tests.crash.cases import at_length
 from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
 from tests.disks import Cut, Through, ram_folder
 from tests.tiers import few
@@ -431,14 +431,7 @@ def test_a_part_that_was_committed_is_there_once(run, power, seed):
 @pytest.mark.campaign
 @LEVELS
 def test_of_many_scripts(run, power):
-    """50, or as many as there is time for: LASTS_S."""
-    first, began = 100 * int(os.environ.get("SEED", 0)), time.monotonic()
-    lasts_s, states = float(os.environ.get("LASTS_S", "inf")), 0
-    for seed in range(first, first + int(os.environ.get("SCRIPTS", 50))):
-        states += run(power, seed).states
-        if time.monotonic() - began > lasts_s:
-            break
-    print(f"\n{seed + 1 - first} scripts, {states} states")
+    at_length(lambda seed: run(power, seed).states)
 
 
 # -- kills at every line -----------------------------------------------------------------------------

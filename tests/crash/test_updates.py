@@ -16,6 +16,7 @@ import ringmap
 from ringmap import Column, ReplayBuffer
 from ringmap.errors import EnvironmentFault, SyncFailedError
 from ringmap.storage.sidecars.mutable import MutableValues
+from tests.crash.cases import at_length
 from tests.crash.recording import Always, Model, materialise, same_ids
 from tests.crash.test_groups import LEVELS, Campaign, Session
 from tests.disks import Cut, ram_folder
@@ -195,7 +196,7 @@ def test_a_value_is_whole_and_never_older_than_the_last_sync(run, power):
 @pytest.mark.campaign
 @LEVELS
 def test_values_at_length(run, power):
-    assert sum(run(power, seed, 12, samples=1, share=0.4).states for seed in range(100, 160)) > 5000
+    at_length(lambda seed: run(power, seed, 12, samples=1, share=0.4).states)
 
 
 # -- one cut each, and its control ------------------------------------------------------------------

@@ -82,7 +82,9 @@ def test_a_missing_package_names_what_to_install(monkeypatch, tmp_path):
             error, match=r'format .parquet. needs no_such_package.*pip install "ringmap\[parquet\]"'
         ):
             data.get_format("parquet")
-    with pytest.raises(ValueError, match=r"'parquet' comes with pip install \"ringmap\[parquet\]\""):
+    with pytest.raises(
+        ValueError, match=r"'parquet' comes with pip install \"ringmap\[parquet\]\""
+    ):
         data.get_format("nope")
     assert "parquet" not in data.list_formats()
     (tmp_path / MARKER).touch()
