@@ -52,7 +52,7 @@ def run(place: Place) -> list[Table]:
                 table.notes.append(f"not measured: {package} is not installed")
                 continue
             ours, theirs = pair(folder / package, source)
-            name = f"{package} {_release(package)}"
+            name = f"{package.split('+')[0]} {_release(package)}"
             table.add_all(
                 in_turn({f"{name}: its own": theirs, f"{name}: ours": ours}, place.size(40, 1))
             )
