@@ -13,12 +13,16 @@ from ringmap.storage.disk.system import System
 PAGE = 4096
 
 
-@pytest.fixture
-def room():
-    made = Room.of(System(), 8 * PAGE)
+def a_room(nbytes=8 * PAGE):
+    made = Room.of(System(), nbytes)
     if made is None:
         pytest.skip("this system maps each file by itself")
     return made
+
+
+@pytest.fixture
+def room():
+    return a_room()
 
 
 @pytest.fixture
@@ -38,7 +42,8 @@ def test_a_range_is_mapped_and_the_rest_reads_as_zeros(room, file):
     assert not room.bytes.flags.writeable
 
 
-def test_maps_outlive_the_file_and_the_room(room, file, tmp_path):
+def test_maps_outlive_the_file_and_the_room(file, tmp_path):
+    room = a_room()
     assert file.map_into(room, 0, PAGE, PAGE)
     file.close()
     os.unlink(tmp_path / "file")
@@ -57,11 +62,33 @@ def test_what_does_not_fit_is_refused(room, file):
     assert not room.bytes.any()
 
 
-def test_a_descriptor_that_is_not_open(room, file):
+def test_a_room_in_which_a_map_failed_is_not_given_back(file):
+    """Another thread's memory may be in its place by now."""
+    room = a_room()
     fd = os.dup(file.fd)
     os.close(fd)
     assert not room.put(fd, 0, 0, PAGE, False)
-    assert not room.bytes.any()
+    address = room.bytes.ctypes.data
+    del room
+    assert _is_mapped(address)
+
+
+def _is_mapped(address):
+    with open("/proc/self/maps") as lines:
+        return any(
+            int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16)
+            for line in lines
+        )
+
+
+def test_a_room_is_given_back(file):
+    room = a_room()
+    assert file.map_into(room, 0, PAGE, PAGE)
+    with open("/proc/self/maps") as lines:
+        assert file.path in lines.read()
+    del room
+    with open("/proc/self/maps") as lines:
+        assert file.path not in lines.read()
 
 
 def test_systems_and_disks_without(file):
@@ -74,7 +101,5 @@ def test_systems_and_disks_without(file):
 
 
 def test_address_space_takes_no_memory():
-    made = Room.of(System(), 1 << 42)
-    if made is None:
-        pytest.skip("this system maps each file by itself")
+    made = a_room(1 << 42)
     assert made.bytes[np.array([0, 1 << 40, (1 << 42) - 1])].tolist() == [0, 0, 0]

@@ -22,6 +22,11 @@ __all__ = ["Room"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_broken: list[mmap.mmap] = []
+"""Rooms in which a map failed: the kernel may have unmapped the place before, and given it to another thread, whose memory would go with
+the room. So they are never given back; they take no memory."""
+
+
 class Room:
     """Address space for files.
 
@@ -55,6 +60,7 @@ class Room:
         if at < 0 or nbytes > len(self.bytes) - at:
             raise ValueError(f"bytes [{at}, {at + nbytes}) lie outside a room of {len(self.bytes)}")
         if not self._system.map_at(fd, self._address + at, offset, nbytes):
+            _broken.append(self._space)
             return False
         if random and hasattr(mmap, "MADV_RANDOM"):
             with contextlib.suppress(OSError):
