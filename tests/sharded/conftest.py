@@ -4,6 +4,9 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.errors import ReplacedError
+from ringmap.storage.columns.adjacent import AdjacentColumn
+from ringmap.storage.columns.memmap import MemmapColumn
+from ringmap.storage.disk.system import System
 from tests.buffers.steps import episode
 from tests.disks import ram_folder
 
@@ -59,6 +62,15 @@ def three(fleet):
         for _ in range(2 + number):
             fleet.write(name, 10 + fleet.next)
     return fleet
+
+
+@pytest.fixture(params=["side by side", "ring by ring"])
+def copies(request, monkeypatch):
+    """The class that copies rows: of all rings at once, or of each ring, as where the system can't map files side by side."""
+    if request.param == "side by side":
+        return AdjacentColumn
+    monkeypatch.setattr(System, "room", lambda self, nbytes: None)
+    return MemmapColumn
 
 
 @pytest.fixture

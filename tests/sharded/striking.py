@@ -1,13 +1,11 @@
 """A fault in the middle of a gather."""
 
-from ringmap.storage.columns.memmap import MemmapColumn
-
 
 class Striking:
-    """Does something once, right before the n-th copy of a column."""
+    """Does something once, right before the n-th copy of a column; `column`: the class that copies."""
 
-    def __init__(self, monkeypatch, strike, at):
-        real, self.left = MemmapColumn.take, at
+    def __init__(self, monkeypatch, column, strike, at):
+        real, self.left = column.take, at
 
         def take(column, slots, out=None, head=0):
             self.left -= 1
@@ -15,4 +13,10 @@ class Striking:
                 strike()
             return real(column, slots, out, head)
 
-        monkeypatch.setattr(MemmapColumn, "take", take)
+        monkeypatch.setattr(column, "take", take)
+
+
+def always_look(monkeypatch):
+    """Let every look see whether the directory of a ring was replaced: else that is noticed up to 0.1 s later."""
+    for module in ("ringmap.storage.read.reader", "ringmap.clips.adjacent"):
+        monkeypatch.setattr(f"{module}.HELD_S", 0.0)

@@ -16,6 +16,7 @@ from ringmap.buffers.sharded import members
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import many
+from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.many import groups
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import (
@@ -26,10 +27,11 @@ from ringmap.errors import (
     NoClipsError,
     ReplacedError,
 )
+from ringmap.storage.columns.adjacent import AdjacentColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from tests.buffers.steps import episode, prove
-from tests.sharded.striking import Striking
+from tests.sharded.striking import Striking, always_look
 
 
 def open_all(fleet, **options):
@@ -264,18 +266,22 @@ def test_the_same_ring_twice(three):
 # -- in the middle of a gather -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [1, 5, 9, 12])
-def test_a_ring_removed_in_the_middle_of_a_gather(three, monkeypatch, at):
+def at(copies, part):
+    """Return the number of a copy: there are four columns, and three rings if each is copied alone."""
+    return 1 + round(part * (3 if copies is AdjacentColumn else 11))
+
+
+@pytest.mark.parametrize("part", [0, 0.5, 1])
+def test_a_ring_removed_in_the_middle_of_a_gather(three, monkeypatch, copies, part):
+    always_look(monkeypatch)
     buf = open_all(three)
     buf.sample(3)
 
     def strike():
         shutil.rmtree(three.folder / "b")
         three.model.pop("b", None)
-        ring = next(ring for ring in buf.engine.each() if ring.name == "b")
-        ring.source._held_until = 0  # or it would be noticed up to 0.1 s later
 
-    Striking(monkeypatch, strike, at)
+    Striking(monkeypatch, copies, strike, at(copies, part))
     batch = buf.sample(300)
     assert rings_of(batch) == {0, 2}
     prove(batch, three.lengths, 3)
@@ -283,8 +289,8 @@ def test_a_ring_removed_in_the_middle_of_a_gather(three, monkeypatch, at):
     assert "removed" in problems(buf)["b"]
 
 
-@pytest.mark.parametrize("at", [2, 6, 10])
-def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, at):
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, copies, part):
     buf = open_all(three)
     buf.sample(3)
 
@@ -293,13 +299,13 @@ def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, at):
             for _ in range(12):
                 three.write(name, 40)
 
-    Striking(monkeypatch, strike, at)
+    Striking(monkeypatch, copies, strike, at(copies, part))
     batch = buf.sample(300)
     prove(batch, three.lengths, 3)
     assert buf.num_redraws > 100
 
 
-def test_the_control_of_the_look(three, monkeypatch):
+def test_the_control_of_the_look(three, monkeypatch, copies):
     """Without the look after the copy, clips that were overwritten come out."""
     buf = open_all(three)
     buf.sample(3)
@@ -310,7 +316,8 @@ def test_the_control_of_the_look(three, monkeypatch):
                 three.write(name, 40)
 
     monkeypatch.setattr(many, "is_live", lambda source, lowest: True)
-    Striking(monkeypatch, strike, 2)
+    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: (None, {}))
+    Striking(monkeypatch, copies, strike, 2)
     with pytest.raises(AssertionError):
         prove(buf.sample(300), three.lengths, 3)
 

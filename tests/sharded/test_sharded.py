@@ -52,6 +52,7 @@ def test_it_shows_what_all_rings_hold(three):
         buf.load_episode(9)
 
 
+@pytest.mark.usefixtures("copies")
 def test_ids_name_the_clips_of_all_rings_in_the_order_asked_for(three):
     buf = open_all(three)
     expected = list(buf.clip_indices)
@@ -148,6 +149,7 @@ def test_ids_of_evicted_clips_are_redrawn(three):
     assert buf.num_redraws == 10 - 2 + 11 - 2  # all clips of ring a
 
 
+@pytest.mark.usefixtures("copies")
 def test_out_is_filled(three):
     buf = open_all(three)
     out = dict(buf.sample(16))
@@ -158,6 +160,7 @@ def test_out_is_filled(three):
         buf.sample(8, out=out)
 
 
+@pytest.mark.usefixtures("copies")
 def test_frameskip(three):
     buf = open_all(three, history_len=2, frameskip=3)
     prove(buf.sample(200), three.lengths, 2, 3)
@@ -178,9 +181,10 @@ def test_storages(fleet, storage, reads):
     assert {e for e, _ in prove(buf.sample(1000), fleet.lengths, 3)} == set(fleet.lengths)
 
 
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("storage", ["memmap", Zarr("lz4", 4)])
 def test_rows_of_any_size_come_to_their_places(fleet, storage):
-    """Small rows are copied twice, large ones clip by clip, very large batches by several threads: the same clips."""
+    """From all rings at once, or small rows twice and large ones clip by clip, very large batches by several threads: the same clips."""
     rng = np.random.default_rng(0)
     for number in range(3):
         ring = fleet.ring(f"{number}", 100 + number, storage=storage)

@@ -14,10 +14,11 @@ Not here: which clips are requested (samplers), which steps they hold (cut.py), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout, Steps, Taken, slots_of
 from ringmap.clips.drawing import integers
@@ -27,8 +28,9 @@ from ringmap.clips.items import Items, RingRows, call_functions, compute, pad
 from ringmap.clips.parts import Joined, JoinedRows
 from ringmap.clips.threads import SPLIT_NBYTES, take
 from ringmap.errors import NoClipsError
+from ringmap.storage.columns.adjacent import AdjacentRows
 from ringmap.storage.columns.aligned import aligned
-from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.base import Takes
 from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.schema import Schema
@@ -37,7 +39,7 @@ from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import lost, read_again
 from ringmap.storage.ring.integers import ClipNumber, Position
 
-__all__ = ["PINNED", "ClipReader", "Pinned", "Plan"]
+__all__ = ["PINNED", "ClipReader", "Pinned", "Plan", "Together"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,6 +66,14 @@ class Pinned:
     def count(self) -> int:
         """Number of clips."""
         return self.end - self.base
+
+
+class Together(NamedTuple):
+    """Clips of several rings: their columns, the position of the oldest row of each, and which are good so far, None for all."""
+
+    batch: dict[str, Array]
+    oldest: Array
+    good: Array | None
 
 
 class ClipReader(Forkable):
@@ -131,6 +141,33 @@ class ClipReader(Forkable):
         if cut.added:
             self.plan_of(cut, source.rows).settle(batch, out)
         return batch
+
+    def read_adjacent(
+        self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
+    ) -> Together:  # fmt: skip
+        """Return clips of this ring and others as they are now; the caller looks again.
+
+        Args:
+            rings: all rings.
+            places: of the ring of each clip among them, `(B,)`.
+            anchors: positions on their rings.
+            cut: what they hold: columns, without bounds of episodes and without functions.
+            out: as for `at`.
+            threads: maximum number of threads for the copy.
+        """
+        plan: Plan | None = rings.plans.get(id(cut))  # a plan keeps its cut
+        if plan is None:
+            while len(rings.plans) >= _MOST_PLANS:
+                rings.plans.pop(next(iter(rings.plans)), None)
+            plan = rings.plans[id(cut)] = Plan(cut, rings.rows, 0)
+        slots: list[tuple[Array, Array | None]] = []
+        for steps, is_alone in plan.steps:
+            found = rings.slots(steps, anchors, places)
+            slots.append((found[:, 0] if is_alone else found, None))
+        if len(anchors) * cut.widest * rings.rows.row_nbytes < SPLIT_NBYTES:
+            threads = 1
+        batch = plan.copy(slots, len(anchors), out, threads, rings.head)
+        return Together(batch, anchors, None)
 
     def read_together(
         self, pieces: Sequence[Any], size: int, batch: dict[str, Array], threads: int, fail: Callable[[Any, Exception], None]
@@ -285,23 +322,9 @@ class ClipReader(Forkable):
             slots, inside = joined.slots(plan.steps, plan.size)
         if rows.large:
             if not asked:
-                self._want(plan, slots)
+                self._want(rows, plan, slots)
             self.watch.begin()
-        batch: dict[str, Array] = {}
-        for name, column, taken, number, folded in plan.columns:
-            where, is_pad = slots[number]
-            into = None if out is None else out.get(name)
-            if folded is not None and into is not None:
-                into = into.reshape(*where.shape, *column.spec.shape)
-            if threads > 1:
-                values = take(column, where, into, threads, head)
-            else:
-                values = column.take(where, into, head)
-            if folded is not None:
-                values = values.reshape(len(anchors), *folded)
-            batch[name] = values
-            if is_pad is not None:
-                pad(batch, values, taken, is_pad, out)
+        batch = plan.copy(slots, len(anchors), out, threads, head)
         if rows.large:
             self.watch.end()
         if cut.computed:
@@ -335,10 +358,10 @@ class ClipReader(Forkable):
         if rows is not None and rows.large and self.watch.is_cold:
             plan = self.plan_of(cut, rows)
             if not self._is_joined(cut):
-                self._want(plan, self._slots(plan, anchors)[0])
+                self._want(rows, plan, self._slots(plan, anchors)[0])
             else:
                 joined = Joined.of(self.source, anchors, cut.across)
-                self._want(plan, joined.slots(plan.steps, rows.ring.rows)[0])
+                self._want(rows, plan, joined.slots(plan.steps, rows.ring.rows)[0])
 
     def _is_joined(self, cut: Cut) -> bool:
         """Whether steps must be found among joined episodes."""
@@ -350,13 +373,14 @@ class ClipReader(Forkable):
         if plan is None or plan.rows is not rows:
             while len(self._plans) >= _MOST_PLANS:
                 self._plans.pop(next(iter(self._plans)), None)
-            plan = self._plans[id(cut)] = Plan(cut, rows)
+            plan = self._plans[id(cut)] = Plan(cut, rows, rows.ring.rows)
         return plan
 
-    def _want(self, plan: Plan, slots: list[tuple[Array, Array | None]]) -> None:
+    def _want(self, rows: Rows, plan: Plan, slots: list[tuple[Array, Array | None]]) -> None:
         """Ask for all columns before any of them is touched."""
         if self.watch.is_cold:
-            for _, column, _, number, _ in plan.columns:
+            for name, _, _, number, _ in plan.columns:
+                column = rows.by_name[name]
                 if column.is_large:
                     column.want(slots[number][0])
 
@@ -384,7 +408,7 @@ class ClipReader(Forkable):
 
 
 class Plan:
-    """What to gather for a cut over these rows: made once.
+    """What to gather for a cut over these rows, on a ring of `size`: made once.
 
     `steps`: the distinct steps, and whether they come without an axis of their own; `columns`: name, column, how it is held, the
     number of its steps, and the shape of a row that is folded; `computed`: the shape of a row and the dtype of computed columns, as
@@ -395,12 +419,12 @@ class Plan:
         "can_cross", "columns", "computed", "cut", "needs_bounds", "rows", "size", "spots", "steps"
     )  # fmt: skip
 
-    def __init__(self, cut: Cut, rows: Rows) -> None:
+    def __init__(self, cut: Cut, rows: Rows | AdjacentRows, size: int) -> None:
         self.cut, self.rows = cut, rows
-        self.needs_bounds, self.size = cut.needs_bounds, rows.ring.rows
+        self.needs_bounds, self.size = cut.needs_bounds, size
         self.computed: Layout = {}
         self.steps: list[tuple[Steps, bool]] = []
-        self.columns: list[tuple[str, Column, Taken, int, tuple[int, ...] | None]] = []
+        self.columns: list[tuple[str, Takes, Taken, int, tuple[int, ...] | None]] = []
         for name, column in rows.by_name.items():
             taken = cut.of(name)
             if taken is not None:
@@ -413,6 +437,27 @@ class Plan:
         """Whether an item may have steps in several parts, with none of them padded."""
         self.spots = [cut.around.spots(steps.array) for steps, _ in self.steps]
         """Where the steps are among those of an item that does."""
+
+    def copy(
+        self, slots: list[tuple[Array, Array | None]], size: int, out: dict[str, Array] | None, threads: int, head: int
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return the columns of a batch of `size` clips, given the slots of each of the plan's steps, and which are padding."""
+        batch: dict[str, Array] = {}
+        for name, column, taken, number, folded in self.columns:
+            where, is_pad = slots[number]
+            into = None if out is None else out.get(name)
+            if folded is not None and into is not None:
+                into = into.reshape(*where.shape, *column.spec.shape)
+            if threads > 1:
+                values = take(column, where, into, threads, head)
+            else:
+                values = column.take(where, into, head)
+            if folded is not None:
+                values = values.reshape(size, *folded)
+            batch[name] = values
+            if is_pad is not None:
+                pad(batch, values, taken, is_pad, out)
+        return batch
 
     def settle(self, batch: dict[str, Array], out: dict[str, Array] | None) -> None:
         """Move computed columns to the caller's arrays, where these fit."""

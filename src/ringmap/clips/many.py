@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringmap.clips.adjacent import RING_FAULTS
 from ringmap.clips.cut import Cut
 from ringmap.clips.gather import ClipReader
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
-from ringmap.errors import ClosedError, DamageError, LappedError, NoClipsError, ReplacedError
+from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.read.read_live import is_live, lost
@@ -30,9 +31,6 @@ from ringmap.storage.read.read_live import is_live, lost
 __all__ = ["RING_FAULTS", "Piece", "are_plain", "gather_many", "groups"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
-"""What a ring that is gone or damaged raises: the others can still be read."""
 
 _APART_NBYTES = 1 << 12
 """Bytes of a clip from which it is copied to its place by a call of its own: the call takes as long as a second copy of so many."""
@@ -164,7 +162,9 @@ def _gather_plain(
         whole = into.reshape(size, *steps.shape[1:], *spec.shape)
         clip_nbytes = spec.row_nbytes * (steps.size // max(1, len(steps)))
         nbytes += clip_nbytes
-        is_ranked = len(pieces) > 1 and (clip_nbytes < _APART_NBYTES or not column.is_quick_apart)
+        is_ranked = len(pieces) > 1 and (
+            clip_nbytes < _APART_NBYTES or not first.by_name[name].is_quick_apart
+        )
         if is_ranked:
             beside = np.empty((len(anchors), *whole.shape[1:]), whole.dtype)
             ranked.append((beside, whole))

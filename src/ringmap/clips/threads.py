@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.storage.columns.aligned import empty
-from ringmap.storage.columns.base import Column
+from ringmap.storage.columns.base import Takes
 from ringmap.storage.disk.threads import begin
 
 __all__ = ["SPLIT_NBYTES", "take", "together"]
@@ -27,7 +27,7 @@ SPLIT_NBYTES = 1 << 21
 """Bytes below which a second thread does not pay off: 2 MiB are copied in 0.2 ms, starting the work in it takes 0.05 ms."""
 
 
-def take(column: Column, slots: Array, out: Array | None, threads: int, head: int) -> Array:
+def take(column: Takes, slots: Array, out: Array | None, threads: int, head: int) -> Array:
     """Return the rows of a column at `slots` `(B, H)`, copied by up to `threads` threads. `head`: as for `Column.take`."""
     spec = column.spec
     parts = min(threads, len(slots), slots.size * spec.row_nbytes // (SPLIT_NBYTES // 2))

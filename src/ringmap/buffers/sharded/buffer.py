@@ -133,9 +133,11 @@ class ShardedReplayBuffer(Sampled):
         NoClipsError: no ring is there after `wait_s` seconds.
         DamageError, EnvironmentFault: a ring can't be read, with on_bad="raise"; methods that read raise them, too.
 
-    Cost: opening reads the records of each ring once. A draw looks at each ring, 0.2 us if it is idle. A batch takes one copy of its
-        rows, and 10 to 20 us for each ring that it touches; large clips take about 1.5 times as long as from one ring. Of transitions
-        it is 20 to 50 us for each ring, and large ones from 16 rings take 1.7 to 2.7 times as long as from one.
+    Cost: opening reads the records of each ring once. A draw looks at all rings in one sweep: 4 us for 64 that are idle. A batch
+        takes one copy of its rows, 20 to 40 us more than one of a single ring, and less than 1 us for each ring that it touches.
+        Where the files of the rings can't be mapped side by side (compressed or mutable columns, `reads="pread"`, padded windows,
+        episodes in parts, a limit of address space, systems other than Linux) it is 10 to 50 us for each ring, and large clips of 16
+        rings take up to 3 times as long as from one.
 
     Processes and threads: as a live reader (`ReplayBuffer.open`). A pickle holds paths, settings and ring numbers. DataLoader workers
         read the rings that the loader's process knows, as of its last refresh.

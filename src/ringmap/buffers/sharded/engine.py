@@ -1,8 +1,9 @@
 """The engine over many rings: what `Engine` does for one, with ids that name the ring, too.
 
     look     every ring, without a system call (members.py)
-    draw     one multinomial over the rings, then one search for all clips (clip_table.py)
-    read     one gather (clips/many.py); bad clips are redrawn, from the others if their ring is gone
+    draw     one draw and one search for all clips, however many rings there are (clip_table.py)
+    read     one copy for each column (clips/adjacent.py), or one for each ring (clips/many.py) where columns are compressed, items
+             padded or episodes in parts; bad clips are redrawn, from the others if their ring is gone
 
 Invariants: those of `Engine`; a ring is looked at, read and redrawn by its own protocol; no ring waits for another.
 Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (moments.py), copies of rows (clips/many.py).
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.engine import NO_SAMPLER, Engine, Nest
+from ringmap.buffers.engine import DISK, NO_SAMPLER, Engine, Nest
 from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import sendable
 from ringmap.buffers.sharded.clip_table import ClipTable
@@ -35,10 +36,11 @@ from ringmap.buffers.sharded.retiring import Retiring, remove_ring
 from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.buffers.sharded.values import FleetValues
 from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import PINNED
+from ringmap.clips.gather import PINNED, ClipReader
 from ringmap.clips.items import call_functions
 from ringmap.clips.many import RING_FAULTS, Piece, are_plain, gather_many, groups
 from ringmap.clips.samplers.base import BaseSampler, Sampler, as_sampler, ids_of
@@ -53,9 +55,11 @@ from ringmap.errors import (
     ReadOnlyError,
 )
 from ringmap.storage.columns.aligned import aligned
+from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
+from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.read_live import look_again
 
 __all__ = ["ShardEngine", "Weights"]
@@ -95,6 +99,7 @@ class ShardEngine(Engine):
     ) -> None:  # fmt: skip
         super().__init__(None, sampler, seed)
         self.rings = rings
+        self.watch, self.pulse = Readahead(DISK.system), Pulse()
         self.members = Members(rings, self._changed, self._only_known)
         self.weights = weights
         self.threads = threads
@@ -119,6 +124,7 @@ class ShardEngine(Engine):
         self.moments = Moments(self.members, self.pins.loader_state)
         self._is_drawing = False
         self._tables: dict[tuple[Any, ...], ClipTable] = {}
+        self._adjacent: tuple[tuple[Ring, ...] | None, AdjacentRings | None] = None, None
         self._redraws = self._redraws_gone = 0
         self._layouts: dict[int, tuple[Cut, Layout]] = {}
         self._cuts: dict[tuple[int, int], tuple[Cut, Cut, Ring]] = {}
@@ -140,11 +146,13 @@ class ShardEngine(Engine):
         self._redraws_gone += sum(ring.reader.num_redraws for ring in gone)
         for ring in rings:
             ring.reader.rng = ring.buffer.engine.rng = self.rng
+            ring.reader.watch, ring.source.pulse = self.watch, self.pulse
         if self.values is not None:
             for ring in gone:
                 self.values.leave(ring)
             for ring in rings:
                 self.values.show(ring)
+        self._adjacent = None, None  # the maps of those that left end here
         self.sources = [ring.source for ring in rings]
         self.readers = [ring.reader for ring in rings]
         self.moments.tell()
@@ -283,35 +291,15 @@ class ShardEngine(Engine):
 
     def draw_positions(self, size: int, cut: Cut) -> Array | None:
         """Return the ids of `size` clips drawn from all rings, in random order; None when there are none."""
-        parts, left = list[Array](), size
         with self.members.lock:
             table = self._table(cut)
-            shares = self._shares(table.rings, table.counts)
-            while left:
-                total = shares.sum()
-                if not total:
-                    return None
-                picks = self.rng.multinomial(left, shares / total)
-                for place, found in table.find(picks, self.rng):
-                    if found is None:  # its episodes are in parts
-                        ring = table.rings[place]
-                        drawn = ring.reader.draw(int(picks[place]), cut, self.rng)
-                        if drawn is None:  # cleared meanwhile
-                            shares[place] = 0
-                            continue
-                        found = joined(ring.number, drawn.positions)
-                    parts.append(found)
-                    left -= len(found)
-        if len(self.members.open) == 1 and len(parts) == 1:
-            return parts[0]
-        # Or the halves of a batch would come from different rings.
-        return np.concatenate(parts)[self.rng.permutation(size)] if parts else np.empty(0, np.int64)
+            return table.draw(size, self._shares(table.rings, table.counts), self.rng)
 
-    def _shares(self, rings: tuple[Ring, ...], counts: Array) -> Array:
-        """Return the share of each ring in a draw, not scaled, 0 for one without clips."""
+    def _shares(self, rings: tuple[Ring, ...], counts: Array) -> Array | None:
+        """Return the share of each ring in a draw, not scaled, 0 for one without clips; None: as many as it has clips."""
         weights = self.weights
         if weights == "clips":
-            return counts.astype(np.float64)
+            return None
         has = (counts > 0).astype(np.float64)
         if isinstance(weights, Mapping):
             has *= [float(weights.get(ring.name, 0.0)) for ring in rings]
@@ -429,7 +417,8 @@ class ShardEngine(Engine):
         self.check_open()
         size = len(positions)
         batch: dict[str, Array] = {} if out is None else dict(out)
-        which = np.arange(size)
+        found = self._read_adjacent(positions, cut, batch, out is not None, asked)
+        which, left = (np.arange(size), size) if found is None else (found, len(found))
 
         def attempt() -> int:
             nonlocal which
@@ -441,7 +430,8 @@ class ShardEngine(Engine):
             self.members.follow()
             positions[which] = self.starting(positions[which], cut)
 
-        left = attempt()
+        if left and (found is None or self.rings.columns is not None):
+            left = attempt()  # a ring of transitions redraws its own
         if left:
             redraw()
             look_again(attempt, redraw, self.rings.where, _ADVICE)
@@ -454,6 +444,57 @@ class ShardEngine(Engine):
         if worker() is not None:
             self.pins.count_redraws(self._own_redraws())
         return batch
+
+    def _read_adjacent(
+        self, positions: Array, cut: Cut, batch: dict[str, Array], is_given: bool, asked: bool
+    ) -> Array | None:  # fmt: skip
+        """Read the clips from all rings at once; return the places of those that are still to be read.
+
+        Returns:
+            None if nothing was read: the rings must be asked one by one.
+        """
+        rings = None if cut.needs_bounds else self._side_by_side()
+        if rings is None:
+            return None
+        numbers, local = apart(positions)
+        places = rings.places(numbers)
+        if places is None:
+            return None
+        is_large = bool(rings.rows.large)
+        if is_large:
+            if not asked:
+                self.want(positions, cut)
+            self.watch.begin()
+        reader: ClipReader = rings.readers[0]
+        out = batch if is_given else None
+        found = reader.read_adjacent(rings, places, local, cut, out, self.num_threads)
+        if is_large:
+            self.watch.end()
+        for name, values in found.batch.items():
+            batch.setdefault(name, values)  # the caller's own are filled
+        bad, faults = rings.lost(places, found.oldest, found.good)
+        for place, error in faults.items():
+            if (places == place).any():
+                self._drop(rings.readers[place], error)
+        return np.empty(0, np.int64) if bad is None else bad.nonzero()[0]
+
+    def _side_by_side(self) -> AdjacentRings | None:
+        """Return the open rings side by side; None if they can't be read at once."""
+        rings = self.members.open
+        known, made = self._adjacent
+        if known is not rings or made is None or not made.is_current:
+            try:
+                made = AdjacentRings.of({ring.number: ring.reader for ring in rings}, self.pulse)
+            except RING_FAULTS:  # reading that ring alone says what is wrong
+                return None
+            self._adjacent = rings, made
+        return made if made.is_readable else None
+
+    def _drop(self, reader: ClipReader, error: Exception) -> None:
+        """Go on without the ring of a reader, if it is still open."""
+        for ring in self.members.open:
+            if ring.reader is reader:
+                self.members.drop(ring, error)
 
     def _gather(
         self, positions: Array, which: Array, cut: Cut, size: int, batch: dict[str, Array]
@@ -469,9 +510,7 @@ class ShardEngine(Engine):
             pieces.append(Piece(number, ring.reader, which[places], local[places], own))
 
         def fail(piece: Piece, error: Exception) -> None:
-            ring = self.members.of(piece.number)
-            if ring is not None and ring.reader is piece.reader:
-                self.members.drop(ring, error)
+            self._drop(piece.reader, error)
 
         is_plain = are_plain(pieces, cut)
         bad += gather_many(pieces, cut, size, batch, self.num_threads, fail)

@@ -1,6 +1,6 @@
 """The open rings of one process: looked at before each draw, joined by new ones, left by those that fail.
 
-    every draw      the generations of all rings, one list against the last one       0.2 us for each idle ring
+    every draw      the generations of all rings, in one sweep of a map                1 us, and 5 ns for each idle ring
     each 0.1 s      is the directory still at its path: one system call for each ring, the rings in turn
     each second     are there new ones: one look at the directory
 
@@ -22,6 +22,7 @@ from ringmap.buffers.sharded.rings import Ring, Rings
 from ringmap.clips.many import RING_FAULTS
 from ringmap.errors import InputError, NoClipsError
 from ringmap.storage.read.reader import HELD_S
+from ringmap.storage.read.states import States
 
 __all__ = ["Members"]
 
@@ -57,6 +58,8 @@ class Members:
         self._by_number: dict[int, Ring] = {}
         self._glances: list[Callable[[], Glance]] = []
         self._seen: list[Glance] | None = None
+        self._states = States(())
+        self._swept: bytes | None = None
         self._next_turn = self._next_scan = 0.0
         self._turn = 0
         self._is_started = False
@@ -121,16 +124,16 @@ class Members:
         Raises:
             RingmapError: what a ring raised, with on_bad="raise".
         """
-        before, glances = self.open, self._glances
-        seen = [
-            glance() for glance in glances
-        ]  # before the rings are read: a later state counts as new
+        before = self.open
+        sweep = self._states.glance()  # before the rings are read: a later state counts as new
         changed = False
-        if seen != self._seen:
+        if sweep is None or sweep != self._swept:
             with self.lock:
-                if glances is not self._glances:
-                    seen = [glance() for glance in self._glances]
-                changed = self._catch_up(seen)
+                sweep = self._states.glance()
+                seen = [glance() for glance in self._glances]
+                if seen != self._seen:
+                    changed = self._catch_up(seen)
+                self._swept = None if self._seen is None else sweep
         now = time.monotonic()
         if scan or now >= self._next_turn:
             with self.lock:
@@ -204,6 +207,7 @@ class Members:
         known = {id(ring): count for ring, count in zip(before, self.changes.tolist(), strict=True)}
         here = {id(ring) for ring in rings}
         self._glances = [ring.source.glance for ring in rings]
+        self._states, self._swept = States([ring.source for ring in rings]), None
         self._seen = None
         self._by_number = {ring.number: ring for ring in rings}
         self.changes = np.array([known.get(id(ring), 0) for ring in rings], np.int64)

@@ -34,6 +34,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.records.manifest import Manifest
+from ringmap.storage.ring.extremes import highest, lowest
 from ringmap.storage.ring.integers import Ordinal
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.successors import Successors
@@ -182,19 +183,25 @@ class NextObservations:
             positions: int64 `(n,)`, of steps without a following row.
             head: of the buffer at the time of the look.
         """
+        pending, newest = source.pending, self._newest
+        if pending is None and newest.head == head and newest.observations and len(positions):
+            count = len(next(iter(newest.observations.values())))
+            lanes = positions - (newest.stop - count)
+            if lowest(lanes) >= 0 and highest(lanes) < count:  # all are of the newest call
+                taken = {name: values[lanes] for name, values in newest.observations.items()}
+                return np.arange(len(positions)), taken
         found = _Search(positions, self._names)
-        pending = source.pending
         if pending is not None:
             ours, values = pending.apart_at(positions)
             found.put(ours.nonzero()[0], values)
         left = found.left()
-        newest = self._of_newest(source, head) if len(left) else None
-        if newest is not None and newest.observations:
-            count = len(next(iter(newest.observations.values())))
-            lanes = positions[left] - (newest.stop - count)
+        now = self._of_newest(source, head) if len(left) else None
+        if now is not None and now.observations:
+            count = len(next(iter(now.observations.values())))
+            lanes = positions[left] - (now.stop - count)
             ours = (lanes >= 0) & (lanes < count)
             lanes = lanes[ours]
-            found.put(left[ours], {n: v[lanes] for n, v in newest.observations.items()})
+            found.put(left[ours], {n: v[lanes] for n, v in now.observations.items()})
             left = found.left()
         if len(left):
             self._find_in_commits(source, found, left)

@@ -24,12 +24,13 @@ import numpy as np
 from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.next_observations import NextObservations
-from ringmap.buffers.transitions.rows import RowsOfMany, RowsOfOne, are_live
+from ringmap.buffers.transitions.rows import RowsOfAdjacent, RowsOfMany, RowsOfOne, are_live
 from ringmap.buffers.transitions.stacks import FrameStack
+from ringmap.clips.adjacent import AdjacentRings
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.drawn import Crossing, Drawn
-from ringmap.clips.gather import ClipReader, Pinned
+from ringmap.clips.gather import ClipReader, Pinned, Together
 from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.aligned import aligned, pair
@@ -154,7 +155,12 @@ class TransitionReader(ClipReader):
         bad = lost(source, found.oldest, found.good)
         if bad is not None:
             self._read_transitions_again(source, found, positions, bad)
-        batch = found.batch
+        return self._put_into(found.batch, out)
+
+    def _put_into(
+        self, batch: dict[str, Array], out: dict[str, Array] | None
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return the columns of a batch in order, in the caller's arrays, where there are some."""
         if out is None:
             return {name: aligned(batch[name]) for name in self._names}
         for name, into in out.items():
@@ -300,7 +306,7 @@ class TransitionReader(ClipReader):
         return found
 
     def _sums(
-        self, rows: RowsOfOne | RowsOfMany, positions: Array, out: dict[str, Array] | None, threads: int
+        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, positions: Array, out: dict[str, Array] | None, threads: int
     ) -> _Found:  # fmt: skip
         columns, stack, is_single = self.columns, self.columns.stack, self.n_step == 1
         stop = rows.stop
@@ -373,6 +379,18 @@ class TransitionReader(ClipReader):
             good = stored if good is None else good & stored
         return _Found(batch, good, oldest, after, stop, rows.head)
 
+    def read_adjacent(
+        self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
+    ) -> Together:  # fmt: skip
+        """Return transitions of this ring and others as they are now, as `ClipReader.read_adjacent` does clips."""
+        room = self._room(len(anchors)) if self.columns.stack is not None and out is None else out
+        following = rings.plans.get(0)
+        if following is None:
+            following = rings.plans[0] = [reader.following for reader in rings.readers]
+        rows = RowsOfAdjacent(rings, following, places)
+        found = self._sums(rows, anchors, room, threads)
+        return Together(self._put_into(found.batch, out), found.oldest, found.good)
+
     def read_together(
         self, pieces: Sequence[Piece], size: int, batch: dict[str, Array], threads: int,
         fail: Callable[[Piece, Exception], None],
@@ -444,7 +462,7 @@ class TransitionReader(ClipReader):
         return made
 
     def _stacks(
-        self, rows: RowsOfOne | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int,
+        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int,
         stack: FrameStack, earlier: Array,
     ) -> dict[str, Array]:  # fmt: skip
         """Return the stacks of frames at these positions `(B, size)`, by leaf, in `out` where it has them."""

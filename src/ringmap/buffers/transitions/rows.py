@@ -1,6 +1,6 @@
 """The rows that a batch of transitions is summed from: of one ring, or of several at once.
 
-    transitions      t0 t1 t2 t3 t4           RowsOfOne: as they were asked for
+    transitions      t0 t1 t2 t3 t4           RowsOfOne, and RowsOfAdjacent of several rings whose columns are mapped side by side
     ranked           t1 t4 | t3 | t0 t2       RowsOfMany: ring by ring; `places` 1 4 3 0 2
                      ring 0  1    2
 
@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.transitions.next_observations import NextObservations
-from ringmap.clips.many import RING_FAULTS
+from ringmap.clips.adjacent import RING_FAULTS, AdjacentRings
+from ringmap.clips.many import groups
 from ringmap.clips.threads import SPLIT_NBYTES, take, together
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.read.handle import Handle
 
-__all__ = ["RowsOfMany", "RowsOfOne", "are_live"]
+__all__ = ["RowsOfAdjacent", "RowsOfMany", "RowsOfOne", "are_live"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,6 +64,71 @@ class RowsOfOne:
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
         """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
         return self.following.find(self.source, last[which], self.head)
+
+    def places(self, values: Array) -> Array | None:
+        """Return where the values of each transition are in an array of the batch; None: in the order of the transitions."""
+        return None
+
+
+class RowsOfAdjacent:
+    """The rows of rings side by side, as of now: transitions are in the order in which they were asked for.
+
+    Args:
+        rings: the rings.
+        following: what finds the next observations of each.
+        places: among the rings, of the ring of each transition.
+    """
+
+    head = -1
+    """Each ring has its own."""
+
+    def __init__(
+        self, rings: AdjacentRings, following: Sequence[NextObservations], places: Array
+    ) -> None:  # fmt: skip
+        self._rings, self._following, self._ring_of = rings, following, places
+        self._ends = rings.ends()
+        self.stop = self._ends.stops.take(places)
+        self.is_dense = self._ends.is_dense
+        self._laps, self._first = rings.laps(places), rings.first_rows(places)
+
+    def take(self, names: Sequence[str], at: Array, prefix: str = "") -> list[Array]:
+        """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
+        slots, by_name, head = at % self._laps, self._rings.rows.by_name, self._rings.head
+        slots += self._first
+        return [by_name[name].take(slots, None, head) for name in names]
+
+    def take_frames(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+        """Return the stacks of frames at these positions `(B, size)`, in `into` if it is an array."""
+        laps, first = self._laps, self._first
+        slots = at % (laps if isinstance(laps, int) else laps[:, None])
+        slots += first if isinstance(first, int) else first[:, None]
+        return take(self._rings.rows.by_name[name], slots, into, threads, self._rings.head)
+
+    def are_live(self, at: Array) -> Array:
+        """Tell which positions are stored."""
+        found = np.empty(at.shape, np.bool_)
+        for place, which in groups(self._ring_of):
+            found[which] = are_live(self._rings.sources[place], at[which])
+        return found
+
+    def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
+        """Return which of some transitions, whose last steps are at `last[which]`, have a next observation apart, and these."""
+        known, found, names = list[Array](), list[dict[str, Array]](), list[str]()
+        for place, mine in groups(self._ring_of.take(which)):
+            source, head = self._rings.sources[place], self._ends.heads[place]
+            try:
+                here, values = self._following[place].find(source, last[which[mine]], head)
+            except RING_FAULTS:  # the look after the copy says so
+                continue
+            if len(here):
+                known.append(mine[here])
+                found.append(values)
+                names = list(values)
+        if not known:
+            return np.empty(0, np.int64), {}
+        return np.concatenate(known), {
+            name: np.concatenate([values[name] for values in found]) for name in names
+        }
 
     def places(self, values: Array) -> Array | None:
         """Return where the values of each transition are in an array of the batch; None: in the order of the transitions."""

@@ -14,15 +14,30 @@ import numpy as np
 
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.room import Room
 
-__all__ = ["Backend", "Column", "Live"]
+__all__ = ["Backend", "Column", "Live", "Takes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Live = Callable[[int, int], bool]
 """Tells whether any of `count` rows from a slot on (no wrap) belongs to a stored episode."""
 
 
-class Column(Protocol):
+class Takes(Protocol):
+    """What rows of one column are copied from."""
+
+    spec: ColumnSpec
+
+    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
+        """Return a copy of the rows at `slots` (int64, any order, duplicates allowed), shape `slots.shape + shape`.
+
+        `head`: a position below which all were written before this call, including the requested rows; so
+        rows cached by an earlier call may be returned. 0: nothing is known. A new array begins where `aligned.empty` lets it.
+        """
+        ...
+
+
+class Column(Takes, Protocol):
     """Rows of one column.
 
     `write`, `reserve` and `sync` are called by the one writer; `take` and `read` by any thread of
@@ -30,7 +45,6 @@ class Column(Protocol):
     new rows, and the caller looks again.
     """
 
-    spec: ColumnSpec
     rows: int
 
     def reserve(self, slot: int, count: int) -> None:
@@ -62,12 +76,8 @@ class Column(Protocol):
         """Ask for the rows at `slots`, which will be taken soon. A hint: nothing changes."""
         ...
 
-    def take(self, slots: Array, out: Array | None = None, head: int = 0) -> Array:
-        """Return a copy of the rows at `slots` (int64, any order, duplicates allowed), shape `slots.shape + shape`.
-
-        `head`: a position below which all were written before this call, including the requested rows; so
-        rows cached by an earlier call may be returned. 0: nothing is known. A new array begins where `aligned.empty` lets it.
-        """
+    def map_into(self, room: Room, at: int) -> bool:
+        """Map all rows, in order and read-only, into a room, from its byte `at` on; False where they are in no map of one file."""
         ...
 
     def copy_from(self, source: Column, slot: int, count: int) -> tuple[int, int]:

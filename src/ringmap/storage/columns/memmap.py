@@ -33,6 +33,7 @@ from ringmap.storage.columns.readahead import LARGE_NBYTES, runs
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.files import Disk, File, closed
 from ringmap.storage.disk.npy import HEADER_NBYTES, npy_header
+from ringmap.storage.disk.room import Room
 
 __all__ = ["MemmapColumn", "read_label"]
 
@@ -255,6 +256,11 @@ class MemmapColumn:
             if self._file is not file:  # closed meanwhile: not cached, but this read goes on
                 self._map = None
         return view
+
+    def map_into(self, room: Room, at: int) -> bool:
+        """Map all rows into a room, unless they are read with reads; False if the file was cut since it was opened."""
+        nbytes = self.rows * self._row
+        return self._mapped and self._file.map_into(room, at, _PAGE, nbytes, self.is_large)
 
     def want(self, slots: Array) -> None:
         """Ask for the pages that hold the rows at `slots`."""

@@ -19,6 +19,7 @@ import numpy as np
 from ringmap.storage.columns.aligned import empty
 from ringmap.storage.columns.base import Column, Live
 from ringmap.storage.columns.schema import ColumnSpec
+from ringmap.storage.disk.room import Room
 from ringmap.storage.ring.integers import Position
 
 __all__ = ["PendingColumn", "PendingRows", "found_in"]
@@ -103,6 +104,10 @@ class PendingColumn:
             taken = self.file.take(np.where(here, slots[~here][0], slots), out, head)
         taken[here] = pending.rows_of([self.spec.name], numbers)[0]
         return taken
+
+    def map_into(self, room: Room, at: int) -> bool:
+        """Return False: some rows may be elsewhere."""
+        return False
 
     # -- the file's own ----------------------------------------------------------------------
 

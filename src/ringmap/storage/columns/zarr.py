@@ -37,6 +37,7 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.canonical import json_checksum
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.forks import Forkable, Renew
+from ringmap.storage.disk.room import Room
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = ["ZarrColumn", "chunk_steps", "read_zarr_label"]
@@ -350,6 +351,10 @@ class ZarrColumn(Forkable):
             self._unsure.difference_update(chunks)
 
     # -- reading -------------------------------------------------------------------------------
+
+    def map_into(self, room: Room, at: int) -> bool:
+        """Return False: rows are compressed."""
+        return False
 
     def want(self, slots: Array) -> None:
         """Ask for the chunks that hold the rows at `slots`."""

@@ -31,6 +31,7 @@ import numpy as np
 
 from ringmap.errors import ClosedError, EnvironmentFault, ReplacedError
 from ringmap.storage.disk.advice import remedy
+from ringmap.storage.disk.room import Room
 from ringmap.storage.disk.system import Data, System, kind_of
 
 __all__ = ["ClosedFile", "Disk", "File", "FileHandle", "closed"]
@@ -76,6 +77,10 @@ class File(Protocol):
 
         With `random`, touching it causes no readahead: `will_need` asks for data.
         """
+        ...
+
+    def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
+        """Map a byte range, read-only, into a room, from its byte `at` on; return False if this file can't be."""
         ...
 
     def writable(self, offset: int, nbytes: int) -> Array | None:
@@ -207,6 +212,10 @@ class FileHandle:
         if random:
             self.disk.system.expect_random(mapped)
         return np.frombuffer(mapped, np.uint8)
+
+    def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
+        """Map a byte range, read-only, into a room; return False if the system refuses, or the file is shorter."""
+        return self.size() >= offset + nbytes and room.put(self.fd, at, offset, nbytes, random)
 
     def writable(self, offset: int, nbytes: int) -> Array | None:
         """Return None: a write to a hole on a full disk would kill the process."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.room import Room
 from ringmap.storage.disk.system import Data
 
 __all__ = ["MemoryDisk", "MemoryFile"]
@@ -88,6 +89,10 @@ class MemoryFile:
         view = self.data[: self.used]
         view.flags.writeable = False
         return view
+
+    def map_into(self, room: Room, at: int, offset: int, nbytes: int, random: bool = False) -> bool:
+        """Return False: no file is there to map."""
+        return False
 
     def writable(self, offset: int, nbytes: int) -> Array | None:
         """Return a byte range of the file itself."""

@@ -10,6 +10,7 @@ every fallback at once, so that a test on Linux exercises them all.
 | sync a folder | fsync | fsync | - | nothing: the file system journals names |
 | reserve blocks | posix_fallocate | - | - | nothing: a full disk shows when it is written to |
 | read into an array | preadv | preadv | - | read, then copy |
+| map files side by side | MAP_FIXED | - | - | each is mapped by itself |
 | share bytes between files | FICLONE | - | - | they are copied |
 | copy between files | copy_file_range | - | - | read and write |
 | ask for bytes ahead | posix_fadvise, MADV_RANDOM | - | - | nothing: pages come when they are touched |
@@ -69,6 +70,8 @@ _LOOKS_AT_LOCKS = 8
 may be missing (in 2 of 480 looks beside a process that takes and releases 40). What is missing in all of these is not held."""
 
 _PR_SET_PDEATHSIG = 1
+
+_MAP_FIXED = 0x10
 
 _CANNOT_SHARE = {
     errno.EOPNOTSUPP,
@@ -319,6 +322,38 @@ class System(Forkable):
         if _FADVISE and not self.portable and hasattr(mmap, "MADV_RANDOM"):
             with contextlib.suppress(OSError):
                 mapped.madvise(mmap.MADV_RANDOM)
+
+    def room(self, nbytes: int) -> mmap.mmap | None:
+        """Return address space for files side by side, zeros until `map_at` fills it; None where the system has none to give.
+
+        A process whose address space is limited gets none: it needs it for the maps of single files.
+        """
+        if self.portable or not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
+            return None
+        if resource is None or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            return None
+        try:
+            return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+        except (OSError, OverflowError, ValueError):
+            return None
+
+    def map_at(self, fd: int, address: int, offset: int, nbytes: int) -> bool:
+        """Map a byte range of a file at an address inside a `room`, for reading; return False if the system refuses.
+
+        The map ends with the room. The caller answers for the address: what was mapped there is gone.
+        """
+        if not nbytes or offset % mmap.PAGESIZE or address % mmap.PAGESIZE:
+            return False
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+        )  # fmt: skip
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        found = libc.mmap(address, nbytes, mmap.PROT_READ, flags, fd, offset)
+        return bool(found == address)
 
     def next_data(self, fd: int, offset: int) -> int:
         """Return the next offset that may hold data other than zeros; the file's size if there is none."""

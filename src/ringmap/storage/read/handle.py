@@ -28,6 +28,7 @@ from ringmap.storage.columns.rows import Rows, sum_of
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.entries import Paths
 from ringmap.storage.disk.files import Disk
+from ringmap.storage.disk.room import Room
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.recovery import RecoveredState, bad_rows
 from ringmap.storage.records.blobs import Segments, decode_blob, decode_data
@@ -45,9 +46,22 @@ from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.mutable import MutableValues
 
-__all__ = ["Handle", "is_mine", "tail_of"]
+__all__ = ["Handle", "Pulse", "is_mine", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Pulse:
+    """When the memory of some handles changed: `last` is another object after each change of any of them."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last = object()
+
+    def beat(self) -> None:
+        """Record a change. Threads need no lock: an object is never made twice, as a number would be."""
+        self.last = object()
 
 
 class Handle:
@@ -63,6 +77,8 @@ class Handle:
         self.mapped = mapped or disk.volatile  # in RAM, the map is the array itself
         self.live = LiveEpisodes(np.empty(0), np.empty(0))
         self.memory = threading.RLock()
+        self.pulse = Pulse()
+        """Beats when a reader's live episodes or rows change. Handles that are read as one share it."""
         self.rows: Rows | None = None
         self.values: MutableValues | None = None
         self._over: Callable[[Handle], Changes] | None = None
@@ -109,6 +125,10 @@ class Handle:
     def glance(self) -> tuple[int, int] | None:
         """Return what changes with each state that is shown; None if only `refresh` can tell."""
         return None
+
+    def map_state(self, room: Room, at: int) -> bool:
+        """Map the file that `glance` looks at into a room, from its byte `at` on; False if there is none."""
+        return False
 
     def refresh(self) -> bool:
         """Catch up with the writer; tell whether anything changed."""
@@ -166,6 +186,7 @@ class Handle:
         self._over = over
         if self.values is not None and self.rows is not None:
             self.rows = self.rows.with_changes(over(self))
+            self.pulse.beat()
 
     def stored(self, positions: Array) -> Array | None:
         """Tell which positions, at least one, are those of stored steps, bool `(n,)`; None for all. Holds `memory`, or the writer's lock."""

@@ -24,6 +24,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.directory.opening import hold, read_manifest
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import holder_of
+from ringmap.storage.disk.room import Room
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.recovery import (
     Progress,
@@ -215,6 +216,10 @@ class Reader(Handle):
         """Return what changes with each state that is shown, without a system call; None where that can't be told."""
         return self._state_file.glance()
 
+    def map_state(self, room: Room, at: int) -> bool:
+        """Map the state file into a room; False where `glance` returns None."""
+        return self._state_file.map_into(room, at)
+
     def _check_held(self) -> None:
         """Raise if the directory was replaced; by a system call, but at most one in `HELD_S` seconds if the state is mapped."""
         now = time.monotonic()
@@ -364,6 +369,7 @@ class Reader(Handle):
             self._shown = _BETWEEN
             take()
             self._shown = shown
+            self.pulse.beat()
 
     def _open_rows(self, head: int) -> None:
         manifest = self.manifest

@@ -22,18 +22,20 @@ import xxhash
 
 from ringmap.errors import CorruptError
 from ringmap.storage.disk.files import Disk, File, closed
+from ringmap.storage.disk.room import Room
 from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.integers import ORIGIN, Position
 
-__all__ = ["NO_BOOT", "State", "StateFile"]
+__all__ = ["GENERATION", "NO_BOOT", "SLOT_NBYTES", "State", "StateFile"]
 
-_SLOT = 4096
+SLOT_NBYTES = 4096
+"""Size of a slot."""
 _PACK = struct.Struct("<8sQQQqqQQ16s")
 _MAGIC = b"RINGMAPS"
 NO_BOOT = bytes(16)
 """The boot id of a state that is not trusted for any boot."""
 
-_GENERATION = 1
+GENERATION = 1
 """The place of the generation in a slot, in words of 8 bytes."""
 
 _LOOKS = 2000
@@ -85,7 +87,7 @@ class StateFile:
         if mapped:
             self._words = file.map().data.cast("Q")
 
-    nbytes = 2 * _SLOT
+    nbytes = 2 * SLOT_NBYTES
 
     @classmethod
     def create(cls, disk: Disk, path: str, salt: bytes) -> None:
@@ -115,13 +117,13 @@ class StateFile:
         """Tell whether the bytes of a state file, of any buffer, name a record."""
         return any(
             data[at : at + 8] == _MAGIC and _PACK.unpack_from(data, at)[2] > 0
-            for at in (0, _SLOT)
+            for at in (0, SLOT_NBYTES)
             if len(data) >= at + _PACK.size
         )
 
     def data(self) -> bytes:
         """Return the bytes of both slots."""
-        return self._file.read(2 * _SLOT, 0)
+        return self._file.read(2 * SLOT_NBYTES, 0)
 
     def slots(self) -> tuple[State | None, State | None]:
         """Return both slots, None for one that is not valid."""
@@ -150,7 +152,11 @@ class StateFile:
         are loaded before the generations, as this processor keeps the order of loads.
         """
         words = self._words
-        return None if words is None else (words[_GENERATION], words[_SLOT // 8 + _GENERATION])
+        return None if words is None else (words[GENERATION], words[SLOT_NBYTES // 8 + GENERATION])
+
+    def map_into(self, room: Room, at: int) -> bool:
+        """Map the file into a room, from its byte `at` on, for a glance at many; False where a glance at one is not allowed either."""
+        return self._words is not None and self._file.map_into(room, at, 0, self.nbytes)
 
     def write(self, state: State) -> None:
         """Write a state into the slot of its generation. O(1)."""
@@ -159,7 +165,7 @@ class StateFile:
             state.mark, state.era, state.boot,
         )  # fmt: skip
         check = xxhash.xxh3_64_intdigest(self._salt + packed).to_bytes(8, "little")
-        self._file.write(packed + check, (state.generation % 2) * _SLOT)
+        self._file.write(packed + check, (state.generation % 2) * SLOT_NBYTES)
 
     def write_both(self, state: State) -> State:
         """Write a state into both slots, so that a torn one is whole again; return the newer one."""
@@ -177,8 +183,8 @@ class StateFile:
         self._file, self._words = closed(self._file), None
 
     def _parse(self, data: bytes, slot: int) -> State | None:
-        packed = data[slot * _SLOT : slot * _SLOT + _PACK.size]
-        check = data[slot * _SLOT + _PACK.size : slot * _SLOT + _PACK.size + 8]
+        packed = data[slot * SLOT_NBYTES : slot * SLOT_NBYTES + _PACK.size]
+        check = data[slot * SLOT_NBYTES + _PACK.size : slot * SLOT_NBYTES + _PACK.size + 8]
         if int.from_bytes(check, "little") != xxhash.xxh3_64_intdigest(self._salt + packed):
             return None
         if len(check) != 8:

@@ -1,0 +1,253 @@
+"""The open rings side by side: what is asked of each of them for a batch is asked of all at once.
+
+    ids       ring numbers -> places     [2 0 2 1 0]           one table
+              positions    -> slots      slot + place * stride   one modulo, then one take for each column (columns/adjacent.py)
+    after     states of all rings: as they were at the last look at their tails?     then one comparison with these tails
+
+Invariants: a tail counts only while the state of its ring is the one that was shown before the tail was read, and for `HELD_S` seconds
+at most, as in a reader's own second look; a ring whose tail can't be read has lost every row.
+Not here: which rings are open (buffers/sharded/members.py), what is read at the slots (gather.py), what becomes of lost clips.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ringmap.clips.cut import Steps
+from ringmap.errors import ClosedError, DamageError, ReplacedError
+from ringmap.storage.columns.adjacent import AdjacentRows
+from ringmap.storage.columns.rows import Rows
+from ringmap.storage.read.handle import Handle, Pulse
+from ringmap.storage.read.reader import HELD_S
+from ringmap.storage.read.states import States
+from ringmap.storage.ring.extremes import all_true, lowest
+
+__all__ = ["RING_FAULTS", "AdjacentRings", "Ends"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+RING_FAULTS = (ReplacedError, ClosedError, DamageError, OSError)
+"""What a ring that is gone or damaged raises: the others can still be read."""
+
+_NOT_SEEN = object()
+"""Differs from every state: a ring whose tail is read at each look."""
+
+_GONE = np.iinfo(np.int64).max
+
+
+class _Reads(Protocol):
+    """A reader of one ring."""
+
+    source: Handle
+
+
+class _Tails(NamedTuple):
+    """The tails of the rings, as of the states that were seen before; all are read again at `until`, in monotonic seconds.
+
+    `sweep`: these states seen at once; None: each must be looked at.
+    """
+
+    sweep: bytes | None
+    seen: list[Any]
+    tails: Array
+    until: float
+    faults: dict[int, Exception]
+
+
+class _Memory(NamedTuple):
+    """What the rings have in memory: whether the same rows as at first, and whether no episode in parts."""
+
+    as_of: object
+    is_current: bool
+    are_whole: bool
+
+
+class Ends(NamedTuple):
+    """Where the rings end in memory.
+
+    `keys`: newest record and era; `heads`, `stops`: where the newest episodes end; `dense`: whether the episodes lie end to end;
+    `is_dense`: whether all do.
+    """
+
+    as_of: object
+    keys: list[tuple[int, int]]
+    heads: list[int]
+    stops: Array
+    dense: list[bool]
+    is_dense: bool
+
+
+class AdjacentRings:
+    """Rings that are read as one.
+
+    Args:
+        readers: of the rings, by their numbers.
+        pulse: of all their sources.
+        seen: the rows of each, in the same order; None: it has none yet.
+        rows: those of the rings that have some, side by side; without columns if they can't be.
+    """
+
+    def __init__(
+        self, readers: Mapping[int, _Reads], pulse: Pulse, seen: Sequence[Rows | None], rows: AdjacentRows
+    ) -> None:  # fmt: skip
+        self._pulse = pulse
+        self._all = [reader.source for reader in readers.values()]
+        self._rows = list(seen)
+        self.rows = rows
+        held = {n: reader for (n, reader), own in zip(readers.items(), seen, strict=True) if own is not None}  # fmt: skip
+        self.readers: list[Any] = list(held.values())
+        self.sources = [reader.source for reader in self.readers]
+        self.plans: dict[int, Any] = {}
+        """What a reader keeps for these rows, by the identity of a cut, which it keeps too, or by 0."""
+        self._lives = [source.live for source in self.sources]
+        self._place = np.full(max(held, default=0) + 2, -1)
+        self._place[list(held)] = np.arange(len(held))
+        laps = [rows.ring.rows for rows in self._rows if rows is not None]
+        self._laps = np.array(laps)
+        self._lap = laps[0] if len(set(laps)) == 1 else 0
+        """That of all rings; 0: they differ."""
+        self._glances = [source.glance for source in self.sources]
+        self._states = States(self.sources)
+        never = [_NOT_SEEN] * len(held)
+        self._known = _Tails(None, never, np.full(len(held), _GONE), 0.0, {})
+        self._memory = _Memory(None, False, False)
+        self._ends: Ends | None = None
+
+    @classmethod
+    def of(cls, readers: Mapping[int, _Reads], pulse: Pulse) -> AdjacentRings:
+        """Return these rings, ring number -> reader, side by side.
+
+        Raises:
+            ClosedError, OSError: a ring can't be read any more.
+        """
+        sources = [reader.source for reader in readers.values()]
+        seen = [source.rows for source in sources]  # once: another thread may open some
+        rows = [own for own in seen if own is not None]
+        found = AdjacentRows.of(rows, sources[0].disk.system) if rows else None
+        return cls(readers, pulse, seen, found or AdjacentRows({}, 0, ()))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether these are the rows that the rings have now."""
+        return self._look().is_current
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether there are rows, all columns can be read at once, and no episode is in parts."""
+        return bool(self.rows.by_name) and self._look().are_whole
+
+    def _look(self) -> _Memory:
+        """Look at the memory of all rings, if that of any changed."""
+        known, last = self._memory, self._pulse.last
+        if known.as_of is last:
+            return known
+        is_current = all(
+            source.rows is rows for source, rows in zip(self._all, self._rows, strict=True)
+        )
+        found = self._memory = _Memory(
+            last, is_current, all(live.chains is None for live in self._lives)
+        )
+        return found
+
+    # -- places -------------------------------------------------------------------------------
+
+    def places(self, numbers: Array) -> Array | None:
+        """Return the place among these rings of each ring number; None if one is not among them."""
+        if not len(numbers):
+            return None
+        found = self._place.take(
+            numbers, 0, None, "clip"
+        )  # one that is too large finds the last entry
+        return None if lowest(found) < 0 else found
+
+    def laps(self, places: Array) -> int | Array:
+        """Return how many rows the ring at each place has; one number if all have as many."""
+        return self._lap or self._laps.take(places)
+
+    def first_rows(self, places: Array) -> int | Array:
+        """Return the row of slot 0 of the ring at each place; 0 if there is one ring."""
+        stride = self.rows.stride
+        return places * stride if stride else 0
+
+    def slots(self, steps: Steps, anchors: Array, places: Array) -> Array:
+        """Return the rows `(B, n)` of steps around anchors, all of whose steps lie in their episodes."""
+        laps, first = self.laps(places), self.first_rows(places)
+        slots = steps.slots(anchors, laps if isinstance(laps, int) else laps[:, None])
+        if not isinstance(first, int):
+            slots += first[:, None]
+        return slots
+
+    @property
+    def head(self) -> int:
+        """The head of a single ring; 0 of several: see `Takes.take`."""
+        return self.sources[0].head if len(self.sources) == 1 else 0
+
+    # -- looks --------------------------------------------------------------------------------
+
+    def ends(self) -> Ends:
+        """Return what the rings hold in memory now. Only those are looked at whose memory changed."""
+        known, last = self._ends, self._pulse.last
+        if known is not None and known.as_of is last:
+            return known
+        count = len(self.sources)
+        keys = [(-1, -1)] * count if known is None else known.keys.copy()
+        heads = [0] * count if known is None else known.heads.copy()
+        stops = np.zeros(count, np.int64) if known is None else known.stops.copy()
+        dense = [False] * count if known is None else known.dense.copy()
+        for place, (source, live) in enumerate(zip(self.sources, self._lives, strict=True)):
+            if keys[place] == (source.seq, live.era):
+                continue
+            with source.memory:
+                keys[place], heads[place] = (source.seq, live.era), int(source.head)
+                # Without an episode the ring was cleared.
+                stops[place] = live.stop if live.first < live.last else source.head
+                dense[place] = live.is_dense
+        found = self._ends = Ends(last, keys, heads, stops, dense, all(dense))
+        return found
+
+    def lost(
+        self, places: Array, oldest: Array, good: Array | None = None
+    ) -> tuple[Array | None, dict[int, Exception]]:
+        """Look again: return which rows may have been overwritten during their copy, bool `(B,)`, None for none; and the rings that
+        can't be looked at, place -> error.
+
+        Call it once the copy is complete.
+
+        Args:
+            places: of the rings.
+            oldest: the position of the oldest row of each, `(B,)`.
+            good: as for `read_live.lost`.
+        """
+        known = self._tails()
+        live: Array = oldest >= known.tails.take(places)
+        if good is not None:
+            live &= good
+        return (None if all_true(live) else ~live), known.faults
+
+    def _tails(self) -> _Tails:
+        sweep = self._states.glance()
+        known, now = self._known, time.monotonic()
+        is_due = now >= known.until
+        if not is_due and sweep is not None and sweep == known.sweep:
+            return known
+        seen = [glance() for glance in self._glances]
+        if not is_due and seen == known.seen:
+            return known
+        tails, kept, faults = known.tails.copy(), list[Any](seen), dict[int, Exception]()
+        for place, (before, glance) in enumerate(zip(known.seen, seen, strict=True)):
+            if glance is None:
+                kept[place] = _NOT_SEEN
+            elif not is_due and glance == before:
+                continue
+            try:
+                # The state was seen before this: one that comes in between differs from it at the next look.
+                tails[place] = self.sources[place].newest_tail()
+            except RING_FAULTS as error:
+                faults[place], tails[place], kept[place] = error, _GONE, _NOT_SEEN
+        until = now + HELD_S if is_due else known.until
+        found = self._known = _Tails(None if faults else sweep, kept, tails, until, faults)
+        return found

@@ -1,0 +1,311 @@
+"""Rings side by side: the same clips as ring by ring; what one look at all of them sees; maps that come and go."""
+
+import os
+import resource
+import shutil
+
+import numpy as np
+import pytest
+
+from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
+from ringmap.buffers.sharded.numbers import apart
+from ringmap.data import ShardedReplayBuffer
+from ringmap.storage.columns.adjacent import AdjacentColumn
+from ringmap.storage.disk.system import System
+from ringmap.storage.read.handle import Pulse
+from ringmap.storage.read.reader import Reader
+from ringmap.storage.read.states import States
+from tests.buffers.steps import MUTABLE, columns, prove, same
+from tests.sharded.striking import Striking, always_look
+
+
+def open_all(fleet, **options):
+    return ShardedReplayBuffer(
+        fleet.folder, **{"history_len": 3, "seed": 0, "wait_s": 0, **options}
+    )
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    """The names of the columns that were copied from all rings at once."""
+    real, found = AdjacentColumn.take, []
+
+    def take(column, slots, out=None, head=0):
+        found.append(column.spec.name)
+        return real(column, slots, out, head)
+
+    monkeypatch.setattr(AdjacentColumn, "take", take)
+    return found
+
+
+def one_by_one(monkeypatch):
+    """Map no files side by side from now on."""
+    monkeypatch.setattr(System, "room", lambda self, nbytes: None)
+
+
+# -- the same clips --------------------------------------------------------------------------------
+
+SHAPES = [(), (1,), (3,), (17,), (5, 7), (64, 64)]
+DTYPES = ["u1", "<f4", "<i8", "?", "<c16", "S3", "<M8[s]"]
+
+
+def a_fleet(folder, rng):
+    """Write rings of random columns and capacities, each of which wraps."""
+    specs = {
+        f"c{i}": (SHAPES[rng.integers(len(SHAPES))], DTYPES[rng.integers(len(DTYPES))])
+        for i in range(rng.integers(1, 5))
+    }
+    specs["action"] = ((2,), "<f4")
+    sizes = rng.integers(60, 90, 2).repeat(2) if rng.random() < 0.5 else [70] * 3
+    for number, size in enumerate(sizes):
+        ring = ReplayBuffer(
+            int(size), path=folder / f"{number}", spare_rows=int(rng.integers(1, 40))
+        )
+        for _ in range(12):
+            length = int(rng.integers(6, 25))
+            ring.write_episode(
+                {
+                    name: rng.integers(0, 2**31, (length, *shape)).astype("<i8").astype(dtype)
+                    for name, (shape, dtype) in specs.items()
+                }
+            )
+        ring.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clips_equal_those_of_the_rings_alone(tmp_path, monkeypatch, takes, seed):
+    rng = np.random.default_rng(seed)
+    a_fleet(tmp_path / "fleet", rng)
+    options = {"history_len": int(rng.integers(1, 4)), "frameskip": int(rng.integers(1, 3))}
+    together = ShardedReplayBuffer(tmp_path / "fleet", **options, seed=0, threads=2)
+    ids = rng.integers(0, len(together), 200)
+    found = together[ids]
+    assert set(takes) == set(found)
+    out = {name: np.zeros_like(values) for name, values in found.items()}
+    drawn = together.sample(200, out=out)
+    assert all(drawn[name] is out[name] for name in out)
+    one_by_one(monkeypatch)
+    alone = ShardedReplayBuffer(tmp_path / "fleet", **options, seed=0)
+    takes.clear()
+    same(found, alone[ids])
+    same(drawn, alone.sample(200))
+    assert takes == []
+
+
+@pytest.mark.parametrize("storage", [Zarr("lz4", 4), {"obs/x": Zarr("lz4", 4)}])
+def test_compressed_columns_are_read_ring_by_ring(fleet, takes, storage):
+    for name in "ab":
+        fleet.ring(name, storage=storage)
+        fleet.write(name, 20)
+    prove(open_all(fleet).sample(100), fleet.lengths, 3)
+    assert takes == []
+
+
+def test_columns_that_change_are_read_ring_by_ring(tmp_path, takes):
+    for name in "ab":
+        with ReplayBuffer(100, path=tmp_path / "fleet" / name, schema=MUTABLE) as ring:
+            ring.write_episode({"obs": np.zeros((20, 2), np.int64)})
+    buf = ShardedReplayBuffer(tmp_path / "fleet", history_len=2, state=tmp_path / "learner", seed=0)
+    ids = buf.sample(30).ids
+    buf.update(ids, {"label": np.arange(30)})
+    found = {int(i): int(v) for i, v in zip(ids, range(30), strict=True)}
+    batch = buf.sample(200)
+    mine = np.isin(batch.ids, ids)
+    assert batch["label"][mine, 0].tolist() == [found[int(i)] for i in batch.ids[mine]]
+    assert takes == []
+    buf.close()
+
+
+def test_a_limit_of_address_space(three, monkeypatch, takes):
+    """Maps of single files need it more."""
+    limits = {resource.RLIMIT_AS: (1 << 40, 1 << 40)}
+    real = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which) or real(which))
+    prove(open_all(three).sample(100), three.lengths, 3)
+    assert takes == []
+
+
+def test_a_map_that_the_system_refuses(three, monkeypatch, takes):
+    real, left = System.map_at, [7]
+
+    def map_at(*args):
+        left[0] -= 1
+        return left[0] > 0 and real(*args)
+
+    monkeypatch.setattr(System, "map_at", map_at)
+    prove(open_all(three).sample(100), three.lengths, 3)
+    assert takes == []
+
+
+def test_one_ring_is_read_as_it_is(fleet, takes):
+    fleet.ring("a")
+    fleet.write("a", 30)
+    prove(open_all(fleet).sample(100), fleet.lengths, 3)
+    assert takes == []
+
+
+@pytest.mark.parametrize("weights", ["clips", "equal", {"a": 1.0, "b": 3.0}])
+def test_draws_of_rings_in_parts_beside_others(three, weights):
+    """Every clip of a ring is equally likely, whoever draws it."""
+    number = three.next
+    with three.writers["b"].begin_episode(commit_every=10) as recording:
+        for at in range(30):
+            recording.append(
+                {name: values[0] for name, values in columns(number, at, at + 1).items()}
+            )
+    three.model["b"][number] = 30
+    buf = open_all(three, weights=weights)
+    clips = np.array([sum(n - 2 for n in ring.values()) for ring in three.model.values()])
+    shares = {"clips": clips, "equal": np.ones(3)}.get(str(weights), np.array([1.0, 3.0, 0.0]))
+    batch = buf.sample(9000)
+    counts = np.bincount(apart(batch.ids)[0], minlength=3)
+    np.testing.assert_allclose(counts / 9000, shares / shares.sum(), atol=0.03)
+    halves = np.bincount(apart(batch.ids[:4500])[0], minlength=3)
+    np.testing.assert_allclose(halves / 4500, shares / shares.sum(), atol=0.04)
+    each = np.unique(batch.ids[apart(batch.ids)[0] == 1], return_counts=True)[1]
+    assert len(each) == clips[1]
+    assert each.max() < 2 * each.mean()
+
+
+# -- one look at all -------------------------------------------------------------------------------
+
+
+def lap(fleet):
+    """Overwrite all that is stored."""
+    for name in fleet.writers:
+        for _ in range(12):
+            fleet.write(name, 40)
+
+
+def test_a_state_that_no_look_sees(three, monkeypatch):
+    """The control of the sweep: if the states always look the same, clips that were overwritten come out."""
+    monkeypatch.setattr("ringmap.clips.adjacent.HELD_S", 1e9)
+    monkeypatch.setattr(States, "glance", lambda self: b"")
+    buf = open_all(three)
+    buf.sample(3)
+    Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 2)
+    with pytest.raises(AssertionError):
+        prove(buf.sample(300), three.lengths, 3)
+
+
+def test_tails_are_those_of_the_states_that_were_seen(three, monkeypatch):
+    """A commit between two batches, and none during the second: its tail is known all the same."""
+    buf = open_all(three)
+    for _ in range(20):
+        prove(buf.sample(50), three.lengths, 3)
+        for name in "abc":
+            three.write(name, 40)
+    Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 1)
+    prove(buf.sample(300), three.lengths, 3)
+    assert buf.num_redraws > 100
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_a_directory_that_was_removed_is_seen_in_time(three, monkeypatch, is_looked_at):
+    """A state file without a name stays as it is: only a system call tells. The control never makes it."""
+    always_look(monkeypatch)
+    if not is_looked_at:
+        monkeypatch.setattr("ringmap.clips.adjacent.HELD_S", 1e9)
+    buf = open_all(three)
+    buf.sample(3)
+    Striking(monkeypatch, AdjacentColumn, lambda: shutil.rmtree(three.folder / "b"), 1)
+    batch = buf.sample(300)
+    assert (1 in apart(batch.ids)[0]) is not is_looked_at
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_an_episode_in_parts_ends_it(three, monkeypatch, takes, beats):
+    """Rings are asked one by one while an episode lies in parts; the control never hears of one."""
+    if not beats:
+        monkeypatch.setattr(Pulse, "beat", lambda self: None)
+    buf = open_all(three)
+    buf.sample(3)
+    number = three.next
+    with three.writers["b"].begin_episode(commit_every=10) as recording:
+        for at in range(30):
+            recording.append(
+                {name: values[0] for name, values in columns(number, at, at + 1).items()}
+            )
+    three.model["b"][number] = 30
+    takes.clear()
+    buf.sample(100)
+    assert bool(takes) is not beats
+
+
+def test_processors_that_do_not_order_loads(three, monkeypatch):
+    """Then every look is a system call."""
+    monkeypatch.setattr(System, "loads_are_ordered", property(lambda self: False))
+    buf = open_all(three)
+    prove(buf.sample(100), three.lengths, 3)
+    Striking(monkeypatch, AdjacentColumn, lambda: lap(three), 2)
+    looks, real = [], Reader.newest_tail
+    monkeypatch.setattr(Reader, "newest_tail", lambda self: (looks.append(1), real(self))[1])
+    prove(buf.sample(300), three.lengths, 3)
+    assert buf.num_redraws > 100
+    assert len(looks) >= 3
+
+
+# -- rings that come and go ------------------------------------------------------------------------
+
+
+def maps(folder):
+    """Return what this process has mapped of the files below a folder."""
+    with open("/proc/self/maps") as lines:
+        return [line for line in lines if f"{folder}/" in line]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc here")
+def test_rings_that_leave_give_their_maps_back(three):
+    buf = open_all(three)
+    prove(buf.sample(100), three.lengths, 3)
+    three.writers.pop("b").close()
+    assert maps(three.folder / "b" / "columns")
+    shutil.rmtree(three.folder / "b")
+    del three.model["b"]
+    buf.refresh()
+    prove(buf.sample(100), three.lengths, 3)
+    assert maps(three.folder / "a" / "columns")
+    assert maps(three.folder / "b") == []
+
+
+def test_a_ring_gets_its_first_episode(three, takes):
+    three.ring("d")
+    buf = open_all(three)
+    prove(buf.sample(100), three.lengths, 3)
+    assert takes
+    three.write("d", 60)
+    takes.clear()
+    assert {e for e, _ in prove(buf.sample(1000), three.lengths, 3)} == set(three.lengths)
+    assert takes
+
+
+def test_all_rings_are_empty_at_first(fleet, takes):
+    for name in "ab":
+        fleet.ring(name)
+    buf = open_all(fleet)
+    assert len(buf) == 0
+    for name in "ab":
+        fleet.write(name, 30)
+    assert {e for e, _ in prove(buf.sample(500), fleet.lengths, 3)} == set(fleet.lengths)
+    assert takes
+
+
+def test_transitions_of_the_newest_call_follow_it(tmp_path, takes):
+    """Where a ring ends is looked at again after each commit."""
+    rings = [
+        TransitionReplayBuffer(64, (3,), path=tmp_path / "fleet" / name, device=None)
+        for name in "ab"
+    ]
+    buf = None
+    for step in range(40):
+        for ring in rings:
+            obs = np.full((2, 3), step, np.float32)
+            ring.add(obs, [step, step], [0.0, 0.0], obs + 1, [False, False])
+            ring.flush()
+        buf = buf or ShardedReplayBuffer(tmp_path / "fleet", seed=0)
+        batch = buf.sample(100)
+        np.testing.assert_array_equal(batch["observations"][:, 0], batch["actions"])
+        np.testing.assert_array_equal(batch["next_observations"], batch["observations"] + 1)
+    assert set(takes) >= {"lanes", "observations", "actions", "rewards", "dones"}
+    for ring in rings:
+        ring.close()
