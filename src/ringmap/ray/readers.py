@@ -1,7 +1,8 @@
 """The readers of one learner: found, followed, lost and found again.
 
     every second    which nodes are alive                one call to Ray's head, in a thread; while it is away, the nodes that it named last
-    4 in a second   a look at each node: a reader's, or where there is none a task's
+    4 in a second   a look of each reader
+    every second    a look at each other node, by a task: Ray needs 3 ms of processor time for it
     a fault         the node counts as away until a look is answered; the others serve
 
 A node that never had rings has no reader. Looks are sent while a learner draws.
@@ -119,7 +120,8 @@ class Readers:
                 if done:
                     self._assign()
             for station in self.stations.values():
-                if station.pending is None and now - station.sent_at >= _LOOK_S:
+                due_s = _LOOK_S if station.actor is not None else _NODES_S
+                if station.pending is None and now - station.sent_at >= due_s:
                     self._look(station, now)
                 elif station.pending is not None and now - station.sent_at > self._patience_s:
                     self.lose(station, f"it has not answered for {self._patience_s:g} s")
@@ -195,7 +197,7 @@ class Readers:
         for key, station in self.stations.items():
             opened = () if station.report is None else station.report.folders
             if self._roster.get(key, ()) != opened:  # at once: new rings join
-                station.sent_at = min(station.sent_at, time.monotonic() - _LOOK_S)
+                station.sent_at = min(station.sent_at, time.monotonic() - _NODES_S)
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
