@@ -87,6 +87,7 @@ SERVERS = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
     "ringmap.testing.kills",
+    "ray/gcs/gcs_server",
 )
 """What a process starts once, and ends with it."""
 

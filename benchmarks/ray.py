@@ -1,7 +1,10 @@
-"""Batches of clips over Ray, to a learner on another raylet: ours beside actors that hold a buffer, and beside the object store's own limit.
+"""Inserts by collectors that are actors, and batches of clips over Ray, to a learner on another raylet.
 
+    8 processes that write rings, as they are  |  8 actors that write rings, on `a` and `b`
     learner on `head`  ◄── one actor on `a`: a ready batch; our ReplayBuffer; TorchRL's RayReplayBuffer; RLlib's replay buffer
                        ◄── our readers on `a`, or on `a` and `b`
+
+A bare actor with a ready batch shows the object store's own limit.
 
 What these numbers do not show: hosts with a network between them, and more than one disk. All raylets share the cores here.
 """
@@ -9,6 +12,7 @@ What these numbers do not show: hosts with a network between them, and more than
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,11 +35,13 @@ Stream = Callable[[int], Iterator[Mapping[str, Any]]]
 BATCH, HISTORY, LENGTH, AHEAD = 256, 4, 100, 4
 STORE_NBYTES = 600_000_000
 BARE, PLAIN, TORCHRL, RLLIB = "an actor that returns a ready batch", "an actor around our ReplayBuffer", "TorchRL RayReplayBuffer", "RLlib ReplayBuffer in an actor"  # fmt: skip
+PROCESSES, ACTORS = "processes that write rings", "actors that write rings"
+WRITERS, STEPS, STATE = 8, 100, 17
 ONE, TWO = "ringmap.ray, a reader on 1 node", "ringmap.ray, readers on 2 nodes"
 
 
 def run(place: Place) -> list[Table]:
-    """Time batches one at a time, and with four under way; where there is no Ray, say so."""
+    """Time inserts, and batches one at a time and with four under way; where there is no Ray, say so."""
     table = Table(f"{BATCH} clips of {HISTORY} frames of 64x64x3 over Ray, one at a time")
     ahead = Table(f"the same, {AHEAD} under way")
     if find_spec("ray") is None:
@@ -44,6 +50,7 @@ def run(place: Place) -> list[Table]:
     episodes = place.size(40, 6)
     frames = noise(LENGTH, episodes)
     with place.folder(ram=True) as folder, _cluster() as ray, contextlib.ExitStack() as stack:
+        inserts = _inserts(ray, folder / "inserts", place)
         for path, count in (("one/a", 1), ("two/a", 2), ("two/b", 2)):
             _fill(folder / path / "0", frames, count, path.endswith("b"))
         single, many = _calls(ray, folder, frames, stack, table)
@@ -61,7 +68,88 @@ def run(place: Place) -> list[Table]:
         # From the first request to the last batch: what is asked for ahead in another's turn would count for none.
         times = in_turn(runs, place.size(8, 1))
         _judge(ahead, {name: taken / count for name, taken in times.items()})
-    return [table, ahead]
+    return [inserts, table, ahead]
+
+
+def _inserts(ray: Any, folder: Path, place: Place) -> Table:
+    """Time writers that do nothing else: as processes, and as actors."""
+    from ringmap.ray.cluster import nodes_of, pinned_to
+
+    episodes = place.size(300, 2)  # about a second: collectors of `collect` say no more
+    table = Table(
+        f"{WRITERS} writers: {episodes} episodes of {STEPS} states of {STATE} floats each"
+    )
+    on = [pinned_to(node) for node in nodes_of(ray) if node.name != "head"]
+    actors = [
+        ray.remote(Writer)
+        .options(num_cpus=0, scheduling_strategy=on[n % len(on)])
+        .remote(str(folder / "actors" / str(n)))
+        for n in range(WRITERS)
+    ]
+    with contextlib.ExitStack() as stack:
+        pipes = [
+            stack.enter_context(_writing(str(folder / "processes" / str(n))))
+            for n in range(WRITERS)
+        ]
+
+        def by_processes() -> int:
+            for pipe in pipes:
+                pipe.send(episodes)
+            return sum(pipe.recv() for pipe in pipes)
+
+        def by_actors() -> int:
+            return sum(ray.get([actor.write.remote(episodes) for actor in actors]))
+
+        calls = {PROCESSES: by_processes, ACTORS: by_actors}
+        for name, call in calls.items():
+            assert call() == WRITERS * episodes * STEPS, f"{name}: other steps"
+        times = in_turn(calls, place.size(10, 1))
+    for actor in actors:
+        ray.kill(actor)
+    for ring in folder.glob("*/*"):
+        with ReplayBuffer.open(ring, history_len=2) as buf:
+            at = buf.sample(64)["step"]
+            assert (at[:, 0] + 1 == at[:, 1]).all(), f"{ring}: no clips"
+    table.add_all(times)
+    for name, taken in times.items():
+        table.fact(f"{name}: steps/s", round(WRITERS * episodes * STEPS / float(np.median(taken))))
+    table.faster(ACTORS, PROCESSES, at_least=0.9)
+    return table
+
+
+class Writer:
+    """Writes episodes of states to a ring."""
+
+    def __init__(self, ring: str) -> None:
+        self._buffer = ReplayBuffer(50 * STEPS, path=ring)
+        states = np.random.default_rng(0).normal(size=(STEPS, STATE)).astype(np.float32)
+        self._episode = {"state": states, "reward": states[:, 0], "step": np.arange(STEPS)}
+
+    def write(self, episodes: int) -> int:
+        """Write so many; return the number of steps."""
+        for _ in range(episodes):
+            self._buffer.write_episode(self._episode)
+        return episodes * STEPS
+
+
+@contextlib.contextmanager
+def _writing(ring: str) -> Iterator[Any]:
+    """Start a process that writes when it is told how much, and end it."""
+    context = multiprocessing.get_context("spawn")  # a fork would have the threads of Ray
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_write_when_told, args=(ring, theirs))
+    process.start()
+    try:
+        yield pipe
+    finally:
+        pipe.send(0)
+        process.join()
+
+
+def _write_when_told(ring: str, pipe: Any) -> None:
+    writer = Writer(ring)
+    while episodes := pipe.recv():
+        pipe.send(writer.write(episodes))
 
 
 def _judge(table: Table, times: dict[str, Array]) -> None:

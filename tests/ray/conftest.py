@@ -1,4 +1,7 @@
 import contextlib
+import shutil
+import socket
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -14,9 +17,9 @@ NBYTES = 300_000_000
 OPTIONS = {"num_cpus": 4, "object_store_memory": NBYTES, "include_dashboard": False}
 
 
-def until(what, *args):
+def until(what, *args, patience_s=PATIENCE_S):
     """Wait until something is true; fail if it never is."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + patience_s
     while not (found := what(*args)):
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.05)
@@ -24,13 +27,43 @@ def until(what, *args):
 
 
 @pytest.fixture(scope="session")
-def cluster():
+def redis(tmp_path_factory):
+    """The address of a Redis server, where Ray's head keeps what it must know after a restart; None if there is none."""
+    server = shutil.which("redis-server")
+    if server is None:
+        yield None
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    command = [server, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            until(is_answering, port)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def is_answering(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def cluster(redis):
     """A cluster of three raylets on this machine: `head`, where the tests are the driver, `a` and `b`."""
     import ray
     from ray.cluster_utils import Cluster
 
     Path("/tmp/ray").mkdir(exist_ok=True)  # Ray keeps the address of a cluster there
-    made = Cluster(initialize_head=True, head_node_args={**OPTIONS, "node_name": "head"})
+    outside = {"external_addresses": [redis, redis], "num_redis_shards": 1} if redis else {}
+    head = {**OPTIONS, **outside, "node_name": "head"}
+    made = Cluster(initialize_head=True, head_node_args=head)
     try:
         for name in ("a", "b"):
             made.add_node(**OPTIONS, node_name=name)

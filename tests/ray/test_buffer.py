@@ -71,6 +71,22 @@ def test_batches_in_order_and_kept(buf, nodes):
         np.testing.assert_array_equal(batch["step"], steps)
 
 
+def test_a_message_brings_several_batches(buf, nodes, monkeypatch):
+    """Half of what is under way comes at once, and the last message brings what is left."""
+    asked, ask = [], rr.ReplayBuffer._ask
+    monkeypatch.setattr(rr.ReplayBuffer, "_ask", lambda self, size, request: asked.append(size) or ask(self, size, request))  # fmt: skip
+    for prefetch, steps, sizes in [(4, 7, [2, 2, 2, 1]), (5, 7, [2, 2, 2, 1]), (1, 3, [1] * 3), (0, 2, [1] * 2), (9, 2, [2])]:  # fmt: skip
+        asked.clear()
+        with buf.batches(32, steps=steps, prefetch=prefetch) as batches:
+            found = list(batches)
+        assert asked == [32 * n for n in sizes]
+        assert [len(batch.ids) for batch in found] == [32] * steps
+        for batch in found:
+            prove(batch, nodes.lengths, 4)
+            assert {values.shape[:1] for values in batch.values()} == {(32,)}
+        assert len({batch.ids.tobytes() for batch in found}) == steps
+
+
 def test_requests(buf, nodes):
     from ringmap.data import Window
 

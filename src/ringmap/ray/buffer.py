@@ -236,7 +236,8 @@ class ReplayBuffer:
         """
         positive(f"{_WHERE}.sample", "batch_size", batch_size)
         request = _request(history_len, window, columns, anchors, drop_all_padded)
-        return self._together(self._ask(batch_size, request), batch_size, request, out)
+        (batch,) = self._together(self._ask(batch_size, request), batch_size, 1, request, out)
+        return batch
 
     def batches(
         self, batch_size: int, steps: int | None = None, prefetch: int = 4, to: str = "numpy", device: Any = None,
@@ -248,7 +249,8 @@ class ReplayBuffer:
         Args:
             batch_size: B, clips.
             steps: batches until it ends; None: never.
-            prefetch: batches asked for ahead of the loop, at most twice as many; 0: none.
+            prefetch: batches asked for ahead of the loop, at most twice as many; 0: none. A reader hands over half of them at once, in
+                memory that is used again once nobody refers to any of these.
             to: "numpy" arrays or "torch" tensors.
             device: where tensors go.
             pin_memory: whether they go there from page-locked memory.
@@ -264,16 +266,29 @@ class ReplayBuffer:
         request = _request(history_len, window, columns, anchors, drop_all_padded)
 
         def sample(size: int) -> Batch[Array]:
-            return self._together(self._ask(size, request), size, request)
+            (batch,) = self._together(self._ask(size, request), size, 1, request)
+            return batch
 
         def ahead(size: int, count: int | None) -> Iterator[Batch[Any]]:
-            under_way = deque[list[_Asked]]()
+            # A message of any size costs Ray as much as 5 MB more, so it brings several batches; two are under way.
+            each = max(1, prefetch // 2)
+            under_way = deque[tuple[int, list[_Asked]]]()
             left = count
-            while left is None or left > 0 or under_way:
-                while len(under_way) < prefetch and (left is None or left > 0):
-                    under_way.append(self._ask(size, request))
-                    left = None if left is None else left - 1
-                yield self._together(under_way.popleft(), size, request)
+
+            def ask() -> None:
+                nonlocal left
+                while sum(n for n, _ in under_way) < prefetch and left != 0:
+                    n = each if left is None else min(each, left)
+                    under_way.append((n, self._ask(n * size, request)))
+                    left = None if left is None else left - n
+
+            ask()
+            while under_way:
+                n, asked = under_way.popleft()
+                batches = self._together(asked, size, n, request)
+                ask()
+                while batches:  # and keep none: its memory is used again
+                    yield batches.pop(0)
 
         return Batches(
             sample, ahead, batch_size, steps, prefetch, to, device, pin_memory, f"{_WHERE}.batches"
@@ -292,13 +307,12 @@ class ReplayBuffer:
         ]  # fmt: skip
 
     def _together(
-        self, asked: list[_Asked], size: int, request: bytes, out: Mapping[str, Array] | None = None
-    ) -> Batch[Array]:
-        """Wait for the parts of a batch, and put them together."""
-        places = self._rng.permutation(
-            size
-        )  # or the halves of a batch would come from different nodes
-        batch, ids, at = Batch[Array](), np.empty(size, np.int64), 0
+        self, asked: list[_Asked], each: int, count: int, request: bytes, out: Mapping[str, Array] | None = None
+    ) -> list[Batch[Array]]:  # fmt: skip
+        """Wait for the parts of so many batches of `each` clips, and put them together."""
+        size = each * count
+        places = self._rng.permutation(size)  # or the halves of a batch would be of different nodes
+        columns, ids, at = dict[str, Array](), np.empty(size, np.int64), 0
         masses = np.empty(size)
         until = time.monotonic() + self._wait_s
         while asked:
@@ -309,17 +323,22 @@ class ReplayBuffer:
                     failed += one.size
                     continue
                 own = np.sort(places[at : at + one.size])
-                self._put(part, one, own, size, batch, ids, out)
+                self._put(part, one, own, size, columns, ids, out)
                 if part.masses is not None:
                     masses[own] = part.masses
                 at += one.size
             asked = self._ask(failed, request) if failed else []
-        batch.ids = ids
-        if self._sampler is not None:
-            self._step += 1
-            # Of a batch that is scaled by its largest weight, masses are as good as odds.
-            batch.weights = self._sampler.weigher(ids, masses, self._step)(ids)
-        return batch
+        found = []
+        for rows in (slice(n * each, (n + 1) * each) for n in range(count)):
+            batch = Batch({name: values[rows] if count > 1 else values for name, values in columns.items()})  # fmt: skip
+            batch.ids = ids[rows]
+            if self._sampler is not None:
+                self._step += 1
+                # Of a batch that is scaled by its largest weight, masses are as good as odds.
+                weigh = self._sampler.weigher(batch.ids, masses[rows], self._step)
+                batch.weights = weigh(batch.ids)
+            found.append(batch)
+        return found
 
     # -- priorities ---------------------------------------------------------------------------
 
@@ -430,7 +449,7 @@ class ReplayBuffer:
         self._readers.lose(one.station, why)
 
     def _put(
-        self, part: Part, one: _Asked, places: Array, size: int, batch: Batch[Array], ids: Array,
+        self, part: Part, one: _Asked, places: Array, size: int, batch: dict[str, Array], ids: Array,
         out: Mapping[str, Array] | None,
     ) -> None:  # fmt: skip
         if batch and part.columns.keys() != batch.keys():

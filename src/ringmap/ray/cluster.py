@@ -15,6 +15,8 @@ from __future__ import annotations
 import glob
 import os
 import socket
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +29,7 @@ from ringmap.storage.disk.files import Disk
 __all__ = [
     "Found",
     "Layout",
+    "Lookout",
     "Node",
     "Scan",
     "answer",
@@ -93,6 +96,38 @@ def nodes_of(ray: Any) -> list[Node]:
         if n["Alive"]
     ]
     return sorted(found, key=lambda node: (node.name, node.id))
+
+
+class Lookout:
+    """Asks Ray's head which nodes are alive, in a thread of its own: while the head is away, no answer comes.
+
+    Args:
+        ray: the module.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._answer: Future[list[Node]] | None = None
+
+    def ask(self) -> None:
+        """Ask, unless an answer is due."""
+        if self._answer is None:
+            self._answer = Future()
+            # Not of a pool: the interpreter would wait for its threads at the end.
+            threading.Thread(target=self._ask, args=(self._answer,), daemon=True).start()
+
+    def _ask(self, answer: Future[list[Node]]) -> None:
+        try:
+            answer.set_result(nodes_of(self._ray))
+        except Exception as error:
+            answer.set_exception(error)
+
+    def take(self) -> list[Node] | None:
+        """Return the answer, once; None while there is none. Does not wait, and raises what asking raised."""
+        if self._answer is None or not self._answer.done():
+            return None
+        answer, self._answer = self._answer, None
+        return answer.result()
 
 
 def pinned_to(node: Node) -> Any:

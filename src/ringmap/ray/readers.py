@@ -1,10 +1,11 @@
 """The readers of one learner: found, followed, lost and found again.
 
-    every second    which nodes are alive                one call to Ray's head
-    4 in a second   a look at each node: a reader's, or where there is none a task's
+    every second    which nodes are alive                one call to Ray's head, in a thread; while it is away, the nodes that it named last
+    4 in a second   a look of each reader
+    every second    a look at each other node, by a task: Ray needs 3 ms of processor time for it
     a fault         the node counts as away until a look is answered; the others serve
 
-A node that never had rings has no reader. Looks are sent while a learner draws, and no thread runs.
+A node that never had rings has no reader. Looks are sent while a learner draws.
 
 Invariants: a node is drawn from by counts that were asked for less than a second ago; a fault of one node stops no other.
 Not here: parts and batches (buffer.py), what a reader does (reader.py).
@@ -20,7 +21,7 @@ from typing import Any
 
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import LockedError, NoClipsError, RingmapError
-from ringmap.ray.cluster import Layout, Node, Scan, nodes_of, pinned_to, rings_at
+from ringmap.ray.cluster import Layout, Lookout, Node, Scan, nodes_of, pinned_to, rings_at
 from ringmap.ray.reader import PLAIN, Drawing, Report, started_on
 from ringmap.ray.roster import Roster, assign, copies
 
@@ -93,18 +94,22 @@ class Readers:
         self._owners: dict[bytes, str] = {}
         self._roster: Roster = {}
         self._requests = [PLAIN]
-        self._nodes_at = -_NODES_S
+        self._lookout = Lookout(ray)
+        self._nodes_at = time.monotonic()
+        self._take_nodes(nodes_of(ray))
         self._told: set[str] = set()
 
     # -- following ----------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Take in what was answered, and ask again what is due. About 0.2 ms, and Ray's head once a second."""
+        """Take in what was answered, and ask again what is due. About 0.2 ms."""
         now = time.monotonic()
         with self.lock:
+            if (alive := self._lookout.take()) is not None:
+                self._take_nodes(alive)
             if now - self._nodes_at >= _NODES_S:
                 self._nodes_at = now
-                self._take_nodes()
+                self._lookout.ask()
             pending = {s.pending: s for s in self.stations.values() if s.pending is not None}
             if pending:
                 done, _ = self._ray.wait(
@@ -115,13 +120,14 @@ class Readers:
                 if done:
                     self._assign()
             for station in self.stations.values():
-                if station.pending is None and now - station.sent_at >= _LOOK_S:
+                due_s = _LOOK_S if station.actor is not None else _NODES_S
+                if station.pending is None and now - station.sent_at >= due_s:
                     self._look(station, now)
                 elif station.pending is not None and now - station.sent_at > self._patience_s:
                     self.lose(station, f"it has not answered for {self._patience_s:g} s")
 
-    def _take_nodes(self) -> None:
-        alive = {node.id: node for node in nodes_of(self._ray)}
+    def _take_nodes(self, found: list[Node]) -> None:
+        alive = {node.id: node for node in found}
         for gone in self.stations.keys() - alive.keys():
             station = self.stations.pop(gone)
             if station.actor is not None:
@@ -191,7 +197,7 @@ class Readers:
         for key, station in self.stations.items():
             opened = () if station.report is None else station.report.folders
             if self._roster.get(key, ()) != opened:  # at once: new rings join
-                station.sent_at = min(station.sent_at, time.monotonic() - _LOOK_S)
+                station.sent_at = min(station.sent_at, time.monotonic() - _NODES_S)
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
