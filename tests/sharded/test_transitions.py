@@ -32,6 +32,7 @@ from tests.transitions.reference import Life, Reference, StackedLife, same
 GAMMA = 0.9
 KINDS = {
     "arrays": {"obs_shape": (5,)},
+    "large": {"obs_shape": (150,)},
     "dicts": {"obs_shape": {"a": (3,), "b": (2,)}},
     "critic": {"obs_shape": (5,), "critic_obs_shape": (2,), "extra": {"number": ((), "i8")}},
     "stacks": {"obs_shape": (4, 3), "obs_dtype": np.uint8, "frame_stack": 4},
@@ -58,7 +59,8 @@ class Steps:
         )
         padding = KINDS[self.kind].get("padding_type", "reset")
         is_stack = "frame_stack" in KINDS[self.kind]
-        self.life[name] = StackedLife(seed, padding=padding) if is_stack else Life(seed, (5,))
+        shape = (150,) if self.kind == "large" else (5,)
+        self.life[name] = StackedLife(seed, padding=padding) if is_stack else Life(seed, shape)
         self.model[name] = Reference(capacity)
 
     def add(self, name, calls=10, lanes=3):

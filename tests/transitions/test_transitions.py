@@ -59,7 +59,8 @@ def test_equals_a_buffer_that_stores_both(data):
     draw = data.draw
     n_step, capacity = draw(st.sampled_from([1, 1, 2, 3, 7])), draw(st.integers(8, 60))
     dtype = draw(st.sampled_from([np.float32, np.uint8]))
-    life = Life(draw(st.integers(0, 2**31)), (2, 2) if dtype is np.uint8 else (3,), dtype)
+    small, large = ((2, 2), (23, 25)) if dtype is np.uint8 else ((3,), (130,))
+    life = Life(draw(st.integers(0, 2**31)), draw(st.sampled_from([small, small, large])), dtype)
     buf = make(capacity, life.shape, obs_dtype=dtype, n_step=n_step, gamma=0.9)
     reference = Reference(capacity, n_step, 0.9)
     lanes = draw(st.integers(1, 8))
@@ -79,10 +80,10 @@ def test_equals_a_buffer_that_stores_both(data):
         compare(buf, reference)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step):
-    life, lanes = Life(3), 4
-    options = {"n_step": n_step, "path": tmp_path / "buf"}
+@pytest.mark.parametrize(("n_step", "shape"), [(1, (3,)), (3, (3,)), (3, (130,))])
+def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, shape):
+    life, lanes = Life(3, shape), 4
+    options = {"n_step": n_step, "path": tmp_path / "buf", "shape": shape}
     buf, reference = make(**options), Reference(50, n_step)
     for turn in range(12):
         for _ in range(60):

@@ -35,7 +35,7 @@ from ringmap.clips.many import RING_FAULTS, Piece
 from ringmap.errors import LappedError, NoClipsError
 from ringmap.storage.columns.aligned import aligned, pair
 from ringmap.storage.columns.rows import Rows
-from ringmap.storage.columns.schema import Schema
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.read_live import is_live, lost, read_again
 from ringmap.storage.ring.extremes import all_true
@@ -43,6 +43,9 @@ from ringmap.storage.ring.extremes import all_true
 __all__ = ["TransitionReader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_LARGE_NBYTES = 512
+"""Bytes of an observation from which a batch of 256 takes blocks that an allocator may give back to the system."""
 
 
 class _Found(NamedTuple):
@@ -172,19 +175,37 @@ class TransitionReader(ClipReader):
     def _of_row(self) -> list[str]:
         """Names of the columns that are read at a transition's own row, but for frames."""
         columns = self.columns
-        names = ["lanes", *columns.whole, "actions", "rewards"]
+        names = ["lanes", *self._narrow, "actions", "rewards"]
         names += ["dones"] * (self.n_step == 1) + [spec.name for spec in columns.extra]
         return names if columns.stack is None else [*names, columns.stack.column.name]
 
     @cached_property
     def _of_next(self) -> list[str]:
         """Names of the columns that are read at the row after a transition's, but for frames."""
-        return ["lanes", *self.columns.whole]
+        return ["lanes", *self._narrow]
 
     @cached_property
     def _next_names(self) -> list[str]:
         """Names, in a batch, of the columns but the first that are read there."""
-        return [f"next_{name}" for name in self.columns.whole]
+        return [f"next_{name}" for name in self._narrow]
+
+    @cached_property
+    def _wide(self) -> list[str]:
+        """Names of the columns of large observations, but for frames: both observations of a transition are read into `_room`."""
+        specs = self.columns.schema.columns
+        large = {spec.name for spec in specs if spec.row_nbytes >= _LARGE_NBYTES}
+        return [name for name in self.columns.whole if name in large]
+
+    @cached_property
+    def _narrow(self) -> list[str]:
+        """Names of the other columns that hold whole observations."""
+        return [name for name in self.columns.whole if name not in self._wide]
+
+    @cached_property
+    def _paired(self) -> list[ColumnSpec]:
+        """What `_room` has arrays for, as it is in a batch."""
+        names = {*self.columns.stacked, *self._wide}
+        return [spec for tree in self.columns.trees for spec in tree.columns if spec.name in names]
 
     @cached_property
     def _names(self) -> list[str]:
@@ -298,7 +319,7 @@ class TransitionReader(ClipReader):
             if not asked:
                 self.want(positions)
             self.watch.begin()
-        if self.columns.stack is not None and out is None:
+        if self._paired and out is None:
             out = self._room(len(positions))
         found = self._sums(RowsOfOne(source, self.following), positions, out, threads)
         if is_large:
@@ -319,6 +340,8 @@ class TransitionReader(ClipReader):
             at = stack.positions(positions, lanes, earlier)
             oldest = at[:, 0]
             batch |= self._stacks(rows, at, out, "", threads, stack, earlier)
+        if self._wide:
+            batch |= self._large(rows, positions, out, "", threads)
 
         def of(name: str, at: Array) -> Array:
             return rows.take([name], at)[0]
@@ -355,6 +378,8 @@ class TransitionReader(ClipReader):
             batch["discounts"] = discounts.astype(np.float32)
         after, on, following = next_of(last, self._of_next)
         batch.update(zip(self._next_names, following, strict=True))
+        if self._wide:
+            batch |= self._large(rows, np.where(on, after, last), out, "next_", threads)
         if stack is not None:
             here = at
             if not is_single:
@@ -383,7 +408,7 @@ class TransitionReader(ClipReader):
         self, rings: AdjacentRings, places: Array, anchors: Array, cut: Cut, out: dict[str, Array] | None, threads: int
     ) -> Together:  # fmt: skip
         """Return transitions of this ring and others as they are now, as `ClipReader.read_adjacent` does clips."""
-        room = self._room(len(anchors)) if self.columns.stack is not None and out is None else out
+        room = self._room(len(anchors)) if self._paired and out is None else out
         following = rings.plans.get(0)
         if following is None:
             following = rings.plans[0] = [reader.following for reader in rings.readers]
@@ -404,9 +429,8 @@ class TransitionReader(ClipReader):
         ]
         if len(sources) < len(pieces):
             return None
-        if self.columns.stack is not None:
-            for name, values in self._room(size).items():
-                batch.setdefault(name, values)
+        for name, values in self._room(size).items():
+            batch.setdefault(name, values)
         rows = RowsOfMany(sources, [piece.places for piece in pieces], batch, size, threads)
         large = [reader for reader in readers if reader.source.rows and reader.source.rows.large]
         for number, piece in enumerate(pieces if large else ()):
@@ -451,15 +475,25 @@ class TransitionReader(ClipReader):
         return bad
 
     def _room(self, size: int) -> dict[str, Array]:
-        """Return arrays for both stacks of each leaf, in one block.
+        """Return arrays for both stacks of each leaf, or both large observations, in one block each.
 
         An allocator gives memory back to the system once as much is free as twice the largest block; then each batch costs page faults,
         which take longer than the copy. One block is below that, two of half the size are not.
         """
         made = {}
-        for spec in self.columns.trees[0].columns:
+        for spec in self._paired:
             made[spec.name], made[f"next_{spec.name}"] = pair((size, *spec.shape), spec.dtype)
         return made
+
+    def _large(
+        self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int
+    ) -> dict[str, Array]:  # fmt: skip
+        """Return the large observations at these positions `(B,)`, by leaf, in `out` where it has them."""
+        found = {}
+        for name in self._wide:
+            into = None if out is None else out.get(prefix + name)
+            found[prefix + name] = rows.take_large(name, at, prefix, into, threads)
+        return found
 
     def _stacks(
         self, rows: RowsOfOne | RowsOfAdjacent | RowsOfMany, at: Array, out: dict[str, Array] | None, prefix: str, threads: int,
@@ -469,6 +503,6 @@ class TransitionReader(ClipReader):
         found = {}
         for name in self.columns.stacked:
             into = None if out is None else out.get(prefix + name)
-            values = found[prefix + name] = rows.take_frames(name, at, prefix, into, threads)
+            values = found[prefix + name] = rows.take_large(name, at, prefix, into, threads)
             stack.blank([values], earlier, int(bool(prefix)), rows.places(values))
         return found

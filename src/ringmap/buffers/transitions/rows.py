@@ -53,8 +53,8 @@ class RowsOfOne:
         """Return columns of the rows at these positions. `prefix`: of their names in a batch."""
         return self.rows.take_all(names, at, self.head)
 
-    def take_frames(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
-        """Return the stacks of frames at these positions `(B, size)`, in `into` if it is an array."""
+    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an array."""
         return take(self.rows.by_name[name], at % self.rows.ring.rows, into, threads, self.head)
 
     def are_live(self, at: Array) -> Array:
@@ -97,11 +97,14 @@ class RowsOfAdjacent:
         slots += self._first
         return [by_name[name].take(slots, None, head) for name in names]
 
-    def take_frames(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
-        """Return the stacks of frames at these positions `(B, size)`, in `into` if it is an array."""
+    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`, in `into` if it is an array."""
         laps, first = self._laps, self._first
-        slots = at % (laps if isinstance(laps, int) else laps[:, None])
-        slots += first if isinstance(first, int) else first[:, None]
+        if at.ndim > 1:
+            laps = laps if isinstance(laps, int) else laps[:, None]
+            first = first if isinstance(first, int) else first[:, None]
+        slots = at % laps
+        slots += first
         return take(self._rings.rows.by_name[name], slots, into, threads, self._rings.head)
 
     def are_live(self, at: Array) -> Array:
@@ -188,8 +191,8 @@ class RowsOfMany:
         self._fill(narrow, slots)
         return [made[name] for name in names]
 
-    def take_frames(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
-        """Return the stacks of frames at these positions `(B, size)`."""
+    def take_large(self, name: str, at: Array, prefix: str, into: Array | None, threads: int) -> Array:  # fmt: skip
+        """Return the rows at these positions, `(B, size)` of stacks of frames, else `(B,)`."""
         slots = self._slots(at)
         if self._is_wide(name, at):
             return self._to_places(name, slots, prefix)
