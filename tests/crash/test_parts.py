@@ -299,7 +299,8 @@ class Session:
         stream = self.streams[number]
         step = stream.num_steps
         first = stream.num_steps - stream._pending
-        part = (number, first, step + 1) if step + 1 - first == EVERY else None
+        # More than EVERY, after a call that was interrupted between its step and its commit.
+        part = (number, first, step + 1) if step + 1 - first >= EVERY else None
         also = [(number, first, 0, step + 1 - first)]
         self.call(lambda: stream.append(row(number, step)), part, also, self.fault(rng))
         if self.streams.get(number) is stream:
