@@ -17,6 +17,8 @@ NEEDS = {
     "how-to/write-parquet": ["datasets"],
     "how-to/use-grain-and-torchdata": ["grain", "torchdata"],
     "migrate/from-lerobot": ["pyarrow"],
+    "migrate/from-stable-baselines3": ["stable_baselines3"],
+    "migrate/from-torchrl": ["torchrl"],
 }
 THEIRS = "<!-- no-run: lines of another project -->"
 """Stands before the block that shows code as it was."""
