@@ -48,7 +48,7 @@ def test_some_lines(start, calls, acts):
 
 def test_control_without_the_gate(start):
     """A close that takes the files from under a write, as it once did."""
-    assert start("memmap", "process", "write", "close", number=24, gate=False)[1]
+    assert start("memmap", "process", "write", "close", number=45, gate=False)[1]
 
 
 @pytest.mark.campaign
