@@ -7,7 +7,7 @@ from ringmap.errors import ReplacedError
 from ringmap.storage.columns.adjacent import AdjacentColumn
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.system import System
-from tests.buffers.steps import episode
+from tests.buffers.steps import columns, episode
 from tests.disks import ram_folder
 
 
@@ -33,6 +33,15 @@ class Fleet:
         kept = len(self.writers[name].lengths)
         for number in list(self.model[name])[:-kept]:
             del self.model[name][number]
+        self.next += 1
+
+    def write_in_parts(self, name, length):
+        """Write the next episode to a ring, in parts of 10 steps."""
+        with self.writers[name].begin_episode(commit_every=10) as recording:
+            for at in range(length):
+                step = columns(self.next, at, at + 1)
+                recording.append({name: values[0] for name, values in step.items()})
+        self.model[name][self.next] = length
         self.next += 1
 
     @property

@@ -15,7 +15,7 @@ from ringmap.storage.disk.system import System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.states import States
-from tests.buffers.steps import MUTABLE, columns, prove, same
+from tests.buffers.steps import MUTABLE, prove, same
 from tests.sharded.striking import Striking, always_look
 
 
@@ -50,7 +50,7 @@ DTYPES = ["u1", "<f4", "<i8", "?", "<c16", "S3", "<M8[s]"]
 
 
 def a_fleet(folder, rng):
-    """Write rings of random columns and capacities, each of which wraps."""
+    """Write several rings with random columns and capacities. Each ring wraps."""
     specs = {
         f"c{i}": (SHAPES[rng.integers(len(SHAPES))], DTYPES[rng.integers(len(DTYPES))])
         for i in range(rng.integers(1, 5))
@@ -146,14 +146,8 @@ def test_one_ring_is_read_as_it_is(fleet, takes):
 
 @pytest.mark.parametrize("weights", ["clips", "equal", {"a": 1.0, "b": 3.0}])
 def test_draws_of_rings_in_parts_beside_others(three, weights):
-    """Every clip of a ring is equally likely, whoever draws it."""
-    number = three.next
-    with three.writers["b"].begin_episode(commit_every=10) as recording:
-        for at in range(30):
-            recording.append(
-                {name: values[0] for name, values in columns(number, at, at + 1).items()}
-            )
-    three.model["b"][number] = 30
+    """Clips of one ring are equally likely, also in a ring that draws by itself because its episodes are in parts."""
+    three.write_in_parts("b", 30)
     buf = open_all(three, weights=weights)
     clips = np.array([sum(n - 2 for n in ring.values()) for ring in three.model.values()])
     shares = {"clips": clips, "equal": np.ones(3)}.get(str(weights), np.array([1.0, 3.0, 0.0]))
@@ -220,13 +214,7 @@ def test_an_episode_in_parts_ends_it(three, monkeypatch, takes, beats):
         monkeypatch.setattr(Pulse, "beat", lambda self: None)
     buf = open_all(three)
     buf.sample(3)
-    number = three.next
-    with three.writers["b"].begin_episode(commit_every=10) as recording:
-        for at in range(30):
-            recording.append(
-                {name: values[0] for name, values in columns(number, at, at + 1).items()}
-            )
-    three.model["b"][number] = 30
+    three.write_in_parts("b", 30)
     takes.clear()
     buf.sample(100)
     assert bool(takes) is not beats

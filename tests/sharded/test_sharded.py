@@ -238,13 +238,7 @@ def test_windows_equal_those_of_the_rings_alone(three):
 
 
 def test_episodes_in_parts(three):
-    number = three.next
-    with three.writers["b"].begin_episode(commit_every=10) as recording:
-        for at in range(30):
-            recording.append(
-                {name: values[0] for name, values in columns(number, at, at + 1).items()}
-            )
-    three.model["b"][number] = 30
+    three.write_in_parts("b", 30)
     buf = open_all(three)
     assert {e for e, _ in prove(buf.sample(2000), three.lengths, 3)} == set(three.lengths)
     batch = buf[list(range(len(buf)))]

@@ -464,7 +464,10 @@ def test_live_and_evicted_while_watched_in_two_tabs(tmp_path, serve, visit):
 
 
 def fleet_page(client, visit, counts):
-    """Return the page of a fleet of two rings, one of which is written, once its card showed these counts and a picture."""
+    """Open the page of a fleet of two rings. Before, its card on the home page must show these counts and a picture.
+
+    One of the rings has a writer.
+    """
     page = visit(client)
     card = page.locator(".place", has_text="2 rings, 1 writer alive")
     card.get_by_text(counts).wait_for()

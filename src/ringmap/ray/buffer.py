@@ -250,7 +250,7 @@ class ReplayBuffer:
             batch_size: B, clips.
             steps: batches until it ends; None: never.
             prefetch: batches asked for ahead of the loop, at most twice as many; 0: none. A reader hands over half of them at once, in
-                memory that is used again once nobody refers to any of these.
+                memory that later batches use again once no variable refers to any of them.
             to: "numpy" arrays or "torch" tensors.
             device: where tensors go.
             pin_memory: whether they go there from page-locked memory.

@@ -131,7 +131,7 @@ class ClipTable:
             drawn = ring.reader.draw(len(mine), self._cut, rng)
             if drawn is None:
                 self.counts[place], self._joined = 0, None
-                self._changes[place] = -1  # it is counted anew
+                self._changes[place] = -1  # `follow` counts this ring again
                 lost.append(mine)
             else:
                 ids[mine] = joined(ring.number, drawn.positions)
