@@ -13,13 +13,21 @@ from torch.utils.data import DataLoader
 from ringmap.data import (
     GoalDataset,
     ReplayBuffer,
+    ShardedReplayBuffer,
     convert,
     detect_format,
     get_format,
     load_dataset,
     merge,
 )
-from ringmap.errors import CorruptError, LockedError, ReadOnlyError, ReplacedError, RoleError
+from ringmap.errors import (
+    CorruptError,
+    InputError,
+    LockedError,
+    ReadOnlyError,
+    ReplacedError,
+    RoleError,
+)
 from ringmap.formats.common import disk
 from ringmap.formats.common import writer as writing
 from ringmap.formats.zarr.writer import ZarrWriter
@@ -322,6 +330,28 @@ def test_the_suffix_names_the_format(tmp_path):
     with pytest.raises(ValueError, match="3.zarr names format 'zarr'"):
         merge([path], tmp_path / "3.zarr", dest_format="folder", progress=False)
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("how", ["convert", "merge", "dump", "fleet"])
+def test_a_first_episode_that_does_not_fit_creates_nothing(tmp_path, how):
+    """The next call, with the right option, finds a free path."""
+    with ReplayBuffer(100, path=tmp_path / "fleet/ring") as buf:
+        buf.write_episode({"state": np.zeros((3, 2)), "move": np.zeros((3, 1))})
+        fleet = ShardedReplayBuffer(tmp_path / "fleet", wait_s=0)
+        dest = tmp_path / "below" / "demos.hdf5"
+        call = {
+            "convert": lambda **how: convert(buf, dest, dest_format="robomimic", progress=False, **how),
+            "merge": lambda **how: merge([buf, buf], dest, dest_format="robomimic", progress=False, **how),
+            "dump": lambda **how: buf.dump(dest, format="robomimic", mode="error", **how),
+            "fleet": lambda **how: fleet.dump(dest, format="robomimic", mode="error", **how),
+        }[how]  # fmt: skip
+        with pytest.raises(InputError, match="action"):
+            call(observation=["state"])
+        assert not dest.parent.exists()
+        call(observation=["state"], action="move")
+        found = load_dataset(dest, format="robomimic")
+        assert len(found.lengths) == 1 + (how == "merge")
+        found.close()
 
 
 def test_convert_refuses(tmp_path):

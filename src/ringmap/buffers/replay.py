@@ -41,6 +41,7 @@ from ringmap.clips.samplers.base import Sampler
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
@@ -901,14 +902,12 @@ class ReplayBuffer(Sampled):
                 stacklevel=3,
             )
 
-        with chosen.open_writer(path, mode=mode, **writer_options) as writer:
-            episodes: Iterable[Any] = self.engine.episodes.each(most, tell)
-            if progress:
-                episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
-            for episode in episodes:
-                if dropped:
-                    episode.pop(EPISODE_DATA_KEY, None)
-                writer.write_episode(episode)
+        episodes: Iterable[Any] = self.engine.episodes.each(most, tell)
+        if progress:
+            episodes = _bar(episodes, self.num_episodes, f"dump to {chosen.name}")
+        if dropped:
+            episodes = (_without_data(episode) for episode in episodes)
+        fill(chosen.open_writer(path, mode=mode, **writer_options), path, episodes)
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
         """Copy the buffer in its present state to a new buffer, while its writer continues.
@@ -1044,6 +1043,12 @@ def _kind_of(episode: Mapping[str, Any]) -> tuple[list[Any] | None, int, int]:
         return None, 0, 0
     kind = [(name, value.dtype, value.shape[1:]) for name, value in arrays.items()]
     return kind, lengths.pop(), sum(value.nbytes for value in arrays.values())
+
+
+def _without_data(episode: dict[str, Any]) -> dict[str, Any]:
+    """Return an episode without its episode data."""
+    episode.pop(EPISODE_DATA_KEY, None)
+    return episode
 
 
 def _bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:

@@ -26,6 +26,7 @@ import pytest
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
+from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import detect_format, get_format
 from ringmap.testing.datasets import DatasetTests, Episode, make_episode, make_episodes
 from ringmap.testing.kills import Outcome, killed_after, reason_why_not
@@ -328,6 +329,16 @@ class FormatTests(DatasetTests):
                 assert _bytes_below(tmp_path) == before
             writer.write_episode(make_episode(1, 5))
         self.check(path, [make_episode(0, 3), make_episode(1, 5)])
+
+    def test_the_first_episode_is_checked(self, tmp_path: Path) -> None:
+        """`check` says whether an episode could be the first one of a new dataset; it opens and creates nothing."""
+        writer = self.format.open_writer(self.path(tmp_path), **self.writer_options)
+        if not isinstance(writer, EpisodeWriter):
+            pytest.skip("this format has no writer of ringmap's kind")
+        writer.check(make_episode(0, 3))
+        with pytest.raises(ValueError, match="where"):
+            writer.check(make_episode(0, 3) | {"where": make_episode(0, 4)["where"]})
+        assert os.listdir(tmp_path) == []
 
     def test_values_that_fit(self, tmp_path: Path) -> None:
         """Another dtype is taken where every value stays equal."""

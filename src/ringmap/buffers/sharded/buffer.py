@@ -43,6 +43,7 @@ from ringmap.datasets.batch import worker
 from ringmap.errors import ClipIndexError, ClosedError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.fleet.weights import POLICY_STEP
+from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.inspect.check import Finding
@@ -561,9 +562,7 @@ class ShardedReplayBuffer(Sampled):
         """
         self.episodes_only("dump")
         chosen = resolve_format(path, format, mode=mode, where="ShardedReplayBuffer.dump")
-        with chosen.open_writer(path, mode=mode, **writer_options) as writer:
-            for episode in self.episodes():
-                writer.write_episode(episode)
+        fill(chosen.open_writer(path, mode=mode, **writer_options), path, self.episodes())
 
     # -- draws --------------------------------------------------------------------------------
 

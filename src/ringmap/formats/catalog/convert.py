@@ -21,6 +21,7 @@ from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
 from ringmap.formats.catalog.load import load_arrays
 from ringmap.formats.catalog.prefixes import place_of
+from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 
@@ -149,8 +150,7 @@ def _copy(
         from tqdm import tqdm
 
         episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
-    with chosen.open_writer(dest, **options) as writer:
-        writer.write_episodes(episodes)
+    fill(chosen.open_writer(dest, **options), dest, episodes)
 
 
 def _format_of(

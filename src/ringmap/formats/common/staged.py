@@ -73,6 +73,8 @@ class StagedWriter(EpisodeWriter):
     _staging: Staging | None = None
     _fd = -1
     _whole = False
+    _episodes = 0
+    _rows = 0
 
     # -- what a format supplies --------------------------------------------------------------
 
@@ -102,9 +104,6 @@ class StagedWriter(EpisodeWriter):
 
     def _open(self, path: str) -> None:
         """Called before the existing dataset is extended; "" for a new one."""
-
-    def _check(self, episode: CheckedEpisode, where: str) -> None:
-        """Raise InputError if this format can't hold an episode that fits its schema."""
 
     def _encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         """Return the columns as the log holds them."""

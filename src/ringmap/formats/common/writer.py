@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from ringmap.storage.columns.schema import Schema
 from ringmap.storage.read.handle import is_mine
 from ringmap.storage.records.blobs import encode_data
 
-__all__ = ["EpisodeWriter"]
+__all__ = ["EpisodeWriter", "fill"]
 
 
 class EpisodeWriter:
@@ -70,8 +71,11 @@ class EpisodeWriter:
         raise NotImplementedError
 
     def _as_stored(self, ep_data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an episode as this format holds it, where that differs from what is given."""
+        """Return an episode as this format holds it, where that differs from what is given. Also called outside of a block."""
         return ep_data
+
+    def _check(self, episode: CheckedEpisode, where: str) -> None:
+        """Raise InputError if this format can't hold an episode that fits its schema. Also called outside of a block."""
 
     # -- the block ---------------------------------------------------------------------------
 
@@ -127,6 +131,17 @@ class EpisodeWriter:
                 packed = encode_data(episode.data, where) if episode.data else b""
                 self._store(episode, packed, where)
 
+    def check(self, ep_data: Mapping[str, Any]) -> None:
+        """Raise what `write_episode` would say of the first episode of a new dataset. Nothing is opened or changed.
+
+        Raises:
+            InputError: it can't be stored.
+        """
+        where = f"{type(self).__name__}.write_episode"
+        episode = check_episode(self._as_stored(ep_data), None, where)
+        if episode is not None:
+            self._check(episode, where)
+
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
         """Append episodes as they come, each safe when the next one is asked for.
 
@@ -139,3 +154,22 @@ class EpisodeWriter:
             episodes = tqdm(episodes, desc=os.path.basename(self.path), unit="episode")
         for episode in episodes:
             self.write_episode(episode)
+
+
+def fill(writer: Any, path: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]]) -> None:
+    """Write episodes through a format's writer. If nothing is at the path, and the first one can't be stored, nothing is created.
+
+    Args:
+        writer: not in its block yet.
+        path: its target.
+        episodes: to write.
+    """
+    if isinstance(writer, EpisodeWriter) and not os.path.lexists(path):
+        left = iter(episodes)
+        some = list(islice(left, 1))
+        for first in some:
+            writer.check(first)
+        episodes = chain(some, left)
+    with writer as opened:
+        for episode in episodes:
+            opened.write_episode(episode)

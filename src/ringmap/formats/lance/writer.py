@@ -92,7 +92,7 @@ class LanceWriter(StagedWriter):
         super().__init__(path, mode, progress)
         chosen = image_format or ("jpeg" if compat else "png")
         self.image_format = check_image_format(chosen, "LanceWriter")
-        self.compat = compat
+        self.compat = self._compat = compat
 
     def _is_dataset(self, path: str) -> bool:
         return Lance.detect(path)
