@@ -40,15 +40,19 @@ class Pen:
             self.number += 1
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt ahead of the n-th line that runs in FILES, of those where a signal can strike."""
+def interrupt():
+    raise KeyboardInterrupt
 
-    def __init__(self, at):
-        self.left = at
+
+class Interrupt:
+    """Strikes once, ahead of the n-th line that runs in some files, of those where a signal can: with Ctrl-C, or a handler."""
+
+    def __init__(self, at, files=FILES, strike=interrupt):
+        self.left, self.files, self.strike = at, files, strike
 
     def __call__(self, frame, event, _):
         code, before = frame.f_code, (None, None)
-        if code.co_filename not in FILES:
+        if code.co_filename not in self.files:
             return None
         frame.f_trace_opcodes = True
 
@@ -57,7 +61,7 @@ class Interrupt:
             if event == "line" and can_be_interrupted(code, frame.f_lasti, *before):
                 self.left -= 1
                 if self.left == 0:
-                    raise KeyboardInterrupt
+                    self.strike()
             elif event == "opcode":
                 before = before[1], frame.f_lasti
             return local
@@ -65,16 +69,16 @@ class Interrupt:
         return local
 
     def strikes_in(self, call):
-        """Run the call; tell whether it was interrupted."""
+        """Run the call; tell whether it was struck."""
         before = sys.gettrace()
         sys.settrace(self)
         try:
             call()
         except KeyboardInterrupt:
-            return True
+            pass
         finally:
             sys.settrace(before)
-        return False
+        return self.left <= 0
 
 
 def faults_after_interrupts(path, role, episodes, every):

@@ -406,7 +406,7 @@ def test_an_update_in_the_middle_of_another_is_refused(fleet, monkeypatch):
 
         def strike(*args):
             monkeypatch.setattr(MutableValues, "update", whole)
-            with pytest.raises(RoleError, match="in the middle of another update"):
+            with pytest.raises(RoleError, match="in the middle of another call"):
                 fleet.update(buf, fleet.model, 9, *BOTH)
             return whole(*args)
 

@@ -12,9 +12,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from ringmap.errors import RoleError
 from ringmap.storage.disk.forks import Forkable, Renew
-from ringmap.storage.read.handle import is_mine
+from ringmap.storage.read.handle import refuse_if_mine
 
 __all__ = ["Alone"]
 
@@ -35,11 +34,7 @@ class Alone(Forkable):
         Raises:
             RoleError: this thread holds it, so the caller is a signal handler or a callback.
         """
-        if is_mine(self._lock):
-            raise RoleError(
-                f"{where}: called in the middle of another such call of the same thread, by a signal handler or a callback; let "
-                "the handler set a flag, and call it from the loop"
-            )
+        refuse_if_mine(self._lock, where)
         with self._lock:
             yield
 

@@ -59,7 +59,7 @@ from ringmap.storage.columns.readahead import Readahead
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit.store import Store
 from ringmap.storage.inspect.copying import Kept
-from ringmap.storage.read.handle import Pulse
+from ringmap.storage.read.handle import Pulse, refuse_if_mine
 from ringmap.storage.read.read_live import look_again
 
 __all__ = ["ShardEngine", "Weights"]
@@ -228,7 +228,12 @@ class ShardEngine(Engine):
     # -- draws --------------------------------------------------------------------------------
 
     def look_everywhere(self) -> None:
-        """Catch up with every ring, for a draw; in a worker, with the worker's own generator."""
+        """Catch up with every ring, for a draw; in a worker, with the worker's own generator.
+
+        Raises:
+            RoleError: called by a signal handler, or a callable, in the middle of another call.
+        """
+        refuse_if_mine(self.members.lock, f"{_WHERE}.sample")
         self.check_open()
         self.moments.clear()
         self.members.follow()
@@ -237,7 +242,12 @@ class ShardEngine(Engine):
         self._draw_apart()
 
     def refresh(self) -> bool:
-        """Catch up with every ring, and look for new ones; tell whether anything changed."""
+        """Catch up with every ring, and look for new ones; tell whether anything changed.
+
+        Raises:
+            RoleError: called by a signal handler, or a callable, in the middle of another call.
+        """
+        refuse_if_mine(self.members.lock, f"{_WHERE}.refresh")
         self.check_open()
         self.moments.clear()
         changed = self.members.follow(scan=True)

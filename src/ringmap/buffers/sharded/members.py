@@ -4,8 +4,9 @@
     each 0.1 s      is the directory still at its path: one system call for each ring, the rings in turn
     each second     are there new ones: one look at the directory
 
-Invariants: `open` is replaced, never changed; `changes` has counted every commit that a ring's memory holds; who changes anything
-holds `lock`.
+Invariants: what belongs to one set of rings is one object, which is replaced by one assignment: an interrupt leaves the old set or the
+new one. `changes` has counted every commit that a ring's memory holds; who changes anything holds `lock`, and a look is refused in the
+middle of a look of the same thread (by a signal handler).
 Not here: how a ring is found and opened (rings.py), ids and draws (engine.py).
 """
 
@@ -33,6 +34,25 @@ _WHERE = "ShardedReplayBuffer"
 _SCAN_S = 1.0
 
 
+class _Open:
+    """What belongs to one set of open rings.
+
+    Args:
+        rings: by number.
+        changes: how often each ring changed.
+    """
+
+    __slots__ = ("by_number", "changes", "glances", "rings", "seen", "states", "swept")
+
+    def __init__(self, rings: tuple[Ring, ...], changes: Array) -> None:
+        self.rings, self.changes = rings, changes
+        self.by_number = {ring.number: ring for ring in rings}
+        self.glances: list[Callable[[], Glance]] = [ring.source.glance for ring in rings]
+        self.states = States([ring.source for ring in rings])
+        self.seen: list[Glance] | None = None
+        self.swept: bytes | None = None
+
+
 class Members:
     """The rings that are read now.
 
@@ -52,17 +72,21 @@ class Members:
     def begin(self) -> None:
         """Begin without rings: at first, and in a forked child, where another thread may have held the lock."""
         self.lock = threading.RLock()
-        self.open: tuple[Ring, ...] = ()
-        self.changes: Array = np.zeros(0, np.int64)
-        """How often each ring changed."""
-        self._by_number: dict[int, Ring] = {}
-        self._glances: list[Callable[[], Glance]] = []
-        self._seen: list[Glance] | None = None
-        self._states = States(())
-        self._swept: bytes | None = None
+        self._now = _Open((), np.zeros(0, np.int64))
+        self._told = self._now.rings  # `changed` was called for these
         self._next_turn = self._next_scan = 0.0
         self._turn = 0
         self._is_started = False
+
+    @property
+    def open(self) -> tuple[Ring, ...]:
+        """The rings, by number: another tuple when others are open."""
+        return self._now.rings
+
+    @property
+    def changes(self) -> Array:
+        """How often each of them changed."""
+        return self._now.changes
 
     def start(self, wait_s: float) -> None:
         """Open the rings; wait for the first one.
@@ -113,7 +137,7 @@ class Members:
 
     def of(self, number: int) -> Ring | None:
         """Return an open ring by its number."""
-        return self._by_number.get(number)
+        return self._now.by_number.get(number)
 
     def follow(self, scan: bool = False) -> bool:
         """Catch up with every ring; tell whether anything changed.
@@ -124,39 +148,46 @@ class Members:
         Raises:
             RingmapError: what a ring raised, with on_bad="raise".
         """
-        before = self.open
-        sweep = self._states.glance()  # before the rings are read: a later state counts as new
-        changed = False
-        if sweep is None or sweep != self._swept:
+        if self._told is not self.rings.open:  # an interrupt came between
             with self.lock:
-                sweep = self._states.glance()
-                seen = [glance() for glance in self._glances]
-                if seen != self._seen:
-                    changed = self._catch_up(seen)
-                self._swept = None if self._seen is None else sweep
+                self._adopt()
+        before = self._now
+        sweep = before.states.glance()
+        changed = False
+        if sweep is None or sweep != before.swept:
+            with self.lock:
+                changed = self._look()
         now = time.monotonic()
         if scan or now >= self._next_turn:
             with self.lock:
                 self._take_turn(now, scan)
-        return changed or self.open is not before
+        return changed or self._now is not before
 
-    def _catch_up(self, seen: list[Glance]) -> bool:
-        known, rings, changed = self._seen, self.open, False
+    def _look(self) -> bool:
+        now = self._now
+        sweep = now.states.glance()  # before the rings are read: a later state counts as new
+        seen = [glance() for glance in now.glances]
+        changed = seen != now.seen and self._catch_up(now, seen)
+        now.swept = None if now.seen is None else sweep
+        return changed
+
+    def _catch_up(self, now: _Open, seen: list[Glance]) -> bool:
+        known, changed = now.seen, False
         failed, again = list[tuple[Ring, Exception]](), list[Ring]()
-        for place, ring in enumerate(rings):
+        for place, ring in enumerate(now.rings):
             if known is not None and seen[place] is not None and seen[place] == known[place]:
                 continue
             try:
                 ring.source.recover_if_stale()
                 refreshed = ring.source.refresh()
                 changed |= refreshed or (known is not None and seen[place] is not None)
-                self.changes[place] += 1
+                now.changes[place] += 1
                 if not ring.is_checked and not self.rings.compare(ring):
                     again.append(ring)
             except (InputError, *RING_FAULTS) as error:
                 failed.append((ring, error))
-        self._seen = None if None in seen else seen
-        for ring, fault in failed:  # now that places have no meaning any more
+        now.seen = None if None in seen else seen
+        for ring, fault in failed:
             self.drop(ring, fault)
         for ring in again:
             self.leave(ring)
@@ -201,15 +232,12 @@ class Members:
 
     def _adopt(self) -> None:
         """Read the rings that are open now."""
-        rings, before = self.rings.open, self.open
-        if rings is before:
-            return
-        known = {id(ring): count for ring, count in zip(before, self.changes.tolist(), strict=True)}
-        here = {id(ring) for ring in rings}
-        self._glances = [ring.source.glance for ring in rings]
-        self._states, self._swept = States([ring.source for ring in rings]), None
-        self._seen = None
-        self._by_number = {ring.number: ring for ring in rings}
-        self.changes = np.array([known.get(id(ring), 0) for ring in rings], np.int64)
-        self.open = rings
-        self._changed([ring for ring in before if id(ring) not in here])
+        rings, before = self.rings.open, self._now
+        if rings is not before.rings:
+            counts = zip(before.rings, before.changes.tolist(), strict=True)
+            known = {id(ring): count for ring, count in counts}
+            self._now = _Open(rings, np.array([known.get(id(ring), 0) for ring in rings], np.int64))
+        if rings is not self._told:
+            here = {id(ring) for ring in rings}
+            self._changed([ring for ring in self._told if id(ring) not in here])
+            self._told = rings

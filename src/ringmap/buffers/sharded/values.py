@@ -28,12 +28,12 @@ from ringmap.buffers.sharded.numbers import apart
 from ringmap.buffers.sharded.rings import Ring
 from ringmap.buffers.updates import updated
 from ringmap.clips.many import groups
-from ringmap.errors import CorruptError, InputError, RoleError
+from ringmap.errors import CorruptError, InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.advice import clear_errors
 from ringmap.storage.inspect.faults import Finding
-from ringmap.storage.read.handle import Handle, tail_of
+from ringmap.storage.read.handle import Handle, refuse_if_mine, tail_of
 from ringmap.storage.sidecars.mutable import MutableValues, rows_in
 
 __all__ = ["FleetValues"]
@@ -63,7 +63,6 @@ class FleetValues:
     def begin(self) -> None:
         """Begin without rings: at first, and in a forked child."""
         self._rings: dict[int, tuple[Ring, _RingValues]] = {}  # by number
-        self._is_busy = False
 
     def show(self, ring: Ring) -> _RingValues:
         """Let all reads of a ring find its values, and return these."""
@@ -89,22 +88,14 @@ class FleetValues:
     def update(self, ids: Any, values: Any, where: str) -> int:
         """Store values of steps, as `ShardedReplayBuffer.update` does."""
         members = self._members
+        refuse_if_mine(members.lock, where)
         with members.lock:
-            if self._is_busy:
-                raise RoleError(
-                    f"{where}: called in the middle of another update of the same thread (from a signal handler); set a flag there, "
-                    "and call it when that call has returned"
-                )
             members.follow()
             positions, fitted = self._checked(ids, values, where)
             parts = self._parts(positions, fitted, where)
-            self._is_busy = True
-            try:
-                for kept, local, at in parts:
-                    given = {name: array.take(at, 0) for name, array in fitted.items()}
-                    kept.update(local, given, self._power, where)
-            finally:
-                self._is_busy = False
+            for kept, local, at in parts:
+                given = {name: array.take(at, 0) for name, array in fitted.items()}
+                kept.update(local, given, self._power, where)
         return sum(len(local) for _, local, _ in parts)
 
     def _checked(self, ids: Any, values: Any, where: str) -> tuple[Array, dict[str, Array]]:

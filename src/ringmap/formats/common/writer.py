@@ -19,7 +19,7 @@ from typing import Any, Self
 from ringmap.errors import ReadOnlyError, RoleError
 from ringmap.formats.episode import CheckedEpisode, check_episode, validate_write_mode
 from ringmap.storage.columns.schema import Schema
-from ringmap.storage.read.handle import is_mine
+from ringmap.storage.read.handle import refuse_if_mine
 from ringmap.storage.records.blobs import encode_data
 
 __all__ = ["EpisodeWriter", "fill"]
@@ -120,11 +120,7 @@ class EpisodeWriter:
             raise ReadOnlyError(
                 f"{where}: {self.path} belongs to process {self._owner}, not to its fork"
             )
-        if is_mine(self._writing):
-            raise RoleError(
-                f"{where}: {self.path}: called in the middle of another write of the same thread, as by a signal handler; "
-                "let the handler note what it has, and write it afterwards"
-            )
+        refuse_if_mine(self._writing, f"{where}: {self.path}")
         with self._writing:
             episode = check_episode(self._as_stored(ep_data), self._schema, where)
             if episode is not None:

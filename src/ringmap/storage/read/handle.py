@@ -46,7 +46,7 @@ from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import Home
 from ringmap.storage.sidecars.mutable import MutableValues
 
-__all__ = ["Handle", "Pulse", "is_mine", "tail_of"]
+__all__ = ["Handle", "Pulse", "is_mine", "refuse_if_mine", "tail_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -145,14 +145,10 @@ class Handle:
 
     def refuse_if_held(self, where: str) -> None:
         """Raise if this thread holds `memory`: the caller is then a handler, or a callable, in the middle of another call."""
-        if self.is_held:
-            self._refuse(where)
+        refuse_if_mine(self.memory, where)
 
     def _refuse(self, where: str) -> NoReturn:
-        raise RoleError(
-            f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
-            "callable); set a flag there, and call it when that call has returned"
-        )
+        raise _nested(where)
 
     def _take(self, found: RecoveredState, bad: Collection[int]) -> None:
         """Move memory to a recovered state, without the bad episodes. Holds `memory`."""
@@ -345,6 +341,27 @@ def is_mine(lock: Any) -> bool:
     """Tell whether this thread holds a reentrant lock; Python's conditions do the same, by a private name."""
     held: bool = lock._is_owned()
     return held
+
+
+def refuse_if_mine(lock: Any, where: str) -> None:
+    """Raise if this thread holds a reentrant lock: the caller is then a handler, or a callable, in the middle of another call.
+
+    Args:
+        lock: held by calls that must not be nested.
+        where: what to name in the message.
+
+    Raises:
+        RoleError: it does.
+    """
+    if is_mine(lock):
+        raise _nested(where)
+
+
+def _nested(where: str) -> RoleError:
+    return RoleError(
+        f"{where}: called in the middle of another call of the same thread (from a signal handler or a "
+        "callable); set a flag there, and call it when that call has returned"
+    )
 
 
 def tail_of(handle: Handle) -> Callable[[], int]:

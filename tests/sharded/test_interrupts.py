@@ -1,0 +1,127 @@
+"""Ctrl-C and signal handlers anywhere in a draw from many rings, while rings join and leave: the next draw goes on, all rings are read."""
+
+import itertools
+import shutil
+
+import numpy as np
+import pytest
+
+import ringmap.buffers.sharded.clip_table
+import ringmap.buffers.sharded.engine
+import ringmap.buffers.sharded.members
+import ringmap.buffers.sharded.rings
+import ringmap.clips.adjacent
+import ringmap.storage.read.states
+from ringmap.buffers.sharded import engine
+from ringmap.buffers.sharded.members import Members, _Open
+from ringmap.data import ShardedReplayBuffer
+from ringmap.errors import RoleError
+from tests.buffers.steps import prove
+from tests.concurrency.test_interrupts import Interrupt, interrupt
+from tests.sharded.conftest import Fleet
+
+FILES = {
+    module.__file__
+    for module in (
+        ringmap.buffers.sharded.clip_table,
+        ringmap.buffers.sharded.engine,
+        ringmap.buffers.sharded.members,
+        ringmap.buffers.sharded.rings,
+        ringmap.clips.adjacent,
+        ringmap.storage.read.states,
+    )
+}
+
+
+def faults_after(folder, every, strike, files=FILES):
+    """Strike a draw at every so many lines of it in turn, each after a write, a new ring and one that left.
+
+    Args:
+        folder: of the rings.
+        every: so many lines.
+        strike: called with the buffer in the middle of a draw of it.
+        files: whose lines count.
+
+    Returns:
+        What was wrong afterwards, the first line that was, and how often it was called.
+    """
+    fleet, calls = Fleet(folder), 0
+    for name in ("a", "b"):
+        fleet.ring(name)
+        fleet.write(name, 9)
+    buf = ShardedReplayBuffer(folder, history_len=3, seed=0)
+    buf.sample(8)
+
+    def struck():
+        nonlocal calls
+        calls += 1
+        strike(buf)
+
+    for at in itertools.count(1, every):
+        fleet.write("b", 9)
+        new, gone = f"new {at}", f"new {at - every}"
+        fleet.ring(new)
+        fleet.write(new, 9)
+        if gone in fleet.writers:
+            fleet.writers.pop(gone).close()
+            shutil.rmtree(folder / gone)
+            del fleet.model[gone]
+        try:
+            if not Interrupt(at, files, struck).strikes_in(lambda: look(buf)):
+                break
+            fleet.write("a", 9)
+            buf.refresh()
+            found = {number for number, _ in prove(buf.sample(1500), fleet.lengths, 3)}
+        except Exception as error:
+            return [repr(error)], at, calls
+        names = [shard.name for shard in buf.shards if shard.problem is None]
+        if found != set(fleet.lengths) or names != sorted(fleet.model):
+            return [found ^ set(fleet.lengths), names], at, calls
+    buf.close()
+    for writer in fleet.writers.values():
+        writer.close()
+    return [], at, calls
+
+
+def look(buf):
+    buf.refresh()
+    buf.sample(8)
+
+
+def handler(buf):
+    try:
+        look(buf)
+    except RoleError as error:
+        assert "in the middle of another call" in str(error)
+
+
+STRIKES = {"Ctrl-C": lambda buf: interrupt(), "handler": handler}
+
+
+@pytest.mark.parametrize("strike", STRIKES)
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
+def test_a_draw_after_a_struck_one(fast, strike, every):
+    faults, at, calls = faults_after(fast / "fleet", every, STRIKES[strike])
+    assert not faults, at
+    assert calls > 20
+
+
+def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):
+    monkeypatch.setattr(engine, "refuse_if_mine", lambda lock, where: None)
+    faults, _, _ = faults_after(fast / "fleet", 3, handler)
+    assert faults
+
+
+def test_control_rings_that_are_replaced_one_name_after_the_other(fast, monkeypatch):
+    def adopt(members):
+        before, rings, now = members.open, members.rings.open, members._now
+        if rings is not before:
+            members._told, other = rings, _Open(rings, np.zeros(len(rings), np.int64))
+            for name in ("glances", "states", "seen", "swept", "by_number", "changes", "rings"):
+                setattr(now, name, getattr(other, name))
+            members._changed([ring for ring in before if ring not in rings])
+            members._told = rings
+
+    monkeypatch.setattr(Members, "_adopt", adopt)
+    faults, _, _ = faults_after(fast / "fleet", 3, STRIKES["Ctrl-C"], FILES | {__file__})
+    assert faults
