@@ -195,8 +195,10 @@ class Session:
         self.during(replace(before, calls=before.calls | {end}))
         if fault is not None:
             self.disk.fail(*fault)
+        returned = False
         try:
             do()
+            returned = True
         except (SyncFailedError, Cut):
             self.disk.lift()
             self.kill()
@@ -208,6 +210,7 @@ class Session:
         self.disk.lift()
         self.ring.engine.owned.recover_if_stale()
         added = self.judge(self.ring, self.now, False)
+        assert not returned or added == end, f"{added} rows after a call that ended at {end}"
         low = added if synced or self.power else before.synced
         self.after(Expect(added, frozenset([added]), low, before.gone))
 
@@ -216,24 +219,19 @@ class Session:
         self.ring.engine.owned.abandon()
         self.disk.lift()
 
+    def fault(self, rng):
+        if rng.random() >= 0.25:
+            return None
+        error = rng.choice([KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")])  # fmt: skip
+        return rng.randint(1, 6), error
+
     def step(self, rng):
         kind = rng.choices(["append", "flush", "sync", "close", "kill"], [12, 1, 1, 0.7, 0.7])[0]
         ring = self.ring
         if kind == "append":
             count = rng.randint(1, 3)
             rows = rows_of(ring.added, count)
-            fault = None
-            if rng.random() < 0.25:
-                error = rng.choice(
-                    [
-                        KeyboardInterrupt(),
-                        OSError(errno.ENOSPC, "planted"),
-                        Cut(),
-                        OSError(errno.EIO, "planted"),
-                    ]
-                )
-                fault = (rng.randint(1, 6), error)
-            self.call(lambda: ring.append(rows), count, fault)
+            self.call(lambda: ring.append(rows), count, self.fault(rng))
         elif kind == "flush":
             self.call(ring.buffer.flush, synced=True)
         elif kind == "sync":

@@ -230,6 +230,10 @@ class Session:
             assert fault is not None
         self.disk.lift()
         self.buf.engine.owned.recover_if_stale()
+        head = int(self.buf.engine.source.head)
+        assert failed or part is None or {head} == set(self.ends(self.now, high)), (
+            "a part is missing"
+        )
         return not failed
 
     def settled(self, synced=False):

@@ -120,6 +120,8 @@ class Updates(Session):
         self.disk.lift()
         self.ring.engine.owned.recover_if_stale()
         seen = self.judge(self.now, False)
+        lost = {row for row in begun or () if returned and seen.get(row, begun[row]) != begun[row]}
+        assert not lost, f"the values of {lost} are not there after a call that returned"
         done = {row: n for row, n in before.synced.items() if row in seen}
         if returned and synced:
             done = dict(seen)
