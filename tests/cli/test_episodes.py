@@ -1,6 +1,7 @@
 """The table of episodes, against one that is made by hand."""
 
 import operator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.cli.table import kept, rows_of, sorted_by
-from ringmap.data import ReplayBuffer
+from ringmap.data import ReplayBuffer, convert, load_dataset
 from ringmap.errors import InputError, LappedError
+from ringmap.formats.hdf5.writer import HDF5Writer
 from tests.cli.conftest import episode, fill
 
 
@@ -196,3 +198,16 @@ def test_a_live_buffer(cli, tmp_path):
     buffer.write_episode(episode(3))
     assert len(cli("episodes", "live", "--json").json) == 4
     buffer.close()
+
+
+@pytest.mark.parametrize("name", ["reward", "rewards", "next.reward", "next/reward"])
+def test_rewards_by_any_of_their_names(cli, tmp_path, name):
+    with HDF5Writer(tmp_path / "a.h5") as writer:
+        for length in (2, 3):
+            writer.write_episode({"obs": np.zeros((length, 2)), name: np.ones(length)})
+    rows = cli("episodes", tmp_path / "a.h5", "--json").json
+    assert [row["return"] for row in rows] == [2, 3]
+    dest = tmp_path / "b.h5"
+    convert(tmp_path / "a.h5", dest, where="return > 2", progress=False)
+    with closing(load_dataset(dest)) as found:
+        assert found.lengths.tolist() == [3]

@@ -15,15 +15,31 @@ from ringmap.errors import LappedError
 from tests.tiers import few
 
 WRITERS, BATCH = 4, 32
-CAMPAIGN = {"writers": 16, "size": 32}
+CAMPAIGN = {"writers": 16, "size": 32, "is_apart": True}
 
 
-def race(folder, ring, clips, writers=WRITERS, size=BATCH):
+@contextlib.contextmanager
+def a_core_of_its_own():
+    """Start the writers in this block on other cores than this process goes on with; a reader beside 16 of them hardly runs."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    if len(cores) == 1:
+        yield lambda: None
+        return
+    os.sched_setaffinity(0, cores[:-1])
+    try:
+        yield lambda: os.sched_setaffinity(0, cores[-1:])
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def race(folder, ring, clips, writers=WRITERS, size=BATCH, is_apart=False):
     """Return how many of so many clips are torn, and how many were redrawn, while every ring is written without a pause."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
+        move = stack.enter_context(a_core_of_its_own()) if is_apart else lambda: None
         for number in range(writers):
             stack.enter_context(a_writer(str(folder / f"{number}"), ring))
+        move()
         buf = ShardedReplayBuffer(folder, history_len=ring.history, seed=0, wait_s=60)
         done = torn = laps = 0
         while done < clips or len(buf.shards) < writers:

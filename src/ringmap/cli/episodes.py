@@ -44,7 +44,7 @@ def episodes(
 ) -> None:
     """List episodes: length, return, ending and data of each.
 
-    Episode 0 is the oldest one stored. The return is the sum of the column `reward`, if there is one.
+    Episode 0 is the oldest one stored. The return is the sum of the column `reward` (or `rewards`, `next.reward`, `next/reward`), if there is one.
     """
     dataset = episodes_at(path, "episodes")
     rows = [row for row in rows_of(dataset) if row["length"] >= min_length]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.cli.console import plain
+from ringmap.datasets.choose import REWARDS
 from ringmap.errors import InputError
 from ringmap.storage.read.read_live import look_again
 
@@ -25,7 +26,6 @@ __all__ = ["Row", "kept", "rows_of", "sorted_by"]
 
 Row = dict[str, Any]
 
-REWARDS = ("reward", "rewards")
 OWN = ("episode", "length", "return", "ended")
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "=": operator.eq, "<": operator.lt, ">": operator.gt,

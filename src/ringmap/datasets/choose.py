@@ -20,7 +20,7 @@ __all__ = ["ENDED", "OWN", "REWARDS", "choose", "mark_values"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-REWARDS = ("reward", "rewards")
+REWARDS = ("reward", "rewards", "next.reward", "next/reward")
 ENDED = ("", "terminated", "truncated")
 OWN = ("episode", "length", "return", "ended", "flags", "note")
 """The names that every episode has, whatever its data are called."""
