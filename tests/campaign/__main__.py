@@ -87,6 +87,20 @@ def _kills(row, text):
     row.cases = row.survived = _number(r"(?m)^\| [^|]+: \w+ \| ([\d,]+) \|", text)
 
 
+def _killed(row, text):
+    told = "".join(re.findall(r"each once; killed \{(.*?)\}", text))
+    row.cases = row.survived = _number(r": (\d+)", told)
+
+
+def _strikes(row, text):
+    row.cases = row.survived = _number(r"([\d,]+) strikes", text)
+
+
+def _races(row, text):
+    row.cases = _number(r"of ([\d,]+) (?:clips torn|transitions wrong)", text)
+    row.survived = _number(r"([\d,]+) redrawn", text)
+
+
 def _forgeries(row, text):
     row.cases = row.survived = _number(r"forged ([\d,]+)", text)
 
@@ -168,6 +182,11 @@ PARTS = {
             [*PYTEST, "-s", "-m", "campaign", "tests/world/test_parts.py"],
             {"SEED": "{seed}", "LASTS_S": "{sixth}"}, _collections,
         ),
+        Command(
+            "collectors, learner and supervisor of a fleet, killed at random",
+            [*PYTEST, "-s", "-m", "campaign", "tests/fleet/test_supervised.py"],
+            {"SEED": "{seed}", "KILLS": "40"}, _killed,
+        ),
         _controls("planted in the order of changes", "tests/crash/test_kill.py", "-k", "control"),
     ],
     "errors": [
@@ -177,7 +196,14 @@ PARTS = {
             {"SEED": "{seed}", "LASTS_S": "{seconds}"}, _errors,
         )
         for storage in ("memmap", "zarr", "mixed")
-    ] + [_controls("planted in the handling of errors", "tests/crash/test_errors.py", "-k", "control")],
+    ] + [
+        Command(
+            "errors of calls that store steps alone, parts and values",
+            [*PYTEST, "-s", "-m", "campaign", "tests/crash/test_errors_of_steps.py"],
+            {"SCRIPTS": "1"}, _errors,
+        ),
+        _controls("planted in the handling of errors", "tests/crash/test_errors.py", "tests/crash/test_errors_of_steps.py", "-k", "control"),
+    ],
     "damage": [
         Command(
             "damaged files",
@@ -213,14 +239,23 @@ PARTS = {
             [*PYTEST, "-s", "tests/concurrency/test_torn.py", "-k", "processes or threads"],
             count=_clips,
         ),
+        Command(
+            "clips and transitions of many rings, each under a flat-out writer",
+            [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_torn.py", "tests/sharded/test_transitions_torn.py"],
+            {"CLIPS": "50000"}, _races,
+        ),
         Command("kill, lock, live reader, reads of both kinds", [*PYTEST, "tests/filesystems/test_file_systems.py", "-k", "kill"]),
-        _controls("a second look left out", "tests/concurrency/test_torn.py", "-k", "control"),
+        _controls("a second look left out", "tests/concurrency/test_torn.py", "tests/sharded/test_torn.py", "tests/sharded/test_transitions_torn.py", "-k", "control"),
     ],
     "signals-threads-forks": [
         Command(
             "rounds of signals, threads, forks, replaced directories",
             [sys.executable, "-m", "tests.campaign.edges", "--rounds", "100000", "--minutes", "{minutes}", "--seed", "{seed}"],
             count=_json(["rounds"], ["signals", "closes", "forks", "replaced"]), share=2,
+        ),
+        Command(
+            "Ctrl-C and signal handlers at each line of a draw from many rings",
+            [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_interrupts.py"], count=_strikes,
         ),
         _controls("planted in what guards the edges", "-m", "campaign", "tests/concurrency/test_edges.py", "-k", "control"),
     ],

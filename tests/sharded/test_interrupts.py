@@ -104,6 +104,7 @@ def test_a_draw_after_a_struck_one(fast, strike, every):
     faults, at, calls = faults_after(fast / "fleet", every, STRIKES[strike])
     assert not faults, at
     assert calls > 20
+    print(f"\n{strike}: {calls:,} strikes")
 
 
 def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):
