@@ -62,9 +62,8 @@ class State:
     @property
     def is_possible(self) -> bool:
         """Whether a writer could have shown this: a forged state may have a valid checksum."""
-        counts = self.generation, self.seq, self.mark, self.era, self.head
         return (
-            all(count < MOST for count in counts)
+            max(self.generation, self.seq, self.mark, self.era, self.head) < MOST
             and 1 <= self.first <= self.seq + 1
             and 0 <= self.tail <= self.head
         )
