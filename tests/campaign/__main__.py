@@ -257,6 +257,7 @@ PARTS = {
             "Ctrl-C and signal handlers at each line of a draw from many rings",
             [*PYTEST, "-s", "-m", "campaign", "tests/sharded/test_interrupts.py"], count=_strikes,
         ),
+        _controls("planted in looks at many rings", "tests/sharded/test_interrupts.py", "-k", "control"),
         _controls("planted in what guards the edges", "-m", "campaign", "tests/concurrency/test_edges.py", "-k", "control"),
     ],
     "versions": [
