@@ -706,13 +706,15 @@ def test_what_is_kept_in_memory_is_counted_once():
 
     def twice(ordinal):
         source.read_data = read
-        following._apart(source, ordinal, starts[ordinal])  # another thread was as fast
+        following._apart(
+            source, source.live.era, ordinal, starts[ordinal]
+        )  # another thread was as fast
         return read(ordinal)
 
     starts = {source.live.first + i: int(s) for i, s in enumerate(source.live.starts)}
     for ordinal in list(starts)[1:]:
         source.read_data = twice
-        following._apart(source, ordinal, starts[ordinal])
+        following._apart(source, source.live.era, ordinal, starts[ordinal])
     kept = sum(sum(v.nbytes for v in one.values()) for one in following._kept.values())
     assert following._kept_nbytes == kept > 0
 
