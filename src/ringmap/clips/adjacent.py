@@ -156,9 +156,7 @@ class AdjacentRings:
     # -- places -------------------------------------------------------------------------------
 
     def places(self, numbers: Array) -> Array | None:
-        """Return the place among these rings of each ring number; None if one is not among them."""
-        if not len(numbers):
-            return None
+        """Return the place among these rings of each ring number, at least one; None if one is not among them."""
         found = self._place.take(
             numbers, 0, None, "clip"
         )  # one that is too large finds the last entry

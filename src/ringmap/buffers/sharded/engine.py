@@ -11,6 +11,7 @@ Not here: which rings there are (rings.py), ring numbers (numbers.py), ids (mome
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -427,7 +428,11 @@ class ShardEngine(Engine):
         self.check_open()
         size = len(positions)
         batch: dict[str, Array] = {} if out is None else dict(out)
-        found = self._read_adjacent(positions, cut, batch, out is not None, asked)
+        found: Array | None = positions[:0]  # without positions no ring is asked
+        if size:
+            found = self._read_adjacent(positions, cut, batch, out is not None, asked)
+        elif out is None:
+            batch = self._read_none(positions, cut)
         which, left = (np.arange(size), size) if found is None else (found, len(found))
 
         def attempt() -> int:
@@ -454,6 +459,14 @@ class ShardEngine(Engine):
         if worker() is not None:
             self.pins.count_redraws(self._own_redraws())
         return batch
+
+    def _read_none(self, positions: Array, cut: Cut) -> dict[str, Array]:
+        """Return a batch without clips, as any ring with columns returns it; {} if there is none."""
+        for ring in self.members.open:
+            if ring.source.rows is not None:
+                with contextlib.suppress(*RING_FAULTS):
+                    return ring.reader.at(positions, self._cut_in(ring, cut))
+        return {}
 
     def _read_adjacent(
         self, positions: Array, cut: Cut, batch: dict[str, Array], is_given: bool, asked: bool
