@@ -130,8 +130,7 @@ class ClipTable:
             ring = self.rings[place]
             drawn = ring.reader.draw(len(mine), self._cut, rng)
             if drawn is None:
-                self.counts[place], self._joined = 0, None
-                self._changes[place] = -1  # `follow` counts this ring again
+                self.counts[place], self._joined = 0, None  # its change is still to be counted
                 lost.append(mine)
             else:
                 ids[mine] = joined(ring.number, drawn.positions)
