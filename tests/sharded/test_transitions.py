@@ -663,7 +663,7 @@ def test_transitions_lapped_in_the_middle_of_a_gather(steps, monkeypatch, copies
 def test_the_control_of_the_look(steps, monkeypatch, copies):
     """Without the look after the copy, transitions that were overwritten come out."""
     fleet = steps("stacks")
-    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: (None, {}))
+    monkeypatch.setattr(AdjacentRings, "lost", lambda *_: None)
     monkeypatch.setattr("ringmap.buffers.transitions.nstep.is_live", lambda *_: True)
     monkeypatch.setattr("ringmap.buffers.transitions.nstep.lost", lambda *_: None)
     assert _lapped(fleet, monkeypatch, copies, 2, 1)[1] > 60

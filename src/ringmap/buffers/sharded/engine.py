@@ -445,8 +445,8 @@ class ShardEngine(Engine):
             self.members.follow()
             positions[which] = self.starting(positions[which], cut)
 
-        if left and (found is None or self.rings.columns is not None):
-            left = attempt()  # a ring of transitions redraws its own
+        if found is None:
+            left = attempt()
         if left:
             redraw()
             look_again(attempt, redraw, self.rings.where, _ADVICE)
@@ -495,10 +495,7 @@ class ShardEngine(Engine):
             self.watch.end()
         for name, values in found.batch.items():
             batch.setdefault(name, values)  # the caller's own are filled
-        bad, faults = rings.lost(places, found.oldest, found.good)
-        for place, error in faults.items():
-            if (places == place).any():
-                self._drop(rings.readers[place], error)
+        bad = rings.lost(places, found.oldest, found.good)
         return np.empty(0, np.int64) if bad is None else bad.nonzero()[0]
 
     def _side_by_side(self) -> AdjacentRings | None:
