@@ -24,6 +24,7 @@ from ringmap.storage.disk.system import System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.read.states import States
+from ringmap.storage.ring.live import LiveEpisodes
 from tests.buffers.steps import MUTABLE, prove, same
 from tests.sharded.striking import Striking, always_look
 
@@ -395,6 +396,35 @@ def test_rows_that_are_opened_while_memory_is_looked_at(three):
     rings = AdjacentRings(readers, buf.engine.pulse, [source.rows_now], rows)
     assert rings.is_current
     assert not rings.is_current
+
+
+def test_values_that_are_laid_over_a_ring_are_seen(tmp_path):
+    with ReplayBuffer(100, path=tmp_path / "fleet" / "a", schema=MUTABLE) as ring:
+        ring.write_episode({"obs": np.zeros((20, 2), np.int64)})
+    buf = ShardedReplayBuffer(tmp_path / "fleet")
+    rings = beside(buf)
+    assert rings.is_current
+    rings.sources[0].lay_over(lambda source: source.values)
+    assert not rings.is_current
+    ring.close()
+
+
+def test_memory_that_is_looked_at_while_it_changes(three, monkeypatch):
+    """The look after the change sees it."""
+    buf = open_all(three)
+    rings, real = beside(buf), LiveEpisodes.evict_before
+    before, during = rings.ends().stops[1], []
+
+    def evict_before(live, tail):
+        if live is rings.sources[1].live:
+            during.append(rings.ends().stops[1])
+        real(live, tail)
+
+    monkeypatch.setattr(LiveEpisodes, "evict_before", evict_before)
+    three.write("b", 10)
+    buf.refresh()
+    assert during == [before]
+    assert rings.ends().stops[1] == before + 10
 
 
 @pytest.mark.parametrize("is_looked_at", [True, False])
