@@ -36,9 +36,10 @@ def clear(fleet, buf, names):
             ring.source.refresh()
 
 
-def test_a_ring_in_parts_that_is_cleared_during_a_draw(in_parts):
+@pytest.mark.parametrize("weights", ["clips", "equal"])
+def test_a_ring_in_parts_that_is_cleared_during_a_draw(in_parts, weights):
     """Clips of the others are drawn in place of its own, until it has some again."""
-    buf = opened(in_parts)
+    buf = opened(in_parts, weights=weights)
     clear(in_parts, buf, "a")
     ids = buf.engine.draw_positions(300, CLIPS)
     assert set(apart(ids)[0].tolist()) == {1, 2}

@@ -80,7 +80,7 @@ class ClipTable:
 
         Args:
             size: how many.
-            shares: of each ring, not scaled; None: every clip is equally likely.
+            shares: of each ring, not scaled; a ring without clips has none. None: every clip is equally likely.
             rng: the generator.
         """
         ends, shifts, alone = self._joined or self._join()

@@ -304,17 +304,16 @@ class ShardEngine(Engine):
         """Return the ids of `size` clips drawn from all rings, in random order; None when there are none."""
         with self.members.lock:
             table = self._table(cut)
-            return table.draw(size, self._shares(table.rings, table.counts), self.rng)
+            return table.draw(size, self._shares(table.rings), self.rng)
 
-    def _shares(self, rings: tuple[Ring, ...], counts: Array) -> Array | None:
-        """Return the share of each ring in a draw, not scaled, 0 for one without clips; None: as many as it has clips."""
+    def _shares(self, rings: tuple[Ring, ...]) -> Array | None:
+        """Return the share of each ring in a draw, not scaled; None: as many as it has clips."""
         weights = self.weights
         if weights == "clips":
             return None
-        has = (counts > 0).astype(np.float64)
         if isinstance(weights, Mapping):
-            has *= [float(weights.get(ring.name, 0.0)) for ring in rings]
-        return has
+            return np.array([float(weights.get(ring.name, 0.0)) for ring in rings])
+        return np.ones(len(rings))
 
     def draw(self, buffer: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips, as `Engine.draw` does."""
@@ -428,11 +427,10 @@ class ShardEngine(Engine):
         self.check_open()
         size = len(positions)
         batch: dict[str, Array] = {} if out is None else dict(out)
-        found: Array | None = positions[:0]  # without positions no ring is asked
         if size:
             found = self._read_adjacent(positions, cut, batch, out is not None, asked)
-        elif out is None:
-            batch = self._read_none(positions, cut)
+        else:
+            found, batch = positions, batch or self._read_none(positions, cut)
         which, left = (np.arange(size), size) if found is None else (found, len(found))
 
         def attempt() -> int:
