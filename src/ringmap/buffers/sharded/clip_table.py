@@ -130,7 +130,7 @@ class ClipTable:
             ring = self.rings[place]
             drawn = ring.reader.draw(len(mine), self._cut, rng)
             if drawn is None:
-                self.counts[place], self._joined = 0, None  # its change is still to be counted
+                self.counts[place], self._joined = 0, None  # the next look counts it again
                 lost.append(mine)
             else:
                 ids[mine] = joined(ring.number, drawn.positions)
